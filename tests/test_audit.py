@@ -296,7 +296,7 @@ def test_a_counter_that_began_anew_is_suspected_and_a_redelivery_is_not() -> Non
     assert fp.audit(later.slice(0, 1), columns=TIMED, table=table).found() == {"duplicate": 1, "reset": 1}
     without = fp.audit(later)
     assert without.suspected_resets is None
-    with pytest.raises(fp.PolicyError, match=r"suspected resets were not looked for: that needs a timestamp column"):
+    with pytest.raises(fp.PolicyError, match=r"suspected resets .* timestamp column"):
         without.found("reset")
 
 
@@ -537,12 +537,12 @@ def test_a_table_is_not_touched() -> None:
 
 
 def test_policies_that_do_not_agree() -> None:
-    with pytest.raises(fp.PolicyError, match=r"the table is of another policy: "):
+    with pytest.raises(fp.PolicyError, match=r"the table has another policy"):
         fp.audit(make_rows(0), "kafka", table=StateTable("any_order"))
     with pytest.raises(fp.PolicyError, match=r"this policy ignores epochs"):
         fp.audit(make_rows(0), "watermark", Columns())
     with pytest.raises(
-        fp.PolicyError, match=r"no finding is called 'loss'; there are missing, duplicate, stale, reset, conflict$"
+        fp.PolicyError, match=r"unknown finding 'loss'; findings are missing, duplicate, stale, reset, conflict$"
     ):
         fp.audit(make_rows(0)).found("loss")
     for nonsense in (5, [1, 2], "rows", pl.LazyFrame({"pid": [1]})):

@@ -163,5 +163,5 @@ def test_the_columns_that_are_compared() -> None:
     names = ["pid", "seq", "x", "y"]
     assert content.content_columns(names, ["pid", "seq"], ()) == ["x", "y"]
     assert content.content_columns(names, ["pid", "seq"], ("y", "seq")) == ["y", "seq"]
-    with pytest.raises(fp.BatchError, match="column 'z': missing, and its content is to be compared"):
+    with pytest.raises(fp.BatchError, match="column 'z': missing, but compare_content"):
         content.content_columns(names, ["pid", "seq"], ("z",))

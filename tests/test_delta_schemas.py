@@ -82,7 +82,7 @@ REFUSED = {
         "merge",
         "which only a table with the feature",
     ),
-    "no type": ({"y": pa.nulls(ROWS)}, "merge", "column 'y': a Delta table has no null"),
+    "no type": ({"y": pa.nulls(ROWS)}, "merge", "column 'y': a Delta table has no type for null"),
 }
 
 

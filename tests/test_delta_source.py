@@ -230,12 +230,12 @@ def take_a_deletion_back(root: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "match"),
     [
-        (overwrite, r"version 1 \(WRITE\) adds rows and takes some away"),
-        (update, r"version 1 \(UPDATE\) adds rows and takes some away"),
-        (make_anew, "another table than the one that was read up to version 0"),
-        (forget_commits, "00000000000000000001.json: gone before it was read"),
-        (lose_a_file, "it is gone before it was read"),
-        (compact_and_clean_up, "it is gone before it was read"),
+        (overwrite, r"version 1 \(WRITE\) adds and removes rows"),
+        (update, r"version 1 \(UPDATE\) adds and removes rows"),
+        (make_anew, "not the table that was read up to version 0"),
+        (forget_commits, "00000000000000000001.json: deleted before it was read"),
+        (lose_a_file, "it was deleted before it was read"),
+        (compact_and_clean_up, "it was deleted before it was read"),
         (take_a_deletion_back, r"\(RESTORE\) brings rows back"),
     ],
 )

@@ -119,7 +119,7 @@ def test_the_sink_keeps_no_folder_of_a_folded_version_without_output(
     shutil.rmtree(tmp_path / "sink" / "run=4")  # whoever wants its rows no more need not leave an empty folder
     go_on(tmp_path, 1)
     shutil.rmtree(tmp_path / "sink" / "run=9")
-    with pytest.raises(fp.SinkChangedError, match="run=9 is gone, though version 9 was written"):
+    with pytest.raises(fp.SinkChangedError, match="run=9 is gone, but version 9 was written"):
         go_on(tmp_path, 1)
 
 
@@ -128,13 +128,13 @@ def test_what_is_folded_is_refused_by_name(tmp_path: Path) -> None:
     own = opened(tmp_path)
     assert own.floor() == 8
     for ask in (own.version, own.status, own.glance, own.abandon):
-        with pytest.raises(fp.SnapshotError, match="version 5 is folded: of versions 1 to 8 only totals are left"):
+        with pytest.raises(fp.SnapshotError, match="version 5 is folded: of versions 1 to 8 only totals are kept"):
             ask(5)
     with pytest.raises(
         fp.SnapshotError, match=r"version 5 is older than 11, the oldest that is retained \(it is folded"
     ):
         own.rollback(5)
-    with pytest.raises(fp.SnapshotError, match="which files versions 8 have written is not known"):
+    with pytest.raises(fp.SnapshotError, match="files that versions 8 wrote"):
         own.rollback(0)
     assert own.is_collected(8)
     assert own.rollback(0, accept_duplicates=True).entries == 0
@@ -213,7 +213,7 @@ def test_a_floor_without_a_log_above_it_is_damage(tmp_path: Path) -> None:
     for version in range(5, 9):
         (tmp_path / "state" / "log" / f"{version}.json").unlink()
         (tmp_path / "state" / "done" / f"{version}").unlink()
-    with pytest.raises(fp.SnapshotError, match="nothing behind version 4 is there, up to which all are folded"):
+    with pytest.raises(fp.SnapshotError, match="no version follows version 4, up to which all are folded"):
         make_job(tmp_path).run()
 
 
@@ -363,7 +363,7 @@ def test_an_abandon_that_wakes_after_a_fold(tmp_path: Path, monkeypatch: pytest.
             go_on(tmp_path, 1) if has_output else go_without_output(tmp_path)
     with (
         paused_at(monkeypatch, RunFolders, "fence", lambda: others(tmp_path)),
-        pytest.raises(fp.SnapshotError, match="version 2 is folded: of versions 1 to 4 only totals are left"),
+        pytest.raises(fp.SnapshotError, match="version 2 is folded: of versions 1 to 4 only totals are kept"),
     ):
         opened(tmp_path).abandon(2)
     check_rows(tmp_path)
@@ -506,7 +506,7 @@ def test_claims_of_applied_versions_go_from_a_prefix(bucket: Bucket, monkeypatch
             go_far(bucket, 3, 1)
     with (
         paused_at(monkeypatch, RunPrefixes, "fence", lambda: go_far(bucket, 4, 5)),
-        pytest.raises(fp.SnapshotError, match="version 3 is folded: of versions 1 to 4 only totals are left"),
+        pytest.raises(fp.SnapshotError, match="version 3 is folded: of versions 1 to 4 only totals are kept"),
     ):
         bucket.state().abandon(3)
     assert claims(bucket) == [2, 3, 5, 6, 7, 8]

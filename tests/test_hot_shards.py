@@ -459,8 +459,8 @@ def clean_rows(root: Path) -> int:
 
 
 def test_a_bound_that_makes_no_sense(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="task_runs_max=0: at least 1 was expected"):
+    with pytest.raises(ValueError, match="task_runs_max=0: expected at least 1"):
         DedupJob(tmp_path / "a", tmp_path / "b", tmp_path / "c", task_runs_max=0)
     for name in ("driver_runs_max", "driver_state_bytes_max"):
-        with pytest.raises(ValueError, match=f"{name}=-1: at least 0 was expected"):
+        with pytest.raises(ValueError, match=f"{name}=-1: expected at least 0"):
             DedupJob(tmp_path / "a", tmp_path / "b", tmp_path / "c", **{name: -1})

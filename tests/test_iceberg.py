@@ -279,7 +279,7 @@ def test_tables_that_are_not_written(tmp_path: Path, catalog: SqlCatalog, proble
         "required": "column 'pid' is required",
         "required within": "column 'note.x' is required",
         "version": "has format version 1",
-        "folders": r"values that stand in names of folders \(day=1/\)",
+        "folders": r"values from folder names \(day=1/\)",
     }
     with pytest.raises(fp.SinkError, match=texts[problem]):
         make_job(tmp_path).run()
@@ -294,7 +294,7 @@ def test_places_that_are_refused(tmp_path: Path, catalog: SqlCatalog, monkeypatc
         "iceberg://test/db.a/b",
         "iceberg://u:secret@test/db.events",
     ):
-        with pytest.raises(fp.StoreError, match=r"iceberg://<catalog>/<namespace>\.<table> was expected") as caught:
+        with pytest.raises(fp.StoreError, match=r"expected iceberg://<catalog>/<namespace>\.<table>") as caught:
             DedupJob(tmp_path / "source", tmp_path / "state", name)
         assert "secret" not in str(caught.value)
     with pytest.raises(fp.SinkError, match="the catalog has no namespace 'other'"):
@@ -575,7 +575,7 @@ def test_a_table_that_was_taken_back(tmp_path: Path, catalog: SqlCatalog) -> Non
     table.manage_snapshots().rollback_to_snapshot(second).commit()
     for name in ("3", "2"):
         land_some(tmp_path, [int(name)])
-        with pytest.raises(fp.SinkChangedError, match=r"does not follow from .*, by which version 3 was written"):
+        with pytest.raises(fp.SinkChangedError, match=r"does not follow from .*, which version 3 wrote"):
             run_alone(tmp_path)
         append_by_others(catalog)
     with pytest.raises(fp.SinkError, match="still in the sink"):
@@ -602,10 +602,10 @@ def test_another_table_under_the_name(tmp_path: Path, catalog: SqlCatalog) -> No
     land_some(tmp_path, [0])
     run_alone(tmp_path)
     catalog.drop_table("db.events")
-    with pytest.raises(fp.SinkChangedError, match="the Iceberg table is gone"):
+    with pytest.raises(fp.SinkChangedError, match="no longer exists"):
         run_alone(tmp_path)
     catalog.create_table("db.events", make_rows(0).schema.set(1, pa.field("epoch", pa.int32())))
-    with pytest.raises(fp.SinkChangedError, match="the table was made anew"):
+    with pytest.raises(fp.SinkChangedError, match="the table was recreated"):
         run_alone(tmp_path)
     with pytest.raises(fp.SinkError, match="belongs to a state"):
         DedupJob(tmp_path / "source", tmp_path / "other", NAME, sink_options=properties_of(tmp_path)).run()

@@ -403,7 +403,7 @@ def test_files_that_are_added_once_more(tmp_path: Path, way: str) -> None:
     lines = [{"add": it} for it in live_files(LocalStore(tmp_path / "table"), version).values()]
     text = "\n".join(json.dumps(it) for it in lines)
     (tmp_path / "table" / LOG / f"{version + 1:020}.json").write_text(text)
-    with pytest.raises(fp.SourceError, match=r"was added once more, .* --rebase"):
+    with pytest.raises(fp.SourceError, match=r"was added again, .* --rebase"):
         make_job(tmp_path).run()
     make_job(tmp_path).rebase()
     polars.testing.assert_frame_equal(rows_of(tmp_path), before)
@@ -730,7 +730,7 @@ def test_only_tables_are_deduplicated_in_place(tmp_path: Path) -> None:
         make_job(tmp_path, layout="run")
     with pytest.raises(fp.PolicyError, match="only a Delta table that is both"):
         DedupJob(tmp_path / "table", tmp_path / "state", tmp_path / "sink").rebase()
-    with pytest.raises(fp.SinkError, match="source and sink are one table"):
+    with pytest.raises(fp.SinkError, match="source and sink must be the same table"):
         DedupJob(tmp_path / "other", tmp_path / "state", InPlace(LocalStore(tmp_path / "table"), Disk()))
     with pytest.raises(fp.PolicyError, match="depends on the order"):
         make_job(tmp_path, policy="strict", order_by=()).rebase()

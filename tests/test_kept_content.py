@@ -170,7 +170,7 @@ def test_a_conflict_with_an_earlier_run_stops_the_run(tmp_path: Path) -> None:
     run(tmp_path, "a", [0, 1], [1, 2])
     with pytest.raises(fp.PolicyError) as info:
         run(tmp_path, "b", [1, 2], [9, 3], on_conflict="stop")
-    assert "1 rows repeat the identity of another row with other content" in str(info.value)
+    assert "1 rows have the identity of another row but other content" in str(info.value)
     assert "b.parquet, row 0: its checksum differs from that of the row that an earlier run has kept" in str(info.value)
     assert newest(tmp_path).version == 1
     assert [name for name in state.open(tmp_path / "state").store.list("segments") if "/2/" in name] == []
@@ -253,9 +253,9 @@ def test_a_file_whose_content_cannot_be_read_is_left_out(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"keep_checksums": "all"}, "checksums are of what is compared: give compare_content, too"),
+        ({"keep_checksums": "all"}, "checksums cover the compared columns"),
         ({"keep_checksums": 5}, "give compare_content, too"),
-        (KEEP | {"keep_checksums": True}, "keep_checksums=True: 'all', or a number of rows from 0 on, was expected"),
+        (KEEP | {"keep_checksums": True}, "keep_checksums=True: expected 'all' or a number of rows from 0 on"),
         (KEEP | {"keep_checksums": -1}, "keep_checksums=-1: 'all', or a number"),
         (KEEP | {"keep_checksums": "some"}, "keep_checksums='some': 'all', or a number"),
     ],
@@ -272,7 +272,7 @@ def test_the_columns_cannot_change_silently(tmp_path: Path) -> None:
     for options, error in (
         ({"compare_content": True}, "keeps checksums of column 'amount', column 'seq', this job compares all columns"),
         ({"compare_content": "amount"}, "column 'seq', this job compares column 'amount'. Compare the same columns"),
-        ({"keep_checksums": None}, "and this job has no keep_checksums. Rows of a run without them would be compared"),
+        ({"keep_checksums": None}, "but this job has no keep_checksums. Rows of a run without them would be compared"),
     ):
         with pytest.raises(fp.SnapshotError) as info:
             run(tmp_path, "b", [0], [2], **options)

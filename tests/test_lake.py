@@ -511,18 +511,18 @@ def assert_missing_is(truth: Path, root: Path) -> None:
 
 def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
     for arguments, message in (
-        ({"rejected_max": 1.5}, "rejected_max=1.5: a share from 0 to 1 was expected"),
-        ({"shards": 0}, "shards=0: 1 to 262144 were expected"),
-        ({"rejects": "some"}, "rejects='some': one of 'copy', 'all', 'none' was expected"),
-        ({"on_reset": "go"}, "on_reset='go': one of 'stop', 'report' was expected"),
-        ({"on_bad_file": "go"}, "on_bad_file='go': one of None, 'quarantine', 'stop' was expected"),
-        ({"plan": "best"}, "plan='best': one of None, 'interval', 'row', 'aligned' was expected"),
-        ({"settle_ms": -1}, "settle_ms=-1: milliseconds from 0 on were expected"),
-        ({"clock_gap_max_ms": 5}, "clock_gap_max_ms=5: without max_idle_ms there is no clock"),
+        ({"rejected_max": 1.5}, "rejected_max=1.5: expected a share from 0 to 1"),
+        ({"shards": 0}, "shards=0: expected 1 to 262144"),
+        ({"rejects": "some"}, "rejects='some': expected one of 'copy', 'all', 'none'"),
+        ({"on_reset": "go"}, "on_reset='go': expected one of 'stop', 'report'"),
+        ({"on_bad_file": "go"}, "on_bad_file='go': expected one of None, 'quarantine', 'stop'"),
+        ({"plan": "best"}, "plan='best': expected one of None, 'interval', 'row', 'aligned'"),
+        ({"settle_ms": -1}, "settle_ms=-1: expected milliseconds from 0 on"),
+        ({"clock_gap_max_ms": 5}, "clock_gap_max_ms=5: it needs max_idle_ms, without which there is no clock"),
     ):
         with pytest.raises(ValueError, match=message):
             make_job(tmp_path, **arguments)
-    with pytest.raises(ValueError, match="threads=0: at least one is needed"):
+    with pytest.raises(ValueError, match="threads=0: expected at least 1"):
         LocalEngine(0)
     with pytest.raises(fp.PolicyError):
         make_job(tmp_path, policy="kafka_offsets", columns=fp.Columns())

@@ -382,11 +382,11 @@ def test_a_sink_that_changed(tmp_path: Path) -> None:
     prepare_world(tmp_path)
     sink = tmp_path / "sink"
     (sink / "run=1").rename(tmp_path / "away")
-    with pytest.raises(fp.SinkChangedError, match="run=1 is gone, though version 1 was written"):
+    with pytest.raises(fp.SinkChangedError, match="run=1 is gone, but version 1 was written"):
         make_job(tmp_path).run()
     (tmp_path / "away").rename(sink / "run=1")
     (sink / "run=7").mkdir()
-    with pytest.raises(fp.SinkChangedError, match="run=7 is there, though no such version was decided"):
+    with pytest.raises(fp.SinkChangedError, match="run=7 exists, but no such version was decided"):
         make_job(tmp_path).run()
     (sink / "run=7").rmdir()
     (sink / "_fencepost.json").rename(tmp_path / "marker")
@@ -402,7 +402,7 @@ def test_a_prepared_output_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(Crash):
         make_job(tmp_path).run(die_at("apply", 0))
     shutil.rmtree(tmp_path / "sink" / "_prepare")
-    with pytest.raises(fp.SinkChangedError, match="run=2: not what version 2 decided, and it cannot be taken from"):
+    with pytest.raises(fp.SinkChangedError, match="run=2: not what version 2 decided, and it cannot be restored from"):
         make_job(tmp_path).run()
 
 

@@ -77,7 +77,7 @@ def test_bad_row_under_an_order(tmp_path: Path) -> None:
     rows = retyped("origin", pa.array(["x"] * 590 + [None] * 10))
     bad.unlink()
     land(tmp_path / "source", "bad.parquet", rows)
-    with pytest.raises(fp.BatchError, match="column 'origin', row 590: null; an order needs a value") as caught:
+    with pytest.raises(fp.BatchError, match="column 'origin', row 590: null, but order_by needs a value") as caught:
         make_job(tmp_path, order_by="origin").run()
     assert (caught.value.column, caught.value.row) == ("origin", 590)
 
@@ -161,7 +161,7 @@ def test_a_folder_of_text_after_numbers(tmp_path: Path, region: str) -> None:
     make_job(tmp_path, columns=columns).run()
     bad = land(tmp_path / "source" / f"region={region}", "b.parquet", few(1, [1]))
     before = hashes(tmp_path)
-    with pytest.raises(fp.BatchError, match=r"column 'region': .* is no integer of 64 bits") as caught:
+    with pytest.raises(fp.BatchError, match=r"column 'region': .* is not an integer of 64 bits") as caught:
         make_job(tmp_path, columns=columns).run()
     assert (str(bad) in str(caught.value), hashes(tmp_path)) == (True, before)
     # In a state of their own, all of them are text, and none is taken for another.
@@ -179,17 +179,17 @@ def test_a_name_that_is_no_utf8(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["_row", "_file", "_length"])
 def test_names_that_are_taken(tmp_path: Path, name: str) -> None:
     for arguments in ({"order_by": name}, {"order_by": ["seq", name]}, {"columns": fp.Columns(pid=("pid", name))}):
-        with pytest.raises(fp.BatchError, match=f"column '{name}': tasks tell each other"):
+        with pytest.raises(fp.BatchError, match=f"column '{name}': the job uses this name"):
             make_job(tmp_path, **arguments)
     land(tmp_path / "source", "a.parquet", few(1, [1]))
-    with pytest.raises(fp.BatchError, match=f"column '{name}': tasks tell each other"):
+    with pytest.raises(fp.BatchError, match=f"column '{name}': the job uses this name"):
         audit(tmp_path / "source", columns=fp.Columns(seq=name))
 
 
 @pytest.mark.parametrize("values", [pa.array([1.0], pa.float16()), pa.array([[1]]), pa.array([{"a": 1}])])
 def test_an_order_by_what_has_none(tmp_path: Path, values: pa.Array) -> None:
     land(tmp_path / "source", "a.parquet", few(1, [1], at=values))
-    with pytest.raises(fp.BatchError, match=r"a.parquet: column 'at': .* has no order for order_by"):
+    with pytest.raises(fp.BatchError, match=r"a.parquet: column 'at': .* cannot be sorted by order_by"):
         make_job(tmp_path, order_by="at").run()
 
 
@@ -305,7 +305,7 @@ def test_same_size_and_time_but_other_bytes(tmp_path: Path) -> None:
             file.write_bytes(data)
             os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
-    with pytest.raises(fp.SourceError, match=r"2.parquet: its footer is not the one that was read first"):
+    with pytest.raises(fp.SourceError, match=r"2.parquet: its footer changed"):
         make_job(tmp_path, plan="interval").run(rewrite_in_place)
 
 

@@ -336,7 +336,7 @@ def test_counters_that_begin_anew_stop_the_run(tmp_path: Path) -> None:
     make_job(tmp_path, max_idle_ms=10**9).run()
     before = hashes(tmp_path)
     land(source, "2.parquet", timed(1, list(range(2_000)), list(range(10_000, 12_000))))
-    with pytest.raises(fp.PolicyError, match="1 keys seem to have begun to number anew"):
+    with pytest.raises(fp.PolicyError, match="1 keys seem to have restarted"):
         make_job(tmp_path, max_idle_ms=10**9).run()
     assert {name: it for name, it in hashes(tmp_path).items() if "2.parquet" not in name} == before
     report = make_job(tmp_path, max_idle_ms=10**9, on_reset="report").run()
@@ -360,7 +360,7 @@ def test_rows_that_are_older_than_what_is_forgotten(tmp_path: Path) -> None:
     land(tmp_path / "source", "1.parquet", timed(1, [0], [10_000]))
     make_job(tmp_path, max_idle_ms=100).run()
     land(tmp_path / "source", "2.parquet", timed(2, [0], [5_000]))
-    with pytest.raises(fp.PolicyError, match="has forgotten everything up to its horizon, and they are older"):
+    with pytest.raises(fp.PolicyError, match="older than the horizon"):
         make_job(tmp_path, max_idle_ms=100).run()
 
 

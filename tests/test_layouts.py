@@ -295,9 +295,15 @@ def test_rollback_takes_a_laid_out_version_back(tmp_path: Path) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"partition_by": "none"}, r"000.parquet: column 'none': missing; partition_by needs it in every file"),
     ({"sort_by": "none"}, r"000.parquet: column 'none': missing; sort_by needs it in every file"),
-    ({"partition_by": "day(name)"}, r"column 'name': string; to name folders it must be a timestamp or a date"),
-    ({"partition_by": "at"}, r"column 'at': timestamp.*; to name folders it must be text, an integer or a date"),
-    ({"sort_by": ["row", "list"]}, r"column 'list': list.*; rows cannot be sorted by it"),
+    (
+        {"partition_by": "day(name)"},
+        r"column 'name': string; .* must be a timestamp or a date",
+    ),
+    (
+        {"partition_by": "at"},
+        r"column 'at': timestamp.*; .* must be text, an integer or a date",
+    ),
+    ({"sort_by": ["row", "list"]}, r"column 'list': list.*; rows cannot be sorted by this type"),
     ({"partition_by": "empty"}, r"column 'empty': an empty text cannot name a folder"),
 ]
 
@@ -317,19 +323,19 @@ def test_what_cannot_be_laid_out_is_refused_before_anything_is_decided(
 
 def test_folders_of_the_source_and_columns_of_files_keep_their_names(tmp_path: Path) -> None:
     land(tmp_path / "source/day=2026-01-01", "a.parquet", rows_of(0))
-    with pytest.raises(fp.BatchError, match=r"the names of the source's folders give it \(day=2026-01-01/\)"):
+    with pytest.raises(fp.BatchError, match=r"names of the source's folders \(day=2026-01-01/\)"):
         make(tmp_path, partition_by="day(at)").run()
     assert make(tmp_path, partition_by="pid").run().outputs == ("run=1/day=2026-01-01/pid=0/part-00000.parquet",)
     other = tmp_path / "other"
     land(other / "source", "a.parquet", rows_of(0).append_column("day", pa.array(["x"] * 55)))
-    with pytest.raises(fp.BatchError, match=r"column 'day': is in the file, and day\(at\) names folders by it"):
+    with pytest.raises(fp.BatchError, match=r"column 'day': exists in the file"):
         make(other, partition_by="day(at)").run()
 
 
 def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
     for layout, problem in [
-        ({"target_file_bytes": 0}, "at least 1 was expected"),
-        ({"partition_by": "month(at)"}, r"a column, or day\(column\), was expected"),
+        ({"target_file_bytes": 0}, "expected at least 1"),
+        ({"partition_by": "month(at)"}, r"expected a column, or day\(column\)"),
         ({"partition_by": "pid", "sort_by": "pid"}, "one value of it"),
         ({"sort_by": [""]}, "is empty"),
     ]:

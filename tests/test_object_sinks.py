@@ -422,7 +422,7 @@ def test_what_was_prepared_is_gone(bucket: Bucket, monkeypatch: pytest.MonkeyPat
     folder = decision.prepared.rpartition("/")[0]
     store.delete([next(it for it in store.list(folder) if "part-" in it)] if what == "a file" else [decision.prepared])
     for _ in range(2):
-        with pytest.raises(fp.SinkChangedError, match=r"run=1: .*cannot be taken from _prepare/1-"):
+        with pytest.raises(fp.SinkChangedError, match=r"run=1: .*cannot be restored from _prepare/1-"):
             bucket.job().run()
     assert not [name for name in bucket.listed() if name.endswith("_SUCCESS")]
 
@@ -505,7 +505,7 @@ def test_sinks_that_are_refused(bucket: Bucket) -> None:
         ("memory://x", "a local folder or a prefix of an object store"),
         ("hdfs://host/x", "no store for hdfs://"),
         (f"{bucket.root}/source", "both source and sink"),
-        (f"{bucket.root}/source/sink", "lies in source"),
+        (f"{bucket.root}/source/sink", "is inside source"),
     ):
         with pytest.raises((fp.SinkError, fp.StoreError), match=message):
             DedupJob(

@@ -381,7 +381,7 @@ def test_columns_in_the_end_of_a_file(landing: Landing) -> None:
         (f"s3://{BUCKET}/nothing-here", "no objects beneath this prefix"),
         ("hdfs://host/folder", "no store for hdfs://"),
         ("memory://somewhere", "a local folder or a prefix of an object store"),
-        ("s3://key:the-secret@bucket/x", "the URI has credentials in it"),
+        ("s3://key:the-secret@bucket/x", "the URI contains credentials"),
     ],
 )
 def test_sources_that_are_refused(endpoint: str, tmp_path: Path, source: str, message: str) -> None:
@@ -400,7 +400,7 @@ def test_a_log_that_is_none_is_refused_by_name(landing: Landing, tmp_path: Path)
 
 def test_state_in_the_source_is_refused(landing: Landing, tmp_path: Path) -> None:
     options = {"source_options": landing.options, "state_options": landing.options}
-    with pytest.raises(fp.SinkError, match=r"state s3://.* lies in source"):
+    with pytest.raises(fp.SinkError, match=r"state s3://.* is inside source"):
         DedupJob(landing.uri, f"{landing.uri}/state", tmp_path / "sink", **options)
     DedupJob(landing.uri, f"{landing.uri}-state", tmp_path / "sink", **options)
 

@@ -958,7 +958,7 @@ BAD = [
     ("epoch", pa.array([0, 2**15, 2]), "value 32768 is outside 0..=32767", {}),
     ("epoch", pa.array([0, None, 2]), "null, but a row with a producer needs a value", {}),
     ("timestamp", pa.array([0, None, 2]), "null, but a row with a producer needs a value", {"timestamp": True}),
-    ("source", pa.array(["a", None, "b"]), "null; an order needs a value", {"order_by": ["source"]}),
+    ("source", pa.array(["a", None, "b"]), "null, but order_by needs a value", {"order_by": ["source"]}),
 ]  # fmt: skip
 
 

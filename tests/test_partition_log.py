@@ -756,8 +756,8 @@ def test_what_no_batch_can_be_changes_nothing(tmp_path: Path, name: str) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sync": "never"}, "sync='never': 'each', 'group' or 'interval'"),
-        ({"on_damage": "ignore"}, "on_damage='ignore': 'refuse' or 'cut'"),
+        ({"sync": "never"}, "sync='never': expected 'each', 'group' or 'interval'"),
+        ({"on_damage": "ignore"}, "on_damage='ignore': expected 'refuse' or 'cut'"),
         ({"segment_bytes": 0}, "segment_bytes=0 is outside 1..=2147483647"),
         ({"interval_ms": 0}, "interval_ms=0 is outside 1..=2147483647"),
         ({"compression": "brotli"}, "compression='brotli' is none of none, gzip, snappy, lz4, zstd"),
@@ -778,8 +778,8 @@ def test_calls_that_make_no_sense(tmp_path: Path) -> None:
     assert (log.topic, log.partition) == (None, 5)
     for message, call in (
         ("from_offset=1 is outside 0..=0, the log's end", lambda: log.read(1)),
-        ("isolation='dirty': 'read_committed' or 'read_uncommitted'", lambda: log.read(0, "dirty")),  # type: ignore[arg-type]
-        ("outcome='maybe': 'commit' or 'abort'", lambda: log.append_marker(7, 0, "maybe")),  # type: ignore[arg-type]
+        ("isolation='dirty': expected 'read_committed' or", lambda: log.read(0, "dirty")),  # type: ignore[arg-type]
+        ("outcome='maybe': expected 'commit' or 'abort'", lambda: log.append_marker(7, 0, "maybe")),  # type: ignore[arg-type]
         ("now_ms=-1 is outside 0..=9223372036854775807", lambda: log.append(7, 0, 0, [b"a"], now_ms=-1)),
         (
             "370 bytes in one call, a segment has 300 (segment_bytes): append them in several calls. "

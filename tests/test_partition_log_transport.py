@@ -113,7 +113,7 @@ def test_a_full_disk_is_tried_again_and_told_in_the_end() -> None:
 
 
 def test_open_logs_have_their_own_options() -> None:
-    with pytest.raises(fp.PolicyError, match="1 open logs: partitions and options are theirs"):
+    with pytest.raises(fp.PolicyError, match="1 open logs were passed"):
         PartitionLogTransport([StandIn()], partitions=2)
     with pytest.raises(fp.PolicyError, match="1 open logs"):
         PartitionLogTransport([StandIn()], sync="each")

@@ -305,7 +305,7 @@ def test_what_is_left_of_a_version_that_was_collected(
     assert ["collected" in it for it in told] == [True, True, True, False, False, False]
     assert told[0]["kept"] + told[0]["not_kept"] == 40
     assert set(told[0]) <= {*told[5], "collected"}
-    with pytest.raises(fp.SnapshotError, match=r"which files versions 1, 2, 3 have written is not known any more"):
+    with pytest.raises(fp.SnapshotError, match=r"files that versions 1, 2, 3 wrote"):
         own.rollback(0)
     assert own.decided() == 6
     assert own.rollback(0, accept_duplicates=True).entries == 0

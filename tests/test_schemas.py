@@ -255,7 +255,7 @@ def test_tables_have_columns_of_their_own(tmp_path: Path) -> None:
     places = [str(tmp_path / it) for it in ("table", "state", "table")]
     with pytest.raises(fp.SinkError, match="schema='merge' is for folders"):
         DedupJob(*places, schema="merge")
-    with pytest.raises(ValueError, match="schema='other': one of 'strict', 'merge' was expected"):
+    with pytest.raises(ValueError, match="schema='other': expected one of 'strict', 'merge'"):
         DedupJob(*folders.places, schema="other")  # type: ignore[arg-type]
 
 

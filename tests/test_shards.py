@@ -124,7 +124,7 @@ def test_a_run_without_news_splits_nothing(tmp_path: Path) -> None:
 
 
 def test_a_bound_that_makes_no_sense(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="shard_bytes_max=0: at least 1 was expected"):
+    with pytest.raises(ValueError, match="shard_bytes_max=0: expected at least 1"):
         make_job(tmp_path, shard_bytes_max=0)
 
 
@@ -174,5 +174,5 @@ def test_as_many_shards_as_there_can_be(tmp_path: Path) -> None:
     assert max(shards) > 2**16
     assert read_sink(many).equals(read_sink(few))
     assert knows(make_job(many)) == knows(make_job(few))
-    with pytest.raises(ValueError, match=f"shards={SHARDS_MAX + 1}: 1 to {SHARDS_MAX} were expected"):
+    with pytest.raises(ValueError, match=f"shards={SHARDS_MAX + 1}: expected 1 to {SHARDS_MAX}"):
         make_job(tmp_path, shards=SHARDS_MAX + 1)

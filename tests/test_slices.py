@@ -91,7 +91,7 @@ def test_a_seed_and_a_log_are_not_cut(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"bytes_max: .* is read up to a position"):
             DedupJob(source, tmp_path / "state2", tmp_path / "sink2", bytes_max=1)
     for name in ("files_max", "bytes_max"):
-        with pytest.raises(ValueError, match=f"{name}=0: at least 1 was expected"):
+        with pytest.raises(ValueError, match=f"{name}=0: expected at least 1"):
             make_job(tmp_path, **{name: 0})
 
 
@@ -280,7 +280,7 @@ def test_what_is_no_source(tmp_path: Path) -> None:
         with pytest.raises(fp.SinkError, match="lies in"):
             DedupJob(source, tmp_path / "state", sink)  # type: ignore[arg-type]
     for source, problem in [
-        ([], "no paths are given"),
+        ([], "no paths"),
         (["s3://a/x", root], "in one store"),
         (["s3://a/x", "s3://b/x"], "no folder in common"),
         (["/a", "/b"], "no folder in common"),

@@ -75,7 +75,7 @@ def test_fixed_width_bytes() -> None:
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.uint64(), pa.bool_(), pa.timestamp("ms")], ids=str)
 def test_keys_that_kafka_has_no_serializer_for_are_refused(kind: pa.DataType) -> None:
-    with pytest.raises(fp.BatchError, match=r"column 'k': .*; a key is text, binary, int16, int32 or int64") as caught:
+    with pytest.raises(fp.BatchError, match=r"column 'k': .*text, binary, int16, int32 or int64") as caught:
         Router(2, key="k").deal(pa.table({"k": pa.array([1, 0], pa.int8()).cast(pa.int64()).cast(kind)}))
     assert caught.value.column == "k"
 
@@ -123,7 +123,7 @@ def test_rows_without_a_key_stay_together() -> None:
 def test_in_cursor_mode_every_row_has_a_key(keys: pa.Array) -> None:
     """A null key would go to another partition when the row is read again."""
     table = pa.table({"k": keys, "at": [0, 1]})
-    with pytest.raises(fp.BatchError, match="column 'k', row 1: null, but in cursor mode with several") as caught:
+    with pytest.raises(fp.BatchError, match="column 'k', row 1: null, but cursor mode with several") as caught:
         Router(2, key="k", position="at").deal(table)
     assert (caught.value.column, caught.value.row) == ("k", 1)
     assert [number for number, _ in Router(1, key="k", position="at").deal(table)] == [0]
@@ -150,15 +150,15 @@ def test_a_column_says_the_partition(kind: pa.DataType) -> None:
 def test_partitions_that_are_none_are_refused(column: pa.Array, row: int | None, message: str) -> None:
     with pytest.raises(fp.BatchError) as caught:
         Router(3, partition_by="p").deal(pa.table({"p": column}))
-    assert (str(caught.value), caught.value.column, caught.value.row) == (message, "p", row)
+    assert (caught.value.message, caught.value.column, caught.value.row) == (message, "p", row)
 
 
 def test_columns_that_are_missing_or_taken_are_refused() -> None:
     with pytest.raises(fp.BatchError, match="column 'k': missing; the rows have v"):
         Router(2, key="k").deal(pa.table({"v": [1]}))
-    with pytest.raises(fp.BatchError, match="column 'seq': the producer stamps pid, epoch, partition, seq"):
+    with pytest.raises(fp.BatchError, match="column 'seq': the producer writes pid, epoch, partition, seq"):
         Router(2).deal(pa.table({"seq": [1]}))
-    with pytest.raises(fp.BatchError, match="column 'partition': the producer stamps"):
+    with pytest.raises(fp.BatchError, match="column 'partition': the producer writes"):
         Router(2).deal(pa.table({"partition": [1]}))
     assert dealt(Router(2, partition_by="partition"), pa.table({"partition": [1], "v": [5]})) == {1: [5]}
 
@@ -177,7 +177,7 @@ def test_rows_that_are_none_are_refused() -> None:
         with pytest.raises(TypeError, match=f"{type(given).__name__} is not tabular"):
             read(given)
     for columns in ({"a": 1}, {"a": "xy"}, {"a": {"b": 1}}):
-        with pytest.raises(TypeError, match=r"'a': .* is not an array: .* put an event into a list, \[event\]"):
+        with pytest.raises(TypeError, match=r"'a': .* is not an array: .*\[event\]"):
             read(columns)
 
 
@@ -192,11 +192,11 @@ def read(rows: Any) -> pa.Table:
 SURROGATE = "b\udcffad"
 ODD_ROWS: list[tuple[Any, int | None, str]] = [
     ([{"a": 1}, {"a": 2}, {"a": "x"}], 2, r"'x': .*"),
-    ([{"a": "x"}, {"a": SURROGATE}], 1, "a text with a lone surrogate, .* Mend it where it is decoded"),
+    ([{"a": "x"}, {"a": SURROGATE}], 1, "a text with a lone surrogate"),
     ({"a": ["x", None, SURROGATE, "y"]}, 2, "a text with a lone surrogate"),
     ({"a": [1, 2, object()]}, 2, "object"),
     ([{"a": 2**70}], 0, str(2**70)),
-    ({"b": [1, 2], "a": [1]}, None, "the columns make no table: .*"),
+    ({"b": [1, 2], "a": [1]}, None, "the columns do not form a table.*"),
 ]
 
 
@@ -205,7 +205,7 @@ def test_values_that_make_no_column_are_refused_by_name(rows: Any, row: int | No
     with pytest.raises(fp.BatchError, match=f"{problem}.*; nothing of this call was sent") as caught:
         read(rows)
     assert caught.value.row == row
-    if "make no table" not in problem:
+    if "form a table" not in problem:
         assert caught.value.column == "a"
 
 
@@ -227,9 +227,9 @@ def test_positions_stand_for_sequences() -> None:
     assert read_positions(table, "at", None) == (3, 2**40)
     assert stamp_positions(table, 1, 0, 0, "at")["seq"].to_pylist() == [3, 2**40]
     for column, after, message in [
-        ([3, 3], None, "column 'at', row 1 of its partition: position 3 behind 3"),
-        ([3, 4], 3, "row 0 of its partition: position 3 behind 3"),
-        ([-1, 4], None, "row 0 of its partition: position -1 behind -1, but positions begin with 0"),
+        ([3, 3], None, "column 'at', row 1 of its partition: position 3 follows 3"),
+        ([3, 4], 3, "row 0 of its partition: position 3 follows 3"),
+        ([-1, 4], None, "row 0 of its partition: position -1 follows -1"),
         ([3, None], None, "column 'at', row 1: null"),
         (["3", "4"], None, "column 'at': string, but a position is an integer"),
         (

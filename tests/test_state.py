@@ -89,7 +89,7 @@ def test_a_large_decision_goes_to_a_body(tmp_path: Path, monkeypatch: pytest.Mon
     bodies[1].write_bytes(bodies[1].read_bytes().replace(b"DUPLICATE", b"ACCEPTED "))
     opened = state.open(tmp_path / "state")
     assert [version.rows for version in opened.versions()] == [600] * 3
-    with pytest.raises(fp.SnapshotError, match=r"body/2-.*: its SHA-256 is .*, decided was"):
+    with pytest.raises(fp.SnapshotError, match=r"body/2-.*: its SHA-256 is .* was decided"):
         opened.version(2)
 
 
@@ -122,7 +122,7 @@ def test_history_that_was_changed(tmp_path: Path) -> None:
     log = tmp_path / "state" / "log" / "1.json"
     text = log.read_text()
     log.write_text(text.replace('"rows": [600]', '"rows": [601]'))
-    with pytest.raises(fp.SnapshotError, match=r"done/1: not of log/1.json as it is now"):
+    with pytest.raises(fp.SnapshotError, match=r"done/1: does not match log/1.json"):
         opened.versions()
     with pytest.raises(fp.SnapshotError, match=r"log/2.json: it does not follow from log/1.json, which has changed"):
         opened.version(2)
@@ -136,7 +136,7 @@ def test_history_that_was_changed(tmp_path: Path) -> None:
         state.open(tmp_path / "state").versions()
     log.write_text(text)
     (tmp_path / "state" / "log" / "3.json").unlink()
-    with pytest.raises(fp.SnapshotError, match=r"log/3.json: missing, though version 3 is done"):
+    with pytest.raises(fp.SnapshotError, match=r"log/3.json: missing, but version 3 is done"):
         make_job(tmp_path).run()
 
 
@@ -149,7 +149,7 @@ def test_a_damaged_segment(tmp_path: Path, name: str) -> None:
     data = segment.read_bytes()
     segment.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     segments.CACHE.clear()
-    with pytest.raises(fp.SnapshotError, match=r"its SHA-256 is .*, decided was"):
+    with pytest.raises(fp.SnapshotError, match=r"its SHA-256 is .* was decided"):
         make_job(tmp_path).run()
     segments.CACHE.clear()  # what is known by its content is read from there
     segment.unlink()
@@ -164,7 +164,7 @@ def test_a_version_that_was_never_finished(tmp_path: Path) -> None:
     some_versions(tmp_path, 3)
     for version in (2, 3):
         (tmp_path / "state" / "done" / str(version)).unlink()
-    with pytest.raises(fp.SnapshotError, match="done/2: missing, though version 3 is decided"):
+    with pytest.raises(fp.SnapshotError, match="done/2: missing, but version 3 is decided"):
         make_job(tmp_path).run()
 
 
@@ -366,7 +366,7 @@ def test_a_gap_behind_the_hint_is_damage(tmp_path: Path) -> None:
     (tmp_path / "state" / "hint").write_bytes(HINTS["behind"] or b"")
     (tmp_path / "state" / "log" / "3.json").unlink()
     (tmp_path / "state" / "log" / "4.json").unlink()
-    with pytest.raises(fp.SnapshotError, match=r"log/4.json: missing, though version 4 is done"):
+    with pytest.raises(fp.SnapshotError, match=r"log/4.json: missing, but version 4 is done"):
         make_job(tmp_path).run()
 
 

@@ -206,7 +206,7 @@ def test_a_store_with_several_winners_is_refused(endpoint: str, lie: str) -> Non
 def test_a_store_that_never_confirms(endpoint: str) -> None:
     with Liar(endpoint, ("409", "503 before"), share=1) as liar:
         store = s3(liar.endpoint)
-        with pytest.raises(fp.StoreError, match=rf"{store.uri}/log/1: cannot put it, tried {stores.TRIES_MAX} times"):
+        with pytest.raises(fp.StoreError, match=rf"{store.uri}/log/1: cannot write it, tried {stores.TRIES_MAX} times"):
             store.put("log/1", b"x")
         assert not store.exists("log/1")
 
@@ -216,7 +216,7 @@ def test_a_store_that_never_confirms(endpoint: str) -> None:
 
 def test_no_bucket_and_no_server(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "TRIES_MAX", 2)
-    with pytest.raises(fp.StoreError, match=r"s3://nowhere/x/a: cannot put it.*"):
+    with pytest.raises(fp.StoreError, match=r"s3://nowhere/x/a: cannot write it.*"):
         s3(endpoint, "s3://nowhere/x").put("a", b"a")
     with pytest.raises(fp.StoreError, match=r"s3://bucket/x/log: cannot list it, tried 2 times: [^\n]*$"):
         s3("http://127.0.0.1:9", "s3://bucket/x").list("log")
@@ -225,9 +225,9 @@ def test_no_bucket_and_no_server(endpoint: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("ftp://host/x", "ftp://host/x: no store for ftp://; there are paths, file, s3"),
+        ("ftp://host/x", "ftp://host/x: unknown store ftp://; known are paths, file, s3"),
         ("file://host/x", "file://host/x: a file:// URI has three slashes"),
-        ("s3://key:word@bucket/x", "s3://...@bucket/x: the URI has credentials in it"),
+        ("s3://key:word@bucket/x", "s3://...@bucket/x: the URI contains credentials"),
     ],
 )
 def test_uris_that_are_none(uri: str, message: str) -> None:

@@ -382,7 +382,7 @@ def test_entries_name_their_own_policy(table: StateTable) -> None:
     assert again.policy == table.policy
     assert (again.keep, again.horizon_ms) == (table.keep, table.horizon_ms)
     assert again.snapshot() == table.snapshot()
-    with pytest.raises(fp.PolicyError, match=r"no policy: the schema metadata has no 'fencepost.policy', so name one$"):
+    with pytest.raises(fp.PolicyError, match=r"the schema metadata has no 'fencepost\.policy': pass a policy$"):
         StateTable.from_entries(pa.table(table.entries()).replace_schema_metadata(None))
     damaged = pa.table(table.entries()).replace_schema_metadata({"fencepost.policy": "admit=any"})
     with pytest.raises(fp.SnapshotError, match=r"the policy of its metadata cannot be read: 'admit=any'$"):

@@ -172,5 +172,5 @@ def test_a_policy_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", [open_store("/tmp/x"), print, {1, 2}, object()])
 def test_what_is_no_data_goes_into_no_plan(tmp_path: Path, what: Any) -> None:
-    with pytest.raises(TypeError, match="only data goes into the plan of a stage"):
+    with pytest.raises(TypeError, match="a plan of a stage contains data only"):
         write_plan(FolderScratch(str(tmp_path), Disk()), "judge", [{"store": what}])

@@ -210,7 +210,9 @@ def _by_names(rows: pa.Table, named: Mapping[str, Any]) -> Columns:
             return dataclasses.replace(COLUMN_PRESETS["kafka"], timestamp=_timestamp(schema))
         what = "a producer" if pid is None else "a sequence number"
         role = "pid" if pid is None else "seq"
-        raise PolicyError(f"no column looks like {what}; name it as `{role}`. There are {', '.join(schema.names)}")
+        raise PolicyError(
+            f"no column looks like {what}: pass it as `{role}`. The columns are {', '.join(schema.names)}"
+        )
     epoch = _first(schema, EPOCHS)
     if epoch is not None and not _is_epoch(rows[epoch]):
         parts = pid if isinstance(pid, tuple) else (pid,)

@@ -61,7 +61,7 @@ def columns_to_compare(compare_content: bool | Sequence[str]) -> tuple[str, ...]
         return () if compare_content else None
     names = (compare_content,) if isinstance(compare_content, str) else tuple(compare_content)
     if not names or not all(isinstance(name, str) for name in names):
-        raise PolicyError(f"compare_content={compare_content!r}: True, or the names of columns, were expected")
+        raise PolicyError(f"compare_content={compare_content!r}: expected True, or the names of columns")
     return names
 
 
@@ -74,7 +74,8 @@ def content_columns(names: Iterable[str], identity: Iterable[str], wanted: tuple
     for name in wanted:
         if name not in have:
             raise BatchError(
-                f"column '{name}': missing, and its content is to be compared; there are {', '.join(have)}", column=name
+                f"column '{name}': missing, but compare_content names it; the columns are {', '.join(have)}",
+                column=name,
             )
     known = set(identity)
     return list(wanted) or [name for name in have if name not in known]
@@ -91,8 +92,10 @@ def checksums(rows: pa.Table, names: Iterable[str]) -> Hashes:
                 found = _labelled(label, chunk)
             except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
                 raise BatchError(
-                    f"column '{name}': {chunk.type} has no checksum, so its content cannot be compared ({error}); name "
-                    "the columns to compare",
+                    (
+                        f"column '{name}': {chunk.type} has no checksum, so its content cannot be compared ({error}); "
+                        "pass the columns to compare"
+                    ),
                     column=name,
                 ) from error
             total[first : first + len(chunk)] += found

@@ -215,7 +215,7 @@ def _missing(problem: ModuleNotFoundError) -> DependencyError:
 
 def _check_same_policy(policy: str | Policy | None, table: StateTable) -> None:
     if policy is not None and resolve(policy) != table.policy:
-        raise PolicyError(f"the table is of another policy: {difference(table.policy, resolve(policy))}")
+        raise PolicyError(f"the table has another policy: {difference(table.policy, resolve(policy))}")
 
 
 def _is_a(rows: object, package: str, name: str) -> bool:

@@ -80,7 +80,7 @@ def _joined(rows: Any, found: dict[str, pa.Array]) -> Any:
         rows = rows if isinstance(rows, pa.Table) else pa.concat_tables(pieces(rows, (), CALL_ROWS, is_whole=True))
     for name in found:
         if name in (rows.column_names if package is None else rows.columns):
-            raise BatchError(f"column '{name}': the rows have it already; rename it", column=name)
+            raise BatchError(f"column '{name}': the rows already have a column of this name; rename it", column=name)
     if package == "polars":
         import polars as pl
 

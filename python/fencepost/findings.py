@@ -42,7 +42,7 @@ def ignored_line(ignored: tuple[str, ...]) -> tuple[str, str, str]:
 def check_reset_rows_min(rows_min: int) -> None:
     """Raise ValueError if the threshold is below 1."""
     if rows_min < 1:
-        raise ValueError(f"reset_rows_min={rows_min}: 1 row or more were expected")
+        raise ValueError(f"reset_rows_min={rows_min}: expected 1 row or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,11 +199,11 @@ class AuditReport:
         """
         for kind in kinds:
             if kind not in FINDINGS:
-                raise PolicyError(f"no finding is called '{kind}'; there are {', '.join(FINDINGS)}")
+                raise PolicyError(f"unknown finding '{kind}'; findings are {', '.join(FINDINGS)}")
         if "reset" in kinds and self.suspected_resets is None:
-            raise PolicyError("suspected resets were not looked for: that needs a timestamp column, so name it")
+            raise PolicyError("suspected resets were not searched: pass a timestamp column")
         if "conflict" in kinds and self.content_compared is None:
-            raise PolicyError("content was not compared: that needs compare_content")
+            raise PolicyError("content was not compared: pass compare_content")
         counts = {
             "missing": self.missing_rows,
             "duplicate": self.counts.get("DUPLICATE", 0),

@@ -359,7 +359,9 @@ class _Zone:
     def _landed(self, name: str) -> Path:
         path = self.landing / name
         if not path.exists():
-            raise FileNotFoundError(f"{path} is needed again: generate the earlier deliveries first")
+            raise FileNotFoundError(
+                f"{path} is missing, but later deliveries repeat its rows: generate the earlier deliveries first"
+            )
         return path
 
     def _claim(self) -> None:
@@ -368,10 +370,12 @@ class _Zone:
         file = self.truth_path / "spec.json"
         if file.exists() and file.read_text() != text:
             raise FileExistsError(
-                f"{file.parent.parent} holds a landing zone of other parameters: choose an empty folder"
+                f"{file.parent.parent} holds a landing zone with other parameters: choose an empty folder"
             )
         if not file.exists() and self.landing.exists() and any(self.landing.iterdir()):
-            raise FileExistsError(f"{self.landing} is not empty and has no truth beside it: choose an empty folder")
+            raise FileExistsError(
+                f"{self.landing} is not empty and has no truth file beside it: choose an empty folder"
+            )
         for folder in (self.landing, self.truth_path, *(self.truth_path / policy for policy in self.policies)):
             folder.mkdir(parents=True, exist_ok=True)
         file.write_text(text)

@@ -52,8 +52,8 @@ def rows_of(rows: Any, nothing: str) -> pa.Table:
         for name, values in rows.items():
             if not is_column(values):
                 raise TypeError(
-                    f"'{name}': {shown(values)} is not an array: a mapping is one of column names to arrays; put an "
-                    "event into a list, [event]"
+                    f"'{name}': {shown(values)} is not an array: a mapping must map column names to arrays. Pass a "
+                    "single event as a list, [event]"
                 )
         return table_of(rows, nothing)
     if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
@@ -69,7 +69,7 @@ def _of_events(events: Sequence[Mapping[str, Any]], nothing: str) -> pa.Table:
     """Build a table with the union of all keys. `Table.from_pylist` would take the first event's keys only."""
     empty = next((row for row, it in enumerate(events) if not it), None)
     if empty is not None:
-        raise BatchError(f"row {empty}: an event without any column; {nothing}", row=empty)
+        raise BatchError(f"row {empty}: an event without columns; {nothing}", row=empty)
     names = dict.fromkeys(chain.from_iterable(events))
     return table_of({name: [it.get(name) for it in events] for name in names}, nothing)
 
@@ -94,7 +94,7 @@ def table_of(columns: Mapping[str, Any], nothing: str) -> pa.Table:
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         for name, values in columns.items():
             _check(name, values, nothing)
-        raise BatchError(f"the columns make no table: {error}; {nothing}") from error
+        raise BatchError(f"the columns do not form a table: {error}; {nothing}") from error
 
 
 def _check(name: str, values: Any, nothing: str) -> None:
@@ -110,8 +110,8 @@ def _check(name: str, values: Any, nothing: str) -> None:
         problem = str(error)
         if isinstance(error, UnicodeEncodeError):
             problem = (
-                "a text with a lone surrogate, which UTF-8 does not have. Mend it where it is decoded "
-                "(errors='replace'), or send bytes"
+                "a text with a lone surrogate, which UTF-8 does not have. Fix the decoding (errors='replace'), "
+                "or send bytes"
             )
         raise BatchError(
             f"column '{name}', row {row}: {shown(values[row])}: {problem}; {nothing}", column=name, row=row

@@ -42,7 +42,7 @@ class Columns:
         Every argument named ``columns`` also accepts the name itself. Raises PolicyError for an unknown name.
         """
         if name not in COLUMN_PRESETS:
-            raise PolicyError(f"columns={name!r}: no preset has that name; there are {', '.join(COLUMN_PRESETS)}")
+            raise PolicyError(f"columns={name!r}: unknown preset; presets are {', '.join(COLUMN_PRESETS)}")
         return COLUMN_PRESETS[name]
 
     def __post_init__(self) -> None:
@@ -51,13 +51,13 @@ class Columns:
             if isinstance(names, list):
                 object.__setattr__(self, role, tuple(names))
             if not _are_names(getattr(self, role)):
-                raise PolicyError(f"Columns({role}={names!r}): a column name, a tuple of names, or None was expected")
+                raise PolicyError(f"Columns({role}={names!r}): expected a column name, a tuple of names, or None")
         if self.pid is None:
             raise PolicyError("Columns(pid=None): every policy needs a producer column")
         if not isinstance(self.seq, str) or not isinstance(self.epoch, str | None):
-            raise PolicyError(f"Columns(epoch={self.epoch!r}, seq={self.seq!r}): one column name each was expected")
+            raise PolicyError(f"Columns(epoch={self.epoch!r}, seq={self.seq!r}): expected one column name each")
         if not isinstance(self.timestamp, str | None):
-            raise PolicyError(f"Columns(timestamp={self.timestamp!r}): a column name or None was expected")
+            raise PolicyError(f"Columns(timestamp={self.timestamp!r}): expected a column name or None")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -119,17 +119,17 @@ class BatchColumns:
             if isinstance(names, list):
                 object.__setattr__(self, role, tuple(names))
             if not _are_names(getattr(self, role)):
-                raise PolicyError(
-                    f"BatchColumns({role}={names!r}): a column name, a tuple of names, or None was expected"
-                )
+                raise PolicyError(f"BatchColumns({role}={names!r}): expected a column name, a tuple of names, or None")
         for role in ("pid", "epoch", "base_seq"):
             if not isinstance(getattr(self, role), str):
-                raise PolicyError(f"BatchColumns({role}={getattr(self, role)!r}): a column name was expected")
+                raise PolicyError(f"BatchColumns({role}={getattr(self, role)!r}): expected a column name")
         for role in self.optional:
             if not isinstance(getattr(self, role), str | None):
-                raise PolicyError(f"BatchColumns({role}={getattr(self, role)!r}): a column name or None was expected")
+                raise PolicyError(f"BatchColumns({role}={getattr(self, role)!r}): expected a column name or None")
         if self.default_origin not in ORIGINS:
-            raise PolicyError(f"BatchColumns(default_origin={self.default_origin!r}) is none of {', '.join(ORIGINS)}")
+            raise PolicyError(
+                f"BatchColumns(default_origin={self.default_origin!r}) must be one of {', '.join(ORIGINS)}"
+            )
 
     @property
     def optional(self) -> tuple[str, ...]:
@@ -334,9 +334,9 @@ def resolve(policy: str | Policy) -> Policy:
     if isinstance(policy, Policy):
         return policy
     if not isinstance(policy, str):
-        raise PolicyError(f"a preset name or a Policy was expected, not {type(policy).__name__}")
+        raise PolicyError(f"expected a preset name or a Policy, not {type(policy).__name__}")
     if policy not in _PRESETS:
-        raise PolicyError(f"no policy is named '{policy}'; presets are {', '.join(_PRESETS)}")
+        raise PolicyError(f"unknown policy '{policy}'; presets are {', '.join(_PRESETS)}")
     return _PRESETS[policy]
 
 
@@ -347,8 +347,8 @@ def check_columns(policy: Policy, columns: Columns) -> None:
         raise PolicyError(f"this policy ignores epochs, so epoch='{columns.epoch}' cannot be mapped; pass epoch=None")
     if policy.epochs != "ignore" and columns.epoch is None:
         raise PolicyError(
-            f"this policy needs epochs (epochs='{policy.epochs}'), so columns.epoch cannot be None; "
-            "Policy.replace(epochs='ignore') is for rows that have none"
+            f"this policy needs epochs (epochs='{policy.epochs}'), so columns.epoch cannot be None; for rows "
+            "without epochs use Policy.replace(epochs='ignore')"
         )
 
 
@@ -365,8 +365,8 @@ def resolve_columns(policy: Policy, columns: Columns | str | None) -> Columns:
     preset = Columns.preset(columns)
     if preset.epoch is None and policy.epochs != "ignore":
         raise PolicyError(
-            f"columns='{columns}' names offsets, and this policy needs epochs (epochs='{policy.epochs}'): "
-            "pass policy='kafka_offsets' to judge by offsets, or the columns of the event's own identity"
+            f"columns='{columns}' names offsets, but this policy needs epochs (epochs='{policy.epochs}'): "
+            "pass policy='kafka_offsets' to judge by offsets, or pass the columns of the event's own identity"
         )
     check_columns(policy, preset)
     return preset
@@ -385,7 +385,7 @@ def _as_columns(columns: object) -> Columns:
     if isinstance(columns, Columns):
         return columns
     presets = ", ".join(COLUMN_PRESETS)
-    raise PolicyError(f"columns={columns!r}: a fencepost.Columns was expected, or the name of a preset: {presets}")
+    raise PolicyError(f"columns={columns!r}: expected a fencepost.Columns, or the name of a preset: {presets}")
 
 
 def difference(found: Policy, expected: Policy) -> str:
@@ -438,7 +438,7 @@ def options_of(
     elif rules is not None:
         expected = _from_metadata(rules, metadata.get("fencepost.columns", ""))
     else:
-        raise PolicyError("no policy: the schema metadata has no 'fencepost.policy', so name one")
+        raise PolicyError("the schema metadata has no 'fencepost.policy': pass a policy")
     text, horizon = metadata.get("fencepost.options", "{}"), metadata.get("fencepost.horizon")
     try:
         options = json.loads(text)

@@ -50,7 +50,7 @@ class SparkEngine:
 
     def __init__(self, spark: SparkSession | None = None, *, driver_bytes_max: int | None = None) -> None:
         if driver_bytes_max is not None and driver_bytes_max < 0:
-            raise ValueError(f"driver_bytes_max={driver_bytes_max}: bytes from 0 on were expected")
+            raise ValueError(f"driver_bytes_max={driver_bytes_max}: expected 0 or more bytes")
         self.driver_bytes_max = DRIVER_BYTES_MAX if driver_bytes_max is None else driver_bytes_max
         self._spark = spark or SparkSession.getActiveSession()
         if self._spark is None:

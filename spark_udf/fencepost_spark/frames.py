@@ -150,12 +150,13 @@ class Call:
         order = _as_columns(order_by)
         if df.isStreaming:
             raise PolicyError(
-                "deduplicate() forgets everything between micro-batches, so it takes no streaming DataFrame"
+                "deduplicate() keeps nothing between micro-batches, so it does not accept a streaming DataFrame: "
+                "use foreach_batch"
             )
         if not order and rules.depends_on_order:
             raise PolicyError(
-                f"the verdicts of this policy ({rules.rules}) depend on the order of the rows, which a DataFrame does "
-                "not have: pass order_by, the columns that give the order of arrival"
+                f"the verdicts of this policy ({rules.rules}) depend on the order of the rows, which a DataFrame "
+                "does not have: pass order_by, the columns with the order of arrival"
             )
         call = cls(df, rules, mapped, identity_fields(df.schema, rules, mapped), order, co_located, untracked)
         _check_deterministic(df, call.identity, [] if co_located else order)
@@ -201,8 +202,8 @@ def check_frame(df: object, what: str) -> None:
     if not isinstance(df, DataFrame):
         kind = f"{type(df).__module__.partition('.')[0]}.{type(df).__name__}"
         raise TypeError(
-            f"{what}: a DataFrame of Spark was expected, not {kind}: spark.createDataFrame(df) makes one of it, and "
-            "fencepost.deduplicate takes tables as they are"
+            f"{what}: expected a Spark DataFrame, not {kind}: convert it with spark.createDataFrame(df), or "
+            "pass tables to fencepost.deduplicate"
         )
 
 
@@ -240,7 +241,7 @@ def identity_fields(schema: StructType, policy: Policy, columns: Columns) -> dic
     fields = {name: of_name[name.lower()] for name in columns.names if name.lower() in of_name}
     twins = [name for name, count in Counter(name.lower() for name in schema.names).items() if count > 1]
     if twins:
-        raise BatchError(f"column '{twins[0]}': stands twice in the DataFrame; rename one", column=twins[0])
+        raise BatchError(f"column '{twins[0]}': occurs twice in the DataFrame; rename one", column=twins[0])
     others = {name: pa.nulls(0) for name in schema.names}  # for the error about a missing column
     empty = {name: pa.array([], _arrow_type(name, field.dataType)) for name, field in fields.items()}
     StateTable(policy).check(others | empty, columns)
@@ -321,18 +322,17 @@ def _check_deterministic(df: DataFrame, identity: dict[str, Column], order: list
     """
     names = ", ".join(identity)
     how = (
-        "whenever a task is tried again (rand(), uuid(), monotonically_increasing_id(), input_file_name(), a UDF that "
-        "is not"
+        "changes whenever a task is retried (rand(), uuid(), monotonically_increasing_id(), input_file_name(), a "
+        "nondeterministic UDF)"
     )
     if not _is_deterministic(df, identity.values()):
         raise PolicyError(
-            f"{names}, or which rows there are, is drawn anew {how} deterministic): rows would be judged under one "
-            "identity and kept under another. Write the frame first, or for the name of a file use _metadata.file_path"
+            f"{names}, or the set of rows, {how}: rows would be judged under one identity and kept under another. "
+            "Write the DataFrame first; for the name of a file use _metadata.file_path"
         )
     if order and not _is_deterministic(df.sortWithinPartitions(*order), identity.values()):
         raise PolicyError(
-            f"order_by is drawn anew {how} deterministic), and after the shuffle: make it a column of the frame and "
-            "write that first"
+            f"order_by {how}, and after the shuffle: make it a column of the DataFrame and write that first"
         )
 
 
@@ -359,8 +359,8 @@ def _check_keys(df: DataFrame, columns: Columns, identity: dict[str, Column]) ->
         key, first, last = spread
         found = ", ".join(f"{name}={value!r}" for name, value in zip(_keys(columns), key, strict=True))
         raise BatchError(
-            f"the key {found} lies in two tasks ({first} and {last} among them), where it would be judged twice: leave "
-            "out co_located=True, or read the files so that each task gets whole keys",
+            f"the key {found} is in two tasks (for example {first} and {last}), which would judge it twice: "
+            "leave out co_located=True, or read the files so that each task gets whole keys",
             column=", ".join(_keys(columns)),
         )
 
@@ -393,9 +393,9 @@ def _guard_files(df: DataFrame, is_verified: bool) -> DataFrame:
         if is_verified or not df.inputFiles():
             return df
         raise PolicyError(
-            "this DataFrame reads files but their metadata does not reach it (a union, join or aggregate stands "
-            "between), so a file that is cut over two tasks would go unnoticed: pass verify=True, or leave out "
-            "co_located=True"
+            "this DataFrame reads files, but their metadata does not reach it (because of a union, join or "
+            "aggregate), so a file that is split between two tasks would not be detected: pass verify=True, "
+            "or leave out co_located=True"
         ) from error
 
 

@@ -85,7 +85,7 @@ def read_sink(sink: Path, options: dict[str, Any] | None = None, *, spark: Spark
         options = store_options(os.fspath(sink), session)
     files = lake.shown_files(sink, options)
     if not files:
-        raise SinkError(f"{os.fspath(sink)}: no rows were kept yet, so nobody knows their columns")
+        raise SinkError(f"{os.fspath(sink)}: no rows were kept yet, so their columns are unknown")
     schema = merged_schema(sink, options)
     place = absolute(sink)
     reader = session.read if is_iceberg(place) else session.read.option("basePath", _for_spark(place))

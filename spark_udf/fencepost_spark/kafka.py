@@ -95,19 +95,17 @@ def from_headers(
     """
     check_frame(df, "from_headers(df)")
     if pid_type not in ("bigint", "string") or malformed not in ("fail", "untracked"):
-        expected = "'bigint' or 'string', and 'fail' or 'untracked' were expected"
+        expected = "expected 'bigint' or 'string', and 'fail' or 'untracked'"
         raise ValueError(f"pid_type={pid_type!r}, malformed={malformed!r}: {expected}")
     names = [name for name in (pid, epoch, seq) if name is not None]
     if headers not in df.columns:
         raise BatchError(
-            f"column '{headers}': missing; the connector gives it with .option('includeHeaders', 'true')",
+            f"column '{headers}': missing; the connector adds it with .option('includeHeaders', 'true')",
             column=headers,
         )
     for name in names:
         if name.lower() in {it.lower() for it in df.columns}:
-            raise BatchError(
-                f"column '{name}': is there already, and the header '{name}' would replace it", column=name
-            )
+            raise BatchError(f"column '{name}': exists already, and the header '{name}' would replace it", column=name)
     types = {pid: pid_type, seq: "bigint"} | ({} if epoch is None else {epoch: "int"})
     # In steps with named columns: Spark would compute an inlined expression once per use, ten times.
     between = [unused_name(df, f"_header_{place}") for place in range(len(names))]
@@ -304,8 +302,8 @@ def check_continuity(
         for topic, starts in source.start.items():
             if topic not in source.end:
                 raise SourceError(
-                    f"{state}: topic {topic}: is gone, with whatever it had behind {starts}. Nothing was written. "
-                    "Where that is known and accepted, on_reset='report' goes on without it"
+                    f"{state}: topic {topic}: was deleted, with all its rows after {starts}. Nothing was written. If "
+                    "you accept that, on_reset='report' continues without it"
                 )
             for partition, start in starts.items():
                 first = topics[topic].first.get(int(partition)) if topic in topics else None
@@ -315,32 +313,32 @@ def check_continuity(
 
 
 REMEDY = (
-    "Nothing was written. Give the topic as it is now a state, a sink and a checkpoint of its own; where rows have an "
-    "identity of their own, apart from offsets, on_reset='report' goes on with this state"
+    "Nothing was written. Use a new state, sink and checkpoint for the topic; if rows have an "
+    "identity apart from offsets, on_reset='report' continues with this state"
 )
 
 
 def _check_id(state: str, topic: str, found: Topic | None, known: str | None) -> None:
     if found is not None and known is not None and found.id != known:
         raise SourceError(
-            f"{state}: topic {topic}: was recreated: its id is {found.id}, and was {known} when the last batch was "
-            f"read. Its offsets begin anew, so new rows would be taken for old ones. {REMEDY}"
+            f"{state}: topic {topic}: was recreated: its id is {found.id}, but was {known} when the last "
+            f"batch was read. Its offsets start again, so new rows would count as old ones. {REMEDY}"
         )
 
 
 def _check_end(state: str, place: str, end: int, known: int | None) -> None:
     if known is not None and end < known:
         raise SourceError(
-            f"{state}: {place}: ends at offset {end}, and was read up to {known} before: the topic was recreated or "
-            f"its log was cut, so new rows would be taken for old ones. {REMEDY}"
+            f"{state}: {place}: ends at offset {end}, but was read up to {known} before: the topic was "
+            f"recreated or its log was cut, so new rows would count as old ones. {REMEDY}"
         )
 
 
 def _check_first(place: str, start: int, end: int, first: int | None) -> None:
     if first is not None and start < end and start < first:
         raise SourceError(
-            f"{place}: offsets {start} to {min(first, end) - 1} were deleted before they were read. Nothing was "
-            "written. Where the loss is known and accepted, on_reset='report' goes on behind it"
+            f"{place}: offsets {start} to {min(first, end) - 1} were deleted before they were read. Nothing "
+            "was written. If you accept the loss, on_reset='report' continues after it"
         )
 
 

@@ -78,7 +78,7 @@ class KafkaLog(DataSource):
         """Return a reader. Raises ValueError for invalid options and columns."""
         if schema.fieldNames() != self.schema().fieldNames():
             names = ", ".join(self.schema().fieldNames())
-            raise ValueError(f"{NAME}: a schema of one's own cannot be given; the columns are {names}: select of them")
+            raise ValueError(f"{NAME}: a schema cannot be passed; the columns are {names}: select the ones you need")
         is_pushed = _one_of(self.options, "pushdown", ("off", "once")) == "once"
         return (PushedReader if is_pushed else KafkaLogReader)(self.options, self.schema())
 
@@ -86,7 +86,7 @@ class KafkaLog(DataSource):
 def _one_of(options: Mapping[str, str], name: str, known: Sequence[str]) -> str:
     value = options.get(name, known[0])
     if value not in known:
-        raise ValueError(f"{NAME}: {name}={value!r}: one of {', '.join(known)} was expected")
+        raise ValueError(f"{NAME}: {name}={value!r}: expected one of {', '.join(known)}")
     return value
 
 
@@ -108,12 +108,14 @@ class KafkaLogReader(DataSourceReader):
             names = f"path, rows, isolation, where, pushdown, batchBytesMax, {OF_STORE}<name>"
             raise ValueError(f"{NAME}: option {unknown[0]}: {names}")
         if "path" not in given:
-            raise ValueError(f"{NAME}: no path: load(path) of a partition's folder, a folder of such, or a segment")
+            raise ValueError(
+                f"{NAME}: no path: call load(path) with a partition's folder, a folder of partitions, or a segment"
+            )
         self.path = given["path"]
         self.rows = _one_of(given, "rows", ROWS)
         self.isolation = cast(Isolation, _one_of(given, "isolation", get_args(Isolation)))
         if self.rows == "batches" and self.isolation != "read_uncommitted":
-            raise ValueError(f"{NAME}: isolation={self.isolation!r} is of records; batches are all shown")
+            raise ValueError(f"{NAME}: isolation={self.isolation!r} applies to records only; batches are always shown")
         self.batch_bytes_max = _bytes(given.get("batchbytesmax"))
         self.store = {it.removeprefix(OF_STORE): value for it, value in given.items() if it.startswith(OF_STORE)}
         self.schema = schema
@@ -159,7 +161,7 @@ def _bytes(text: str | None) -> int:
     if text is None:
         return BATCH_BYTES_MAX
     if not text.isdecimal() or int(text) > BATCH_BYTES_MAX:
-        raise ValueError(f"{NAME}: batchBytesMax={text!r}: a number of bytes up to {BATCH_BYTES_MAX} was expected")
+        raise ValueError(f"{NAME}: batchBytesMax={text!r}: expected a number of bytes up to {BATCH_BYTES_MAX}")
     return int(text)
 
 
@@ -185,8 +187,8 @@ def conditions_of(text: str, schema: StructType) -> list[Condition]:
             condition = match["name"], match["compare"], _literal(match["value"])
         if condition is None or not _is_exact(condition, schema):
             raise ValueError(
-                f"{NAME}: where: {part!r}: a column ({', '.join(schema.fieldNames())}) compared with integers, or the "
-                "topic with texts, was expected"
+                f"{NAME}: where: {part!r}: expected a column ({', '.join(schema.fieldNames())}) compared with "
+                "integers, or the topic compared with texts"
             )
         found.append(condition)
     return found

@@ -115,8 +115,8 @@ def analyze(
     check_columns(rules, mapped)
     if not order and rules.depends_on_order:
         raise PolicyError(
-            f"the verdicts of this policy ({rules.rules}) depend on the order of the rows, which a table does not "
-            "have: pass order_by => 'column, ...', the columns that give the order of arrival"
+            f"the verdicts of this policy ({rules.rules}) depend on the order of the rows, which a table does "
+            "not have: pass order_by => 'column, ...', the columns with the order of arrival"
         )
     schema = table.dataType
     fields = identity_fields(schema, rules, mapped)
@@ -138,9 +138,9 @@ def analyze(
 
 def _constant(name: str, argument: AnalyzeArgument) -> str:
     if name not in ("policy", "columns", "order_by", *ROLES):
-        raise PolicyError(f"{DEDUPLICATE}: {name}: policy, columns, order_by, {', '.join(ROLES)} were expected")
+        raise PolicyError(f"{DEDUPLICATE}: {name}: expected policy, columns, order_by, {', '.join(ROLES)}")
     if not argument.isConstantExpression or not isinstance(argument.value, str):
-        raise PolicyError(f"{DEDUPLICATE}: {name}: a constant text was expected")
+        raise PolicyError(f"{DEDUPLICATE}: {name}: expected a constant text")
     return argument.value
 
 

@@ -112,23 +112,25 @@ def foreach_batch(
     """
     if is_remote():
         raise PolicyError(
-            "foreach_batch needs a classic Spark session: those of Spark Connect do not tell a batch's query, so one "
-            "that is delivered again could not be known. Run the query where the driver is"
+            "foreach_batch needs a classic Spark session: Spark Connect does not report the query of a "
+            "batch, so a repeated batch could not be recognized. Run the query in the driver's process"
         )
     if callable(sink):
         if folder is None:
-            raise ValueError("folder=None: a sink of one's own needs a folder for the rows that it is given")
+            raise ValueError("folder=None: a function as sink needs a folder for the rows that it receives")
         _check_function(sink)
         place: Place = folder
         if strange := set(PATTERN).intersection(os.path.abspath(os.fspath(folder))):
-            raise ValueError(f"folder={os.fspath(folder)!r}: Spark takes {' '.join(sorted(strange))} for a pattern")
+            raise ValueError(f"folder={os.fspath(folder)!r}: Spark reads {' '.join(sorted(strange))} as a pattern")
         return BatchWriter(state, place, sink, adopt_checkpoint, topics, options)
     shows = sink.for_job(state) if isinstance(sink, ForJobs) else sink
     beside = _folder_of(shows)
     if beside is not None and folder is not None:
-        raise ValueError(f"folder={os.fspath(folder)!r}: this sink has a folder, only one without needs another")
+        raise ValueError(f"folder={os.fspath(folder)!r}: this sink has its own folder; leave out folder=")
     if beside is None and folder is None:
-        raise ValueError("folder=None: a sink in an object store needs a folder, which workers see, for its batches")
+        raise ValueError(
+            "folder=None: a sink in an object store needs a folder for its batches that all workers can read and write"
+        )
     return BatchWriter(state, beside or folder or "", shows, adopt_checkpoint, topics, options)
 
 
@@ -169,8 +171,8 @@ class BatchWriter:
         call = query, number, spark.sparkContext.getLocalProperty(RUN_ID)
         if call == self._called and call[2] is not None:
             raise SourceError(
-                f"batch {number} of query {query} was given in parts: it becomes one version, so pass the whole of it "
-                "at once, or give each part a writer, a state and a sink of its own"
+                f"batch {number} of query {query} was passed in parts, but becomes one version: pass the whole "
+                "batch at once, or use a writer, a state and a sink for each part"
             )
         self._check_state(query, number)
         folder = self._batches / f"{query}-{number}-{uuid4().hex[:12]}"
@@ -219,8 +221,8 @@ class BatchWriter:
         if number > 0 and not self._adopts and state.settings() is None:
             raise SourceError(
                 f"{state.uri}: the state is empty, but the checkpoint of query {query} has batches up to "
-                f"{number - 1}: the state was lost, or another place is given. Put it back. Where a new state is meant "
-                "to begin here, in the middle of the stream, with a new sink, adopt_checkpoint=True begins one"
+                f"{number - 1}: the state was lost, or another place was passed. Restore it. To begin a new state "
+                "and a new sink here, in the middle of the stream, pass adopt_checkpoint=True"
             )
 
     def _collect_batches(self, query: str, number: int) -> None:
@@ -256,8 +258,8 @@ class BatchWriter:
         if done and done["query"] == query:
             if number > done["batch"] + 1:
                 raise SourceError(
-                    f"{state}: batch {number} of query {query} follows batch {done['batch']}: those between were "
-                    "judged by another state, or this one was taken back. Put the state back, or begin a new "
+                    f"{state}: batch {number} of query {query} follows batch {done['batch']}: another state judged "
+                    "the batches between, or this state was rolled back. Restore the state, or begin a new "
                     "checkpoint with adopt_checkpoint=True"
                 )
             what = f"batch {done['batch']} of this query up to {json.dumps(ends)}"
@@ -276,9 +278,8 @@ class BatchWriter:
         if not self._adopts:
             raise SourceError(
                 f"{state}: knows {what}; this is batch {number} of query {query}, from {json.dumps(begins)} to "
-                f"{json.dumps(position['ends'])}. Where a checkpoint that is new, or was taken back, is meant to go on "
-                "with this state, adopt_checkpoint=True takes it over: what it reads again will be refused as "
-                "duplicates"
+                f"{json.dumps(position['ends'])}. To continue this state with a checkpoint that is new or was "
+                "restored, pass adopt_checkpoint=True: rows that are read again are refused as duplicates"
             )
         return True
 
@@ -298,7 +299,7 @@ def _check_function(sink: Callable[..., object]) -> None:
     try:
         inspect.signature(sink).bind(None, 1, "")
     except TypeError as error:
-        raise ValueError(f"sink={sink!r}: a function (kept, version, attempt) was expected: {error}") from None
+        raise ValueError(f"sink={sink!r}: expected a function (kept, version, attempt): {error}") from None
     except ValueError:
         return  # the signature is not available
 
@@ -394,5 +395,5 @@ def _query_of(spark: SparkSession) -> str:
     """Return the id of the query that the current batch belongs to."""
     query = spark.sparkContext.getLocalProperty(QUERY_ID)
     if query is None:
-        raise SourceError("foreach_batch was called outside a streaming query: DedupJob reads files")
+        raise SourceError("foreach_batch was called outside a streaming query: to read files use DedupJob")
     return query

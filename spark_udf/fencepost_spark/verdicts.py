@@ -62,8 +62,9 @@ def verdict_udf(
     """
     if co_located is not True:
         raise PolicyError(
-            "verdict_udf needs co_located=True: each task judges with a state of its own, so the verdicts are right "
-            "only if all rows of a (pid, partition) lie in one task, in order. deduplicate() arranges that by itself"
+            "verdict_udf needs co_located=True: each task judges with its own state, so the verdicts are "
+            "right only if all rows of a (pid, partition) are in one task, in order. deduplicate() ensures "
+            "that"
         )
     rules = resolve(policy)
     mapped = resolve_columns(rules, columns)
@@ -75,7 +76,7 @@ def verdict_udf(
         return _arrow_udf(_in_worker("judge_arrays", options), result)
     if kind == "pandas":
         return _pandas_udf(_in_worker("judge_series", options), result)
-    raise PolicyError(f"kind={kind!r}: 'arrow' or 'pandas' was expected")
+    raise PolicyError(f"kind={kind!r}: expected 'arrow' or 'pandas'")
 
 
 def has_arrow_udf() -> bool:
@@ -94,8 +95,8 @@ def check_settings(spark: SparkSession | None) -> None:
     columnar = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
     if rows <= 0 and spark.conf.isModifiable(columnar) and spark.conf.get(columnar) == "true":
         raise PolicyError(
-            f"spark.sql.execution.arrow.maxRecordsPerBatch={rows} with columnar input makes Spark loop for ever: set "
-            f"it above 0, or {columnar} to false"
+            f"spark.sql.execution.arrow.maxRecordsPerBatch={rows} with columnar input makes Spark loop "
+            f"endlessly: set it above 0, or {columnar} to false"
         )
 
 
@@ -145,7 +146,7 @@ def judge_arrays(
     for arrays in batches:
         if len(arrays) != len(columns.names):
             raise BatchError(
-                f"the UDF takes {', '.join(columns.names)} in this order; {len(arrays)} columns were given"
+                f"the UDF takes {', '.join(columns.names)} in this order, but {len(arrays)} columns were passed"
             )
         rows = dict(zip(columns.names, arrays, strict=True))
         try:
@@ -187,7 +188,8 @@ def _from_series(series: Any, name: str) -> pa.Array:
         return array
     if (pc.max(pc.abs(array)).as_py() or 0) >= INEXACT_FLOAT_MIN:
         raise BatchError(
-            f"column '{name}': integers from 2^53 on beside nulls do not pass through pandas exactly; use kind='arrow'",
+            f"column '{name}': pandas cannot represent integers of 2^53 and above exactly beside nulls; use "
+            "kind='arrow'",
             column=name,
         )
     try:

@@ -188,7 +188,7 @@ def test_a_topic_that_was_recreated_and_is_shorter(spark: SparkSession, broker: 
     ):
         stream(spark, broker, "shorter", tmp_path)
     assert_nothing_new(tmp_path)
-    message = r"topic shorter, partition 0: ends at offset 1, and was read up to 3 before.* Nothing was written"
+    message = r"topic shorter, partition 0: ends at offset 1, but was read up to 3 before.* Nothing was written"
     with (
         pytest.warns(KafkaWarning, match="failOnDataLoss is false"),
         pytest.raises(StreamingQueryException, match=message),
@@ -202,7 +202,7 @@ def test_a_topic_that_was_recreated_and_is_longer(spark: SparkSession, broker: B
     topics = describe_topics(broker.settings)
     read_and_recreate(spark, broker, "longer", tmp_path, writer(tmp_path, topics=topics), *"defgh")
     message = (
-        r"topic longer: was recreated: its id is .*, and was .* when the last batch was read.* Nothing was written"
+        r"topic longer: was recreated: its id is .*, but was .* when the last batch was read.* Nothing was written"
     )
     with pytest.raises(StreamingQueryException, match=message):
         stream(spark, broker, "longer", tmp_path, writer(tmp_path, topics=topics))

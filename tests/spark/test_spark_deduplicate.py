@@ -206,7 +206,7 @@ class TestColumns:
     def test_columns_of_one_name_are_refused(self, spark: SparkSession) -> None:
         df = spark.createDataFrame([(7, 0, 0, seq % 3, 1, 2) for seq in range(6)], [*IDENTITY, "x", "y"])
         twins = df.select(*IDENTITY, "x", F.col("y").alias("x"))
-        with pytest.raises(fp.BatchError, match=r"column 'x': stands twice in the DataFrame; rename one$"):
+        with pytest.raises(fp.BatchError, match=r"column 'x': occurs twice in the DataFrame$"):
             deduplicate(twins)
 
 
@@ -273,7 +273,7 @@ class TestCoLocated:
     ) -> None:
         one = spark.read.parquet(write_files(tmp_path / "one", [[(0, 0, 0, seq, 0) for seq in range(9)]]))
         two = spark.read.parquet(write_files(tmp_path / "two", [[(1, 0, 0, seq, 0) for seq in range(9)]]))
-        with pytest.raises(fp.PolicyError, match=r"this DataFrame reads files but their metadata does not reach it"):
+        with pytest.raises(fp.PolicyError, match=r"their metadata does not reach it"):
             deduplicate(one.union(two), co_located=True)
         assert deduplicate(one.union(two), co_located=True, verify=True).count() == 18
 
@@ -294,7 +294,7 @@ class TestCoLocated:
         assert deduplicate(whole, co_located=True, verify=True).count() == 7
         apart = spark.read.parquet(write_files(tmp_path / "apart", [*files, [(1, 0, 0, 1, 1)]]))
         with pytest.raises(
-            fp.BatchError, match=r"the key pid=1, partition=0 lies in two tasks \(\d and \d among them\)"
+            fp.BatchError, match=r"the key pid=1, partition=0 is in two tasks \(for example \d and \d\)"
         ) as error:
             deduplicate(apart, co_located=True, verify=True)
         assert error.value.column == "pid, partition"
@@ -306,7 +306,7 @@ class TestCoLocated:
         try:
             for _ in range(2):
                 rows.repartition(1).write.mode("append").bucketBy(4, "pid").saveAsTable("bucketed")
-            with pytest.raises(fp.BatchError, match="lies in two tasks"):
+            with pytest.raises(fp.BatchError, match="is in two tasks"):
                 deduplicate(spark.table("bucketed"), co_located=True, verify=True)
         finally:
             spark.sql("drop table if exists bucketed")
@@ -364,12 +364,12 @@ class TestRefused:
     )
     def test_identities_that_are_drawn_anew(self, df: DataFrame, change: Callable[[DataFrame], DataFrame]) -> None:
         for co_located in (False, True):
-            with pytest.raises(fp.PolicyError, match=r"pid, epoch, partition, seq, or which rows there are, is drawn"):
+            with pytest.raises(fp.PolicyError, match=r"pid, epoch, partition, seq, .* changes whenever"):
                 deduplicate(change(df), co_located=co_located)
 
     @classic_only
     def test_an_order_that_is_drawn_after_the_shuffle(self, df: DataFrame) -> None:
-        with pytest.raises(fp.PolicyError, match=r"order_by is drawn anew"):
+        with pytest.raises(fp.PolicyError, match=r"order_by changes whenever"):
             deduplicate(df, "in_order", order_by=F.monotonically_increasing_id())
         assert deduplicate(df, "in_order", order_by=F.desc("copy")).count() == KEPT
         in_one = df.coalesce(1)
@@ -411,7 +411,7 @@ class TestRefused:
     @pytest.mark.parametrize("co_located", [False, True])
     def test_policies_that_need_an_order(self, df: DataFrame, policy: str, co_located: bool) -> None:
         columns = fp.Columns(epoch=None) if policy == "watermark" else None
-        with pytest.raises(fp.PolicyError, match="pass order_by, the columns that give the order of arrival"):
+        with pytest.raises(fp.PolicyError, match="pass order_by, the columns with the order of arrival"):
             deduplicate(df, policy, columns, co_located=co_located)
 
     def test_a_small_wrap_needs_an_order(self, spark: SparkSession) -> None:
@@ -431,7 +431,7 @@ class TestRefused:
 
     def test_streams(self, spark: SparkSession) -> None:
         rows = spark.readStream.format("rate").load().selectExpr("1L pid", "0S epoch", "0 partition", "value seq")
-        with pytest.raises(fp.PolicyError, match="it takes no streaming DataFrame"):
+        with pytest.raises(fp.PolicyError, match="streaming DataFrame"):
             deduplicate(rows)
 
     def test_settings_that_never_end(self, spark: SparkSession, df: DataFrame) -> None:
@@ -485,5 +485,5 @@ class TestRealLandingZone:
 def test_other_tables_are_refused_by_name(door: Any) -> None:
     name = door.__name__
     for rows, kind in ((pd.DataFrame({"pid": [7]}), "pandas.DataFrame"), (None, "builtins.NoneType")):
-        with pytest.raises(TypeError, match=rf"^{name}\(df\): a DataFrame of Spark was expected, not {kind}: "):
+        with pytest.raises(TypeError, match=rf"^{name}\(df\): expected a Spark DataFrame, not {kind}: "):
             door(rows)

@@ -130,7 +130,7 @@ def test_small_runs_start_no_task(
     assert near.keys() == far.keys()
     assert all(near[name].equals(far[name]) for name in near)
     assert segments(tmp_path / "near" / "state") == segments(tmp_path / "far" / "state")
-    with pytest.raises(ValueError, match="driver_bytes_max=-1: bytes from 0 on were expected"):
+    with pytest.raises(ValueError, match="driver_bytes_max=-1: expected 0 or more bytes"):
         SparkEngine(spark, driver_bytes_max=-1)
 
 

@@ -294,7 +294,7 @@ def test_what_makes_no_sense(spark: SparkSession, path: Path, options: dict[str,
 
 
 def test_a_schema_of_ones_own(spark: SparkSession) -> None:
-    with pytest.raises(Exception, match="a schema of one's own cannot be given"):
+    with pytest.raises(Exception, match="a schema cannot be passed"):
         spark.read.format(NAME).schema("offset bigint").load(str(DATA)).collect()
 
 

@@ -105,12 +105,12 @@ def test_columns_of_the_registration(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("TABLE(events), policy => 'sometimes'", "no policy is named 'sometimes'"),
+        ("TABLE(events), policy => 'sometimes'", "unknown policy 'sometimes'"),
         ("TABLE(events), policy => 'kafka'", "pass order_by"),
         ("TABLE(events), policy => 'kafka', order_by => 'nowhere'", "column 'nowhere': missing"),
         ("TABLE(events), seq => 'nowhere'", "column 'nowhere': missing"),
         ("TABLE(events), seq => 'payload'", "column 'payload'"),
-        ("TABLE(events), seq => 1", "seq: a constant text was expected"),
+        ("TABLE(events), seq => 1", "seq: expected a constant text"),
         ("TABLE(events), colour => 'red'", "colour: policy, columns, order_by"),
         ("1", "the first argument is the table"),
     ],

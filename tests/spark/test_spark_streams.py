@@ -341,16 +341,16 @@ def test_a_sink_of_ones_own_sees_each_version_and_can_tell_it(spark: SparkSessio
     origins = sink.origins()
     assert len(origins) == len(set(origins)) == len(first_of_each(rows))
     assert not list(folder.glob("run=*/part-*.parquet")), "rows lie there until the function has returned"
-    with pytest.raises(fp.SinkError, match="give the sink itself"):
+    with pytest.raises(fp.SinkError, match="pass the sink itself"):
         state.open(tmp_path / "state").rollback(1)
 
 
 def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs a folder"):
         foreach_batch(tmp_path / "state", lambda kept, version, attempt: None)
-    with pytest.raises(ValueError, match=r"Spark takes \[ \] \{ for a pattern"):
+    with pytest.raises(ValueError, match=r"Spark reads \[ \] \{ as a pattern"):
         foreach_batch(tmp_path / "state", lambda kept, version, attempt: None, folder=tmp_path / "a{b[c]")
-    with pytest.raises(ValueError, match=r"a function \(kept, version, attempt\) was expected: too many positional"):
+    with pytest.raises(ValueError, match=r"expected a function \(kept, version, attempt\): too many positional"):
         foreach_batch(tmp_path / "state", lambda kept, version: None, folder=tmp_path / "kept")  # type: ignore[misc]
     with pytest.raises(ValueError, match="this sink has a folder"):
         writer(tmp_path, folder=tmp_path / "kept")
@@ -596,7 +596,7 @@ def test_recovery_does_not_call_for_a_version_that_is_fenced(spark: SparkSession
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"policy": "in_time"}, fp.PolicyError, "no policy is named 'in_time'"),
+        ({"policy": "in_time"}, fp.PolicyError, "unknown policy 'in_time'"),
         ({"policy": "strict"}, fp.PolicyError, "give order_by="),
         ({"policy": "kafka_offsets", "columns": fp.Columns()}, fp.PolicyError, "this policy ignores epochs"),
         ({"columns": "kafka"}, fp.PolicyError, "columns='kafka' names offsets"),

@@ -109,16 +109,14 @@ def test_detail_without_holes_is_null(spark: SparkSession, kind: Any) -> None:
 def test_co_location_must_be_stated() -> None:
     with pytest.raises(TypeError, match="co_located"):
         verdict_udf()  # type: ignore[call-arg]
-    with pytest.raises(
-        fp.PolicyError, match=r"verdict_udf needs co_located=True: each task judges with a state of its own"
-    ):
+    with pytest.raises(fp.PolicyError, match=r"verdict_udf needs co_located=True"):
         verdict_udf(co_located=False)
 
 
 def test_arguments_are_checked_on_the_driver() -> None:
-    with pytest.raises(fp.PolicyError, match="no policy is named 'any'"):
+    with pytest.raises(fp.PolicyError, match="unknown policy 'any'"):
         verdict_udf("any", co_located=True)
-    with pytest.raises(fp.PolicyError, match=r"kind='polars': 'arrow' or 'pandas' was expected$"):
+    with pytest.raises(fp.PolicyError, match=r"kind='polars': expected 'arrow' or 'pandas'$"):
         verdict_udf(co_located=True, kind="polars")  # type: ignore[arg-type]
     with pytest.raises(fp.PolicyError, match="ignores epochs"):
         verdict_udf("watermark", co_located=True, columns=fp.Columns())
@@ -204,9 +202,7 @@ def test_a_wrong_type_is_named(spark: SparkSession, kind: Any) -> None:
 
 
 def test_the_number_of_columns_is_checked(spark: SparkSession) -> None:
-    with pytest.raises(
-        PythonException, match="the UDF takes pid, epoch, partition, seq in this order; 3 columns were given"
-    ):
+    with pytest.raises(PythonException, match="the UDF takes pid, epoch, partition, seq in this order"):
         judged(frame(spark, STREAM), "pid", "partition", "seq")
 
 
@@ -219,7 +215,7 @@ def test_large_integers_beside_nulls_are_exact_or_refused(spark: SparkSession) -
     for prefers_nullable in ("false", "true"):
         with (
             settings(spark, spark_sql_execution_pythonUDF_pandas_preferIntExtensionDtype=prefers_nullable),
-            pytest.raises(PythonException, match=r"column 'offset': integers from 2\^53 on beside nulls do not pass"),
+            pytest.raises(PythonException, match=r"column 'offset': pandas .* 2\^53"),
         ):
             judged(df, *names, policy="kafka_offsets", kind="pandas")
 

@@ -181,7 +181,7 @@ def test_what_spark_appends_is_read_once(spark: SparkSession, tmp_path: Path) ->
     assert make_job(tmp_path).run().rows == 600
     assert_kept(tmp_path, 0, 1, 2, 3)
     spark.sql(f"delete from delta.`{tmp_path / 'source'}` where seq = 7")
-    with pytest.raises(fp.SourceError, match=r"\(DELETE\) adds rows and takes some away"):
+    with pytest.raises(fp.SourceError, match=r"\(DELETE\) adds and removes rows"):
         make_job(tmp_path).run()
 
 

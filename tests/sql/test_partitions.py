@@ -82,7 +82,7 @@ def test_a_place_without_a_stored_number_takes_the_first_that_fits(place: Any) -
         producer.send({"partition": [0, 1, 2], "value": [1, 2, 3]})
     forget_count()
     for given in ({}, {"partitions": 2}):
-        with pytest.raises(fp.PolicyError, match=r"stores no count, and has rows of partition 2. .* partitions=3"):
+        with pytest.raises(fp.PolicyError, match=r"stores no partition count, .* partition 2. .* partitions=3"):
             new(**given)
     assert new(partitions=4).partitions == 4
     assert new().partitions == 4

@@ -35,7 +35,7 @@ def advise_command(
     Identity columns that no option names are detected by column name.
     """
     if rows != "all" and not (rows.isdecimal() and int(rows)):
-        raise typer.BadParameter(f"--rows {rows}: a number of rows above 0, or all, was expected")
+        raise typer.BadParameter(f"--rows {rows}: expected a number of rows above 0, or all")
     given = named_columns(locals())
     if html is not None:
         check_page(html)

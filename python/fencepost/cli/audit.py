@@ -75,7 +75,7 @@ def audit_command(
         if kind not in FINDINGS:
             raise typer.BadParameter(f"--fail-on {kind}: {', '.join(FINDINGS)} were expected")
     if "reset" in kinds and rules.columns.timestamp is None:
-        raise typer.BadParameter("--fail-on reset: needs --timestamp, by which resets and repeats are told apart")
+        raise typer.BadParameter("--fail-on reset: needs --timestamp: without it a reset looks like a repeat")
     if "conflict" in kinds and not compare_content:
         raise typer.BadParameter("--fail-on conflict: needs --compare-content, which compares repeats")
     if html is not None:

@@ -220,7 +220,7 @@ def dedup_command(
     if html is not None:
         check_page(html)
     if order_by and file_order:
-        raise typer.BadParameter("--order-by and --file-order: one of them")
+        raise typer.BadParameter("pass either --order-by or --file-order, not both")
     job = make_job(
         source,
         state,

@@ -107,7 +107,7 @@ def pairs(name: str, texts: list[str] | None) -> dict[str, str] | None:
     found = [text.partition("=") for text in texts or ()]
     for key, sign, value in found:
         if not (key and sign):
-            raise typer.BadParameter(f"{name} {key}{sign}{value}: NAME=VALUE was expected")
+            raise typer.BadParameter(f"{name} {key}{sign}{value}: expected NAME=VALUE")
     return {key: value for key, _, value in found} or None
 
 
@@ -122,7 +122,7 @@ def read_policy(options: dict[str, Any]) -> Policy:
         policy = _from_file(options["policy_file"]) if options["policy_file"] else resolve("any_order")
         if options["policy"] is not None:
             if options["policy_file"]:
-                raise PolicyError('--policy and --policy-file: one of them; a file may name a "preset"')
+                raise PolicyError('pass either --policy or --policy-file, not both; a file can name a "preset"')
             policy = resolve(options["policy"])
         policy = policy.replace(**dict(map(_field, options["fields"] or ())))
         columns = _columns(resolve_columns(policy, options["columns"]), options)
@@ -164,7 +164,7 @@ def _from_file(path: Path) -> Policy:
 def _field(text: str) -> tuple[str, Any]:
     name, sign, value = text.partition("=")
     if not sign or name == "columns":
-        raise PolicyError(f"--set {text}: FIELD=VALUE was expected; columns have options of their own")
+        raise PolicyError(f"--set {text}: expected FIELD=VALUE; columns have their own options")
     return name, None if value == "none" else int(value) if value.lstrip("-").isdecimal() else value
 
 
@@ -182,6 +182,6 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     given |= {role: options[role] for role in ("epoch", "seq", "timestamp") if options[role] is not None}
     if options["no_partition"]:
         if "partition" in given:
-            raise PolicyError("--partition and --no-partition: one of them")
+            raise PolicyError("pass either --partition or --no-partition, not both")
         given["partition"] = None
     return given

@@ -41,7 +41,7 @@ def number_or_all(name: str, text: str | None) -> int | str | None:
     if text is None or text == "all":
         return text
     if not text.isdecimal():
-        raise typer.BadParameter(f"{name} {text}: a number, or all, was expected")
+        raise typer.BadParameter(f"{name} {text}: expected a number, or all")
     return int(text)
 
 
@@ -51,5 +51,5 @@ def milliseconds(text: str | None) -> int | None:
         return None
     match = re.fullmatch(r"(\d+)(ms|s|m|h|d)", text)
     if match is None:
-        raise typer.BadParameter(f"a duration such as 7d, 12h, 30m, 45s or 500ms was expected, found '{text}'")
+        raise typer.BadParameter(f"expected a duration such as 7d, 12h, 30m, 45s or 500ms, found '{text}'")
     return int(match[1]) * _MILLISECONDS[match[2]]

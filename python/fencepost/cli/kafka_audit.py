@@ -90,7 +90,7 @@ def _now(text: str | None) -> int | Literal["newest"] | None:
     if text is None or text == "newest":
         return cast("Literal['newest'] | None", text)
     if not text.isdecimal() or int(text) >= 2**63:
-        raise typer.BadParameter(f"--now-ms {text}: milliseconds since 1970 below 2**63, or newest, were expected")
+        raise typer.BadParameter(f"--now-ms {text}: expected milliseconds since 1970 below 2**63, or newest")
     return int(text)
 
 

@@ -55,13 +55,13 @@ def kafka_export_command(
     _check_one_of("--isolation", isolation, ISOLATIONS)
     _check_one_of("--rows", rows, ROWS)
     if rows == "batches" and isolation != "read_uncommitted":
-        raise typer.BadParameter(f"--isolation {isolation}: is of records; batches are all shown")
+        raise typer.BadParameter(f"--isolation {isolation} applies to records only; batches are always shown")
     if out.exists():
-        raise typer.BadParameter(f"{out}: is there already")
+        raise typer.BadParameter(f"{out} already exists")
     if not out.absolute().parent.is_dir():
         raise typer.BadParameter(f"{out.parent}: no such folder")
     if Path(source).resolve() in out.resolve().parents:
-        raise typer.BadParameter(f"{out}: lies in {source}, which is read")
+        raise typer.BadParameter(f"{out} is inside {source}, which is read: choose another place")
     from fencepost.cli.salvage import Source
 
     with steps(quiet) as show, _hint(salvage):

@@ -29,7 +29,7 @@ class Source:
         """Segments with damaged headers."""
         self.logs: list[Log] = open_partitions(source)
         if not self.logs:
-            raise SourceError(f"{source}: no segments (*.log) in any of the partitions' folders here", path=source)
+            raise SourceError(f"{source}: no segments (*.log) in any partition folder", path=source)
         if not any(log.folder == source for log in self.logs):
             self.missing += _without_segments(source)
         for log in self.logs:

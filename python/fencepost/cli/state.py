@@ -46,11 +46,13 @@ def show(
     newest = state.decided()
     if run is not None:
         if html is not None:
-            raise typer.BadParameter("RUN and --html: one of them")
+            raise typer.BadParameter("pass either RUN or --html, not both")
         if not 1 <= run <= newest:
-            raise typer.BadParameter(f"there is no version {run}; there are 1 to {newest}")
+            raise typer.BadParameter(f"version {run} does not exist; versions are 1 to {newest}")
         if run <= state.known_floor():
-            raise typer.BadParameter(f"version {run} is folded: of 1 to {state.known_floor()} only totals are left")
+            raise typer.BadParameter(
+                f"version {run} is folded: of versions 1 to {state.known_floor()} only totals are kept"
+            )
         details = history.explain(state, run)
         print(json.dumps(details) if as_json else _to_text(details))
         return
@@ -113,7 +115,7 @@ def export(
 ) -> None:
     """Export the whole state, or the missing ranges."""
     if what not in ("entries", "missing"):
-        raise typer.BadParameter(f"--what {what}: entries or missing were expected")
+        raise typer.BadParameter(f"--what {what}: expected entries or missing")
     if out is not None:
         check_table_file("", out)
     state = _open(place)

@@ -67,7 +67,7 @@ class Settings:
         """Return host and port of `listen`. Raises PolicyError."""
         host, colon, port = self.listen.rpartition(":")
         if not colon or not port.isdecimal() or int(port) > 65535:
-            raise PolicyError(f"listen={self.listen!r}: host:port was expected, such as '127.0.0.1:9464'")
+            raise PolicyError(f"listen={self.listen!r}: expected host:port, such as '127.0.0.1:9464'")
         return host.strip("[]"), int(port)
 
     @staticmethod
@@ -86,7 +86,7 @@ class Settings:
                 raise PolicyError(f"{path}: {error.message}") from None
         found |= {name: value for name, value in given.items() if value is not None}
         if "database" not in found:
-            raise PolicyError("database: missing: give it in the file, or by --database")
+            raise PolicyError("database: missing; set it in the file or with --database")
         settings = Settings(**found)
         settings.address  # noqa: B018
         return settings
@@ -126,7 +126,7 @@ def _of_document(document: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in flat.items():
         if key not in _KEYS:
             known = ", ".join(".".join(it) for it in _KEYS)
-            raise PolicyError(f"{'.'.join(key)}: no such key; there are {known}")
+            raise PolicyError(f"{'.'.join(key)}: unknown key; known keys are {known}")
         name, kind = _KEYS[key]
         found[name] = _READERS[kind](".".join(key), value)
     return found
@@ -134,14 +134,14 @@ def _of_document(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(key: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise PolicyError(f"{key}={value!r}: a text was expected")
+        raise PolicyError(f"{key}={value!r}: expected a text")
     return value
 
 
 def _duration(key: str, value: Any) -> int:
     found = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if found is None or int(found[1]) == 0:
-        raise PolicyError(f"{key}={value!r}: a duration was expected, such as '500ms', '10s', '5m', '1h' or '7d'")
+        raise PolicyError(f"{key}={value!r}: expected a duration, such as '500ms', '10s', '5m', '1h' or '7d'")
     return int(found[1]) * _UNITS_MS[found[2]]
 
 
@@ -154,14 +154,14 @@ def _routes(key: str, value: Any) -> dict[str, Any]:
         is_one = isinstance(route, Mapping) and len(route) == 1 and next(iter(route)) in ROUTE_KINDS
         if not is_one and route != "decisions":
             raise PolicyError(
-                f'{key}.{topic}={route!r}: {{ table = "..." }}, {{ landing = "..." }} or "decisions" was expected'
+                f'{key}.{topic}={route!r}: expected {{ table = "..." }}, {{ landing = "..." }} or "decisions"'
             )
     return dict(value)
 
 
 def _table(key: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise PolicyError(f"{key}={value!r}: a table was expected")
+        raise PolicyError(f"{key}={value!r}: expected a table")
     return value
 
 

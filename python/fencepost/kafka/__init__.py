@@ -84,7 +84,7 @@ def read_batches(
         SourceError: The source is not a log (path, position).
     """
     if damage not in ("raise", "report"):
-        raise ValueError(f"damage={damage!r}: 'raise' or 'report'")
+        raise ValueError(f"damage={damage!r}: expected 'raise' or 'report'")
     from fencepost.kafka.source import open_log
 
     log = open_log(source, options)
@@ -126,9 +126,9 @@ def read_records(
             position).
     """
     if isolation not in ("read_uncommitted", "read_committed"):
-        raise ValueError(f"isolation={isolation!r}: 'read_uncommitted' or 'read_committed'")
+        raise ValueError(f"isolation={isolation!r}: expected 'read_uncommitted' or 'read_committed'")
     if batch_bytes_max < 0:
-        raise ValueError(f"batch_bytes_max={batch_bytes_max}: a number of bytes")
+        raise ValueError(f"batch_bytes_max={batch_bytes_max}: expected a number of bytes, 0 or more")
     from fencepost.kafka.source import open_log, read_beside
 
     log = open_log(source, options)

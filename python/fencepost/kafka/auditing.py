@@ -59,9 +59,9 @@ class Request:
         policies = [self.cleanup_policy] if isinstance(self.cleanup_policy, str) else self.cleanup_policy.values()
         for policy in policies:
             if policy not in CLEANUP_POLICIES:
-                raise PolicyError(f"cleanup_policy={policy!r}: one of {', '.join(CLEANUP_POLICIES)}")
+                raise PolicyError(f"cleanup_policy={policy!r}: expected one of {', '.join(CLEANUP_POLICIES)}")
         if isinstance(self.now_ms, str) and self.now_ms != "newest":
-            raise PolicyError(f"now_ms={self.now_ms!r}: milliseconds since 1970, or 'newest'")
+            raise PolicyError(f"now_ms={self.now_ms!r}: expected milliseconds since 1970, or 'newest'")
 
     def policy_of(self, topic: str | None) -> str:
         """Return the cleanup.policy of a topic, as far as known."""

@@ -127,9 +127,9 @@ class PartitionLog:
         on_damage: Literal["refuse", "cut"] = "refuse",
     ) -> None:
         if sync not in ("each", "group", "interval"):
-            raise ValueError(f"sync={sync!r}: 'each', 'group' or 'interval'")
+            raise ValueError(f"sync={sync!r}: expected 'each', 'group' or 'interval'")
         if on_damage not in ("refuse", "cut"):
-            raise ValueError(f"on_damage={on_damage!r}: 'refuse' or 'cut'")
+            raise ValueError(f"on_damage={on_damage!r}: expected 'refuse' or 'cut'")
         for name, value, least in (("interval_ms", interval_ms, 1), ("segment_bytes", segment_bytes, 1)):
             if not least <= value < 2**31:
                 raise ValueError(f"{name}={value} is outside {least}..={2**31 - 1}")
@@ -206,7 +206,7 @@ class PartitionLog:
         verdicts. Raises the errors of `append`.
         """
         if outcome not in ("commit", "abort"):
-            raise ValueError(f"outcome={outcome!r}: 'commit' or 'abort'")
+            raise ValueError(f"outcome={outcome!r}: expected 'commit' or 'abort'")
         code, offset = self._log.append_marker(
             pid, epoch, outcome == "commit", coordinator_epoch, transaction_version, _now_ms(now_ms)
         )
@@ -227,7 +227,7 @@ class PartitionLog:
         the log is closed. Raises ValueError for an offset outside 0 ... the log's end, SourceError for damage.
         """
         if isolation not in ("read_uncommitted", "read_committed"):
-            raise ValueError(f"isolation={isolation!r}: 'read_committed' or 'read_uncommitted'")
+            raise ValueError(f"isolation={isolation!r}: expected 'read_committed' or 'read_uncommitted'")
         return self._log.read(from_offset, isolation == "read_committed")
 
     @property

@@ -200,7 +200,7 @@ class LogAudit:
         """
         for kind in kinds:
             if kind not in FINDINGS:
-                raise PolicyError(f"no finding is called '{kind}'; there are {', '.join(FINDINGS)}")
+                raise PolicyError(f"unknown finding '{kind}'; findings are {', '.join(FINDINGS)}")
         sums = {kind: sum(partition.found()[kind] for partition in self.partitions) for kind in kinds or FINDINGS}
         return {kind: count for kind, count in sums.items() if count}
 
@@ -210,7 +210,7 @@ class LogAudit:
         `name`: producers, missing, holes, repeated, fenced, open, aborted, snapshots, differences or index.
         """
         if name not in _TABLES:
-            raise PolicyError(f"no table is called '{name}'; there are {', '.join(_TABLES)}")
+            raise PolicyError(f"unknown table '{name}'; tables are {', '.join(_TABLES)}")
         import pyarrow as pa
 
         tables = []

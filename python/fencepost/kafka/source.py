@@ -82,7 +82,7 @@ class Log:
         if offset < bases[0]:
             path = self.folder or self.segments[0].path
             raise SourceError(
-                f"{path}: offsets {offset} to {bases[0] - 1} are not in the log any more, which begins at {bases[0]}",
+                f"{path}: offsets {offset} to {bases[0] - 1} are no longer in the log, which begins at {bases[0]}",
                 path=path,
             )
         return bisect_right(bases, offset) - 1
@@ -140,8 +140,10 @@ def _by_topic(where: str, names: Iterable[str], nameless: set[str]) -> list[str]
     """Return names of partition folders, by topic and number. Raises SourceError for segments in other folders."""
     if nameless:
         raise SourceError(
-            f"{where}: the folder {min(nameless)} has segments, and its name tells no topic and partition (orders-0): "
-            "rename it, or move it elsewhere",
+            (
+                f"{where}: the folder {min(nameless)} has segments, but its name has no topic and partition (such "
+                "as orders-0): rename it, or move it elsewhere"
+            ),
             path=where,
         )
     found = [(*topic_and_partition(name), name) for name in names]
@@ -272,5 +274,5 @@ def _base_offset(name: str) -> int | None:
 
 def _empty(path: str, partitions: list[str]) -> EmptyLogError:
     some = ", ".join(partitions[:3]) + (", ..." if len(partitions) > 3 else "")
-    hint = f"; it holds the partitions {some}: read each" if partitions else ""
+    hint = f"; it holds the partitions {some}: read each of them" if partitions else ""
     return EmptyLogError(f"{path}: no segments (*.log) in this folder{hint}", path=path)

@@ -51,7 +51,7 @@ def advise(
         return dataclasses.replace(advice, source=os.fspath(source))
     opened, files, place = list_source(source, source_options)
     if not files.paths:
-        raise SourceError(f"{place}: there is no file to read", path=place)
+        raise SourceError(f"{place}: no file to read", path=place)
     first = files.full_path(0)
     head = _head(first, opened.storage.object(first, files.facts(0)))
     if opened.has_folder_columns:

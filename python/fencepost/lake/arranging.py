@@ -103,15 +103,15 @@ def arrangement_of(
     if target_file_bytes is None and partition_by is None and not names:
         return None
     if target_file_bytes is not None and target_file_bytes < 1:
-        raise ValueError(f"target_file_bytes={target_file_bytes}: at least 1 was expected")
+        raise ValueError(f"target_file_bytes={target_file_bytes}: expected at least 1")
     match = re.fullmatch(r"(\w+)\((.+)\)", partition_by or "")
     if match and match[1] != "day":
-        raise ValueError(f"partition_by={partition_by!r}: a column, or day(column), was expected")
+        raise ValueError(f"partition_by={partition_by!r}: expected a column, or day(column)")
     column = match[2] if match else partition_by
     if column == "" or "" in names:
         raise ValueError("partition_by and sort_by: the name of a column is empty")
     if match is None and column in names:
-        raise ValueError(f"sort_by={column!r}: all rows of a file have one value of it, for it is partition_by")
+        raise ValueError(f"sort_by={column!r}: it is partition_by, so all rows of a file have the same value")
     return Arrangement(
         target_file_bytes=target_file_bytes, partition_by=column, is_date=match is not None, sort_by=names
     )
@@ -129,29 +129,29 @@ def check_arrangement(arrangement: Arrangement, scanned: Iterable[Scanned]) -> N
             _check_schema(arrangement, group.schemas[number], group.files.full_path(place))
         for folder, place in {hive_folders(group.files.paths[place]): place for place in places}.items():
             if arrangement.folder in hive_values(folder):
-                text = f"the names of the source's folders give it ({folder}): leave out partition_by"
+                text = f"already comes from the names of the source's folders ({folder}): leave out partition_by"
                 raise _refusal(group.files.full_path(place), arrangement.folder, text)
 
 
 def _check_schema(arrangement: Arrangement, schema: pa.Schema, path: str) -> None:
     for name in arrangement.keys:
         if schema.names.count(name) != 1:
-            reason = "missing" if name not in schema.names else "stands in the file more than once"
+            reason = "missing" if name not in schema.names else "occurs more than once in the file"
             asked = "partition_by" if name == arrangement.partition_by else "sort_by"
             raise _refusal(path, name, f"{reason}; {asked} needs it in every file")
     if arrangement.is_date and "day" in schema.names:
-        raise _refusal(path, "day", f"is in the file, and day({arrangement.partition_by}) names folders by it")
+        raise _refusal(path, "day", f"exists in the file, but day({arrangement.partition_by}) names folders after it")
     if arrangement.partition_by is not None:
         kind = schema.field(arrangement.partition_by).type
         wanted = (_DATES, "a timestamp or a date") if arrangement.is_date else (_NAMES, "text, an integer or a date")
         if not any(is_one(kind) for is_one in wanted[0]):
-            raise _refusal(path, arrangement.partition_by, f"{kind}; to name folders it must be {wanted[1]}")
+            raise _refusal(path, arrangement.partition_by, f"{kind}; a column that names folders must be {wanted[1]}")
     for name in arrangement.sort_by:
         kind = schema.field(name).type
         try:
             pc.sort_indices(pa.table({name: pa.array([], kind)}), [(name, "ascending")])
         except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid):
-            raise _refusal(path, name, f"{kind}; rows cannot be sorted by it") from None
+            raise _refusal(path, name, f"{kind}; rows cannot be sorted by this type") from None
 
 
 _DATES = (pa.types.is_timestamp, pa.types.is_date)
@@ -407,7 +407,7 @@ class _Batch:
         if text in ("", HIVE_NULL):
             what = "an empty text" if not text else repr(text)
             path = self.item.files.full_path(self.sources[0])
-            raise _refusal(path, name, f"{what} cannot name a folder: it could not be told from null")
+            raise _refusal(path, name, f"{what} cannot name a folder, because it looks like null")
         return quote(text, safe="")
 
     # Files

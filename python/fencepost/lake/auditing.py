@@ -219,7 +219,7 @@ def list_source(source: str | os.PathLike[str], options: Mapping[str, Any] | Non
     opened = open_place(place, options)
     files = opened.files()
     if any(files.vectors):
-        raise SourceError(f"{place}: has files with deletion vectors, which an audit does not read yet", path=place)
+        raise SourceError(f"{place}: has files with deletion vectors, which audits do not support", path=place)
     return opened, files, place
 
 

@@ -45,7 +45,7 @@ def _check_read(run: Run, found: Found) -> None:
     """Later runs must read what this run leaves out."""
     unread = run.source.unread(found, is_rebase=run.is_rebase)
     if unread:
-        text = f"{run.source.place}: {len(unread)} files cannot be read, and their rows would be new later: "
+        text = f"{run.source.place}: {len(unread)} files cannot be read, and their rows would look new later: "
         raise SourceError(text + ", ".join(unread[:10]), path=f"{run.source.place}/{unread[0]}")
 
 
@@ -54,8 +54,8 @@ def _check_refused(run: Run, counts: dict[str, int], rows: int) -> None:
     share = sum(refused.values()) / rows if rows else 0
     if share > run.job.rejected_max:
         listed = ", ".join(f"{count:,} {name}" for name, count in refused.items())
-        forgotten = "The state has forgotten everything up to its horizon, and they are older: see max_idle_ms."
-        others = "Does order_by give the true order, and does the policy fit?"
+        forgotten = "These rows are older than the horizon of the state: see max_idle_ms"
+        others = "Check that order_by gives the true order and that the policy fits"
         raise PolicyError(
             f"{share:.1%} of {rows:,} new rows would be refused ({listed}), more than rejected_max="
             f"{run.job.rejected_max:.1%}; nothing was written. {forgotten if 'FORGOTTEN' in refused else others}"
@@ -65,8 +65,7 @@ def _check_refused(run: Run, counts: dict[str, int], rows: int) -> None:
             f"{count:,} {name}" for name, count in counts.items() if name not in ("ACCEPTED", "UNTRACKED")
         )
         raise SourceError(
-            f"{run.source.place}: not clean, so no state can be made of it without a look at its rows ({listed}); "
-            "run() writes a clean copy",
+            f"{run.source.place}: not clean ({listed}), so no state can be seeded from it; run() writes a clean copy",
             path=run.source.place,
         )
 
@@ -82,10 +81,10 @@ def _check_conflicts(run: Run, count: int, judged: list[Judged]) -> None:
     if not count or run.job.on_conflict != "stop":
         return
     raise PolicyError(
-        f"{count:,} rows repeat the identity of another row with other content "
-        f"({listed(joined([it.conflicts for it in judged]))}); nothing was written. Did a counter begin anew, or "
-        "do the columns not give the identity? Columns that differ in copies are left out by "
-        "compare_content=[columns]; on_conflict='quarantine' writes such rows to _rejects"
+        f"{count:,} rows have the identity of another row but other content "
+        f"({listed(joined([it.conflicts for it in judged]))}); nothing was written. Check whether a "
+        "counter restarted, and whether the columns identify a row. compare_content=[columns] leaves out "
+        "columns that differ between copies; on_conflict='quarantine' writes such rows to _rejects"
     )
 
 
@@ -96,9 +95,10 @@ def _check_resets(run: Run, resets: list[pa.Table]) -> None:
     worst = pa.concat_tables(resets, promote_options="permissive").sort_by([("retimed", "descending")])
     listed = "; ".join(str(line) for line in worst.slice(0, 3).to_pylist())
     raise PolicyError(
-        f"{count} keys seem to have begun to number anew: {reset_rule(run.job.reset_rows_min)} ({listed}); "
-        "nothing was written. Was a topic recreated, a cluster rebuilt, or a device reset? Then give it a scope "
-        "and a state of its own. Are the timestamps not those of the events? on_reset='report' drops such repeats"
+        f"{count} keys seem to have restarted their numbering: {reset_rule(run.job.reset_rows_min)} "
+        f"({listed}); nothing was written. If a topic was recreated, a cluster rebuilt or a device reset, "
+        "give it its own scope and state. If the timestamps are not those of the events, "
+        "on_reset='report' drops such repeats"
     )
 
 

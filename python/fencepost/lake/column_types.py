@@ -42,7 +42,8 @@ def check_types(
                 reason = f"in {paths_of(first[misfit.name])[0]} it is {kind}"
             else:
                 reason = (
-                    f"this state's keys have {kind} there since its first rows, another type needs a state of its own"
+                    f"this state's keys have the type {kind} there since its first rows; another type needs its own "
+                    "state"
                 )
             problem = f"column '{misfit.name}': {type_name(misfit.type)}; {reason}"
             paths = paths_of(exchange)
@@ -52,7 +53,7 @@ def check_types(
             continue
         for field in exchange.schema:
             if field.name in order_by and not _has_order(field.type):
-                text = f"column '{field.name}': {field.type} has no order for order_by"
+                text = f"column '{field.name}': {field.type} cannot be sorted by order_by"
                 raise BatchError(f"{paths_of(exchange)[0]}: {text}", column=field.name)
             if field.name not in expected:
                 expected[field.name], first[field.name] = type_name(field.type), exchange

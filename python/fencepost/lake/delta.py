@@ -89,7 +89,9 @@ def list_appended(
     rows.
     """
     if "%" in root:
-        raise SourceError(f"{root}: a '%' in the path of a Delta table is read as another path; rename it", path=root)
+        raise SourceError(
+            f"{root}: a '%' in the path of a Delta table is decoded to another path; rename it", path=root
+        )
     store = storage.as_store(root)
 
     def attempt() -> Appended:
@@ -110,8 +112,8 @@ def _appended(
         return place.appended(_snapshot(table), set(), NEW_STATE, new)
     if position["table"] != new["table"] or position["version"] > new["version"]:
         raise SourceError(
-            f"{root}: another table than the one that was read up to version {position['version']} (its id is "
-            f"{new['table']}, was {position['table']}), or one that was made anew: it needs a state of its own",
+            f"{root}: not the table that was read up to version {position['version']} (its id is "
+            f"{new['table']}, was {position['table']}): it was replaced or recreated and needs its own state",
             path=root,
         )
     remedy = NEW_STATE if own is None else REBASE
@@ -137,7 +139,7 @@ def _check_readable(table: Table, root: str) -> None:
     mapping = table.configuration.get("delta.columnMapping.mode", "none")
     if unknown or mapping != "none":
         what = ", ".join(unknown) or f"column mapping ({mapping})"
-        raise SourceError(f"{root}: the table has {what}, by which its rows are not just those of its files", path=root)
+        raise SourceError(f"{root}: the table has {what}: its rows differ from those in its files", path=root)
 
 
 def _snapshot(table: Table) -> list[Action]:
@@ -177,7 +179,7 @@ def _commits(store: Store, first: int, last: int, remedy: str) -> Iterator[tuple
         for version, actions in read_commits(store, first, last):
             if actions is None:
                 path = f"{store.uri}/{LOG}/{version:020}.json"
-                text = "gone before it was read, so nobody can tell which files it has added"
+                text = "deleted before it was read, so the files it added are unknown"
                 raise SourceError(f"{path}: {text}: {remedy}", path=path)
             yield version, actions
     except ValueError as error:
@@ -192,11 +194,11 @@ def _add_in_place(store: Store, version: int, actions: list[tuple[str, Action]],
     added = [unquote(it["path"]) for kind, it in actions if kind == "add" and it.get("dataChange", True)]
     again = [path for path in added if path in found.added]
     if operation == "RESTORE" or any(it.get("dataChange", True) for it in removed):
-        what = "takes rows away, which the state would still know: written once more, they would be taken for repeats"
+        what = "removes rows that the state still knows: if they came again, they would count as repeats"
     elif again:
-        what = f"adds a file once more that is there ({again[0]}), whose rows would all be taken for repeats"
+        what = f"adds a file again that the table already has ({again[0]}): all its rows would count as repeats"
     elif moved:
-        what = f"moves rows to other files that were not read yet (of {moved[0]}), so nobody can tell which are new"
+        what = f"moves unread rows to other files (of {moved[0]}), so new rows cannot be identified"
     else:
         _add_commit(store, version, actions, found)
         return
@@ -210,10 +212,10 @@ def _check_new(store: Store, version: int, found: _Range, waiting: frozenset[str
     try:
         known = ((live_files(store, version).keys() | found.own) & found.added.keys()) - waiting
     except (FileNotFoundError, ValueError) as error:
-        text = f"{store.uri}: its log does not tell any more which files version {version} had ({error}): {REBASE}"
+        text = f"{store.uri}: its log no longer lists the files of version {version} ({error}): {REBASE}"
         raise SourceError(text, path=store.uri) from error
     if known:
-        text = f"{store.uri}/{min(known)}: was added once more, and its rows would all be taken for repeats: {REBASE}"
+        text = f"{store.uri}/{min(known)}: was added again, so all its rows would count as repeats: {REBASE}"
         raise SourceError(text, path=store.uri)
 
 
@@ -233,9 +235,9 @@ def _add_commit(store: Store, version: int, actions: list[tuple[str, Action]], f
     found.dropped.update(dropped)
     operation = info_of(actions).get("operation", "?")
     if added and (dropped or operation == "RESTORE"):
-        what = "adds rows and takes some away" if dropped else "brings rows back"
+        what = "adds and removes rows" if dropped else "restores rows"
         raise SourceError(
-            f"{store.uri}: version {version} ({operation}) {what}, and does not say which rows are new: {NEW_STATE}",
+            f"{store.uri}: version {version} ({operation}) {what} without recording which are new: {NEW_STATE}",
             path=store.uri,
             position=version,
         )
@@ -265,13 +267,12 @@ class _Place:
                 continue
             if facts is None:
                 raise SourceError(
-                    f"{full_path}: the table has added this file, and it is gone before it was read. If its rows "
-                    "were moved (OPTIMIZE, then VACUUM), nobody can tell which of those in the new file are new: "
-                    f"{remedy}",
+                    f"{full_path}: the table added this file, but it was deleted before it was read. If its rows were "
+                    f"moved (OPTIMIZE, then VACUUM), new rows cannot be identified in the new file: {remedy}",
                     path=full_path,
                 )
             if facts.bytes != action["size"]:
-                found.bad[full_path] = f"{full_path}: {facts.bytes} bytes, the table says {action['size']}"
+                found.bad[full_path] = f"{full_path}: {facts.bytes} bytes, but the table declares {action['size']}"
             self._check_folders(action)
             files.append(path, facts, action["vector"])
             found.adds[path] = {name: it for name, it in action.items() if name not in ("stats", "vector")}
@@ -283,8 +284,8 @@ class _Place:
         wanted = action.get("partitionValues", in_names)
         if in_names != {name: it or None for name, it in wanted.items()} or in_names.keys() != set(partitions):
             raise SourceError(
-                f"{self.root}/{path}: the columns by which the table is partitioned, {partitions}, with the values "
-                f"{[*wanted.values()]}, do not stand in the names of its folders",
+                f"{self.root}/{path}: the names of its folders do not contain the partition columns {partitions} "
+                f"with the values {[*wanted.values()]}",
                 path=f"{self.root}/{path}",
             )
 

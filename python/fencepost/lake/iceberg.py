@@ -71,8 +71,8 @@ def list_appended(
         else:
             if position["table"] != new["table"]:
                 raise SourceError(
-                    f"{uri}: another table than the one that was read (its id is {new['table']}, was "
-                    f"{position['table']}): it needs a state of its own",
+                    f"{uri}: not the table that was read before (its id is {new['table']}, was {position['table']}): "
+                    "it needs its own state",
                     path=uri,
                 )
             snapshots = _since(table, uri, position["snapshot"])
@@ -129,8 +129,8 @@ def _since(table: Table, uri: str, last: int | None) -> list[Snapshot]:
     if last is None and not (found and found[-1].parent_snapshot_id is not None):
         return found[::-1]
     raise SourceError(
-        f"{uri}: snapshot {last}, which was read last, is not in the table's history any more: it was expired, or the "
-        f"table was taken back to an older one. Nobody can tell which rows were added since: {NEW_STATE}",
+        f"{uri}: snapshot {last}, which was read last, is no longer in the table's history: it expired, "
+        f"or the table was rolled back. The rows added since are unknown: {NEW_STATE}",
         path=uri,
     )
 
@@ -142,8 +142,8 @@ def _added_by(table: Table, uri: str, snapshot: Snapshot) -> Iterator[ManifestEn
         return  # a compaction: the same rows in other files
     if operation != "append":
         raise SourceError(
-            f"{uri}: snapshot {snapshot.snapshot_id} ({operation}) takes rows away or writes some anew, and does not "
-            f"say which rows are new: {NEW_STATE}",
+            f"{uri}: snapshot {snapshot.snapshot_id} ({operation}) removes or rewrites rows without recording "
+            f"which are new: {NEW_STATE}",
             path=uri,
             position=snapshot.snapshot_id,
         )
@@ -158,7 +158,7 @@ def _manifests(table: Table, uri: str, snapshot: Snapshot) -> list[ManifestFile]
 
     found = snapshot.manifests(table.io)
     if any(it.content == ManifestContent.DELETES for it in found):
-        text = f"snapshot {snapshot.snapshot_id} has delete files, so its rows are not just those of its data files"
+        text = f"snapshot {snapshot.snapshot_id} has delete files, so its rows differ from those in its data files"
         raise SourceError(f"{uri}: {text}: compact the table, then {NEW_STATE}", path=uri)
     return found
 
@@ -170,7 +170,7 @@ def _as_added(entry: ManifestEntry, root: str, uri: str) -> Added:
         raise SourceError(f"{uri}: {path} is a file of {kind}; only Parquet is read", path=path)
     start = root.rstrip("/") + "/"
     if not path.startswith(start):
-        raise SourceError(f"{uri}: {path} is not in {root}, where the table is; its files cannot be reached", path=path)
+        raise SourceError(f"{uri}: {path} is outside {root}, the location of the table, and cannot be read", path=path)
     return {"path": path.removeprefix(start), "size": file.file_size_in_bytes}
 
 
@@ -180,10 +180,10 @@ def _appended(ask: Ask, storage: Storage, root: str, added: list[Added], positio
     paths = [f"{root.rstrip('/')}/{it['path']}" for it in added]
     for it, path, facts in zip(added, paths, ask_facts(ask, storage, paths), strict=True):
         if facts is None:
-            text = f"{path}: the table has added this file, and it is gone before it was read: {NEW_STATE}"
+            text = f"{path}: the table added this file, but it was deleted before it was read: {NEW_STATE}"
             raise SourceError(text, path=path)
         if facts.bytes != it["size"]:
-            found.bad[path] = f"{path}: {facts.bytes} bytes, the table says {it['size']}"
+            found.bad[path] = f"{path}: {facts.bytes} bytes, but the table declares {it['size']}"
         found.files.append(it["path"], facts)
         found.adds[it["path"]] = it
     return found

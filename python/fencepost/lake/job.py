@@ -236,8 +236,8 @@ class DedupJob:
             _check_for_log(policy)
         if order_by is None and policy.depends_on_order:
             raise PolicyError(
-                f"policy {policy.name or policy.rules} depends on the order of rows, which files do not tell: "
-                "give order_by=[columns], or order_by=() if file names, then rows, stand in the true order"
+                f"policy {policy.name or policy.rules} depends on the order of rows, which files do not record: "
+                "pass order_by=[columns], or order_by=() if file names, then rows, are in the true order"
             )
         check_names((*policy.columns.names, *([order_by] if isinstance(order_by, str) else order_by or ())))
         _check_one_of("rejects", rejects, get_args(Rejects))
@@ -249,7 +249,7 @@ class DedupJob:
         _check_one_of("schema", schema, get_args(SchemaRule))
         check_reset_rows_min(reset_rows_min)
         if not 0 <= rejected_max <= 1:
-            raise ValueError(f"rejected_max={rejected_max}: a share from 0 to 1 was expected")
+            raise ValueError(f"rejected_max={rejected_max}: expected a share from 0 to 1")
         if shards is not None:
             check_shards(shards)
         for name, value in (
@@ -258,7 +258,7 @@ class DedupJob:
             ("clock_gap_max_ms", clock_gap_max_ms),
         ):
             if value is not None and value < 0:
-                raise ValueError(f"{name}={value}: milliseconds from 0 on were expected")
+                raise ValueError(f"{name}={value}: expected milliseconds from 0 on")
         for name, value in (
             ("files_max", files_max),
             ("bytes_max", bytes_max),
@@ -268,15 +268,17 @@ class DedupJob:
             ("task_runs_max", task_runs_max),
         ):
             if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: at least 1 was expected")
+                raise ValueError(f"{name}={value}: expected at least 1")
         for name, value in (
             ("driver_runs_max", driver_runs_max),
             ("driver_state_bytes_max", driver_state_bytes_max),
         ):
             if value is not None and value < 0:
-                raise ValueError(f"{name}={value}: at least 0 was expected")
+                raise ValueError(f"{name}={value}: expected at least 0")
         if max_idle_ms is None and clock_gap_max_ms is not None:
-            raise ValueError(f"clock_gap_max_ms={clock_gap_max_ms}: without max_idle_ms there is no clock")
+            raise ValueError(
+                f"clock_gap_max_ms={clock_gap_max_ms}: it needs max_idle_ms, without which there is no clock"
+            )
         self.source, of_source = (source.name, ()) if isinstance(source, KafkaLog) else source_of(source)
         self.slice = Slice(
             files_max=files_max,
@@ -298,7 +300,9 @@ class DedupJob:
         self.keep_checksums = keep_checksums
         _check_keep_checksums(keep_checksums, self.compare_content is not None)
         if self.compare_content is not None and on_conflict == "quarantine" and rejects == "none":
-            raise PolicyError("on_conflict='quarantine' writes rows to _rejects, and rejects='none' none: one of them")
+            raise PolicyError(
+                "on_conflict='quarantine' writes rows to _rejects, but rejects='none' writes none: change one of them"
+            )
         self.max_idle_ms, self.settle_ms, self.on_bad_file = max_idle_ms, settle_ms, on_bad_file
         self.clock_gap_max_ms = max_idle_ms if clock_gap_max_ms is None else clock_gap_max_ms
         self.order_by = (order_by,) if isinstance(order_by, str) else None if order_by is None else tuple(order_by)
@@ -320,8 +324,8 @@ class DedupJob:
         self.sink: Sink = sink
         if schema != "strict" and not (self.sink.can_merge or self.sink.layout == "delta"):
             raise SinkError(
-                f"{self.sink.location}: schema={schema!r} is for folders, prefixes, Iceberg tables, and Delta tables "
-                "that rows are added to: this table has columns of its own. Add or widen them there"
+                f"{self.sink.location}: schema={schema!r} is for folders, prefixes, Iceberg tables, and Delta "
+                "tables that rows are added to: this table defines its own columns. Add or widen them there"
             )
         self.schema = schema
         self.arrangement = arrangement_of(target_file_bytes, partition_by, sort_by)
@@ -332,7 +336,8 @@ class DedupJob:
             )
         if self.is_in_place and str(self.sink.location) != self.source:
             raise SinkError(
-                f"{self.sink.location}: in place, source and sink are one table; the source is {self.source}"
+                f"{self.sink.location}: to deduplicate in place, source and sink must be the same table, but the "
+                f"source is {self.source}"
             )
         shown = {} if self.is_in_place else {"sink": str(self.sink.location)}
         _check_apart(self.slice, source=self.log.place if self.log else self.source, state=uri, **shown)
@@ -378,7 +383,7 @@ class DedupJob:
         run decided first, the next check continues after it.
         """
         if self.slice.files is not None:
-            raise ValueError("files: a run reads them, and there is nothing to watch")
+            raise ValueError("files= names the files of one run, so there is nothing to watch")
         stop = stop or threading.Event()
         while not stop.is_set():
             try:
@@ -415,8 +420,8 @@ class DedupJob:
         """
         if not self.is_in_place:
             raise PolicyError(
-                f"{self.source}: only a Delta table that is both source and sink can be rebased; elsewhere a new state "
-                "and a new sink read everything again"
+                f"{self.source}: only a Delta table that is both source and sink can be rebased; otherwise begin "
+                "with a new state and a new sink"
             )
         self.check_rewritten()
         return Run(self, progress, InputOverride(folder=self.source, is_rebase=True)).run()
@@ -425,16 +430,16 @@ class DedupJob:
         """Raise ValueError for partial reads of a source that is read up to a position."""
         if self.slice.argument:
             raise ValueError(
-                f"{self.slice.argument}: {self.source} is read up to a position; only files of folders and prefixes are"
-                " chosen"
+                f"{self.slice.argument}: {self.source} is read up to a position; only files of folders and "
+                "prefixes can be chosen"
             )
 
     def check_rewritten(self) -> None:
         """Raise PolicyError if other writers may have rewritten files and no column defines the required order."""
         if self.policy.depends_on_order and not self.order_by:
             raise PolicyError(
-                f"policy {self.policy.name or self.policy.rules} depends on the order of rows, which files do not tell "
-                "once others have rewritten them: give order_by=[columns]"
+                f"policy {self.policy.name or self.policy.rules} depends on the order of rows, which files no "
+                "longer show after others rewrote them: pass order_by=[columns]"
             )
 
     def settings(self) -> Settings:
@@ -455,15 +460,15 @@ class DedupJob:
 
 def _check_one_of(name: str, value: object, known: Sequence[object]) -> None:
     if value not in known:
-        raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, known))} was expected")
+        raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))}")
 
 
 def _check_keep_checksums(value: object, is_compared: bool) -> None:
     is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if value not in (None, "all") and not is_number:
-        raise ValueError(f"keep_checksums={value!r}: 'all', or a number of rows from 0 on, was expected")
+        raise ValueError(f"keep_checksums={value!r}: expected 'all' or a number of rows from 0 on")
     if value not in (None, 0) and not is_compared:
-        raise PolicyError(f"keep_checksums={value!r}: checksums are of what is compared: give compare_content, too")
+        raise PolicyError(f"keep_checksums={value!r}: checksums cover the compared columns: pass compare_content, too")
 
 
 def _open_sink(place: str, layout: Layout | None, source: str, disk: Disk, options: dict[str, object] | None) -> Sink:
@@ -482,7 +487,7 @@ def _check_apart(of_source: Slice, **places: str) -> None:
             inner = f"{place}/".removeprefix(f"{outer.rstrip('/')}/")
             is_within = name != other and inner != f"{place}/"
             if is_within and (other != "source" or of_source.may_hold(inner.rstrip("/"))):
-                raise SinkError(f"{name} {place} lies in {other} {outer}; each of the three needs its own folder")
+                raise SinkError(f"{name} {place} is inside {other} {outer}; each of the three needs its own folder")
 
 
 def _plain(names: object) -> object:
@@ -494,12 +499,12 @@ def _check_for_log(policy: Policy) -> None:
     name = policy.name or policy.rules
     if policy.admit == "next":
         raise PolicyError(
-            f"policy {name} admits the next number only, and a log has gaps where markers stand, where records were "
-            "aborted or compacted, and where a broker forgot its producer: it would refuse rows that were committed; "
-            "any_order and in_order keep them"
+            f"policy {name} accepts only the next number, but a log has gaps at markers, at aborted or "
+            "compacted records, and where a broker forgot its producer. It would refuse committed rows; use "
+            "any_order or in_order"
         )
     if policy.epochs == "ignore" and policy.columns.seq == "seq":
         raise PolicyError(
-            f"policy {name} ignores epochs, and producers begin at sequence 0 again with each: it would refuse rows "
-            "that were committed; any_order and in_order look at epochs, kafka_offsets at offsets"
+            f"policy {name} ignores epochs, but producers restart at sequence 0 with each epoch. It would "
+            "refuse committed rows; any_order and in_order use epochs, kafka_offsets uses offsets"
         )

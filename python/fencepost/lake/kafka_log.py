@@ -51,7 +51,7 @@ class KafkaLog:
 
     def __post_init__(self) -> None:
         if self.isolation not in get_args(Isolation):
-            raise ValueError(f"isolation={self.isolation!r}: one of {', '.join(get_args(Isolation))} was expected")
+            raise ValueError(f"isolation={self.isolation!r}: expected one of {', '.join(get_args(Isolation))}")
 
     @property
     def place(self) -> str:
@@ -93,7 +93,7 @@ def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
     for it in open_partitions(log.path, log.options):
         topic, partition = _place_of(it)
         if (topic, partition) in found:
-            raise SourceError(f"{it.folder}: another folder is of partition {topic}-{partition}, too", path=it.folder)
+            raise SourceError(f"{it.folder}: a second folder of partition {topic}-{partition}", path=it.folder)
         found.add((topic, partition))
         topic_id = _topic_id(it, log.options)
         if topic_id is not None and news.ids.setdefault(topic, topic_id) != topic_id:
@@ -125,7 +125,7 @@ def _place_of(log: Log) -> tuple[str, str]:
     if not log.is_folder or log.topic is None:
         path = log.folder or log.segments[0].path
         raise SourceError(
-            f"{path}: a job reads folders of partitions, whose names tell topic and number (orders-0)", path=path
+            f"{path}: a job reads partition folders, whose names have topic and number (such as orders-0)", path=path
         )
     return log.topic, str(log.partition)
 
@@ -150,8 +150,8 @@ def _problem(view: View, begin: int) -> str | None:
         )
     if view.end < begin:
         return (
-            f"it was read up to offset {begin}, and ends at {view.end}: truncated, or a topic that was made anew; rows "
-            "may be lost"
+            f"it was read up to offset {begin}, but ends at {view.end}: truncated, or the topic was "
+            "recreated; rows may be lost"
         )
     return None
 

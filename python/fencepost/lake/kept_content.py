@@ -73,7 +73,7 @@ def checked(
     """
     known = newest.checksums if newest else None
     if keep_checksums is None and known is not None:
-        reason = f"it keeps checksums of {_named(known.columns)}, and this job has no keep_checksums"
+        reason = f"it keeps checksums of {_named(known.columns)}, but this job has no keep_checksums"
         advice = "Rows of a run without them would be compared with older rows. keep_checksums=0 drops them"
         raise SnapshotError(f"{uri}: {reason}. {advice}", reason=reason)
     if keep_checksums in (None, 0) or compared is None:
@@ -81,8 +81,8 @@ def checked(
     columns = kept_columns(compared)
     known = base.checksums if base else None
     if known is not None and known.columns != columns:
-        reason = f"it keeps checksums of {_named(known.columns)}, this job compares {_named(columns)}"
-        advice = "Compare the same columns; or drop the checksums by a run with keep_checksums=0, and keep others then"
+        reason = f"it keeps checksums of {_named(known.columns)}, but this job compares {_named(columns)}"
+        advice = "Compare the same columns, or drop the checksums with one run under keep_checksums=0"
         raise SnapshotError(f"{uri}: {reason}. {advice}", reason=reason)
     return known or Checksums(columns=columns)
 

@@ -108,5 +108,5 @@ class LeftOut:
 
 
 def _stopping(path: str, reason: str) -> SourceError:
-    text = f"{reason}. Mend the file or move it out of the source; or go on without it: on_bad_file='quarantine'"
+    text = f"{reason}. Repair the file, move it out of the source, or continue without it: on_bad_file='quarantine'"
     return SourceError(text, path=path)

@@ -133,7 +133,7 @@ def _schema_of(opened: RunFolders | RunPrefixes, name: str) -> pa.Schema:
 def _open(place: str, options: Mapping[str, Any] | None) -> RunFolders | RunPrefixes:
     layout = layout_of(place, options)
     if layout != "run":
-        raise SinkError(f"{place}: a table ({layout}), which its own readers read")
+        raise SinkError(f"{place}: a table ({layout}): read it with a reader of such tables")
     if is_local(place) and not Path(place).is_dir():
         raise SinkError(f"{place}: no such folder")
     opened = open_sink(place, "run", Disk(), options)

@@ -200,7 +200,7 @@ class Run:
         self.sink_version = job.sink.current_version(self.before)
         self.shards = job.state.shard_count(self.before, job.shards, SHARDS)
         if self.is_seed and job.state.decided():
-            reason = f"it has {job.state.decided()} versions, and only a new state can be seeded"
+            reason = f"it has {job.state.decided()} versions, but only a new state can be seeded"
             raise SnapshotError(f"{job.state.uri}: {reason}", reason=reason)
 
     def try_once(self) -> RunReport | None:

@@ -49,7 +49,7 @@ def check_names(names: Sequence[str]) -> None:
     """Raise BatchError for columns with the names of the exchange."""
     for name in names:
         if name in (LENGTH, FILE, ROW):
-            text = f"column '{name}': tasks tell each other of rows under this name; give the column another"
+            text = f"column '{name}': the job uses this name internally; rename the column"
             raise BatchError(text, column=name)
 
 
@@ -342,7 +342,7 @@ def _check_order(batches: list[tuple[int, pa.RecordBatch]], path: str, reading: 
         nulls = [batch.filter(batch.column(name).is_null()) for _, batch in batches if batch.column(name).null_count]
         if nulls:
             row = min(batch.column(ROW)[0].as_py() for batch in nulls)
-            text = f"{path}: column '{name}', row {row}: null; an order needs a value"
+            text = f"{path}: column '{name}', row {row}: null, but order_by needs a value"
             raise BatchError(text, column=name, row=row)
 
 

@@ -66,7 +66,7 @@ def merged(first: pa.Schema, second: pa.Schema) -> pa.Schema:
     for field in second:
         kind = _wider(fields.get(field.name, field.type), field.type)
         if kind is None:
-            text = f"column '{field.name}': {fields[field.name]} and {field.type}, which no reader takes for one column"
+            text = f"column '{field.name}': {fields[field.name]} and {field.type}, which readers do not combine"
             raise BatchError(text, column=field.name)
         fields[field.name] = kind
     return pa.schema(list(fields.items()))
@@ -97,7 +97,7 @@ def _problem(known: pa.Schema | None, found: pa.Schema, rule: SchemaRule, where:
     """Return (column, why a file with these columns does not match the others), or None."""
     twice = next((name for name, count in Counter(found.names).items() if count > 1), None)
     if twice is not None:
-        return twice, "stands in the file more than once"
+        return twice, "occurs more than once in the file"
     if known is None:
         return None
     others = {field.name: field.type for field in known}

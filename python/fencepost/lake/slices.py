@@ -116,7 +116,7 @@ def patterns_of(only: str | Iterable[str] | None) -> tuple[str, ...]:
     found = (only,) if isinstance(only, str) else tuple(only or ())
     for pattern in found:
         if not pattern.strip("/") or pattern.startswith("/") or "://" in pattern or ".." in pattern.split("/"):
-            raise ValueError(f"only={pattern!r}: a pattern within the source was expected, such as 'day=2026-11-*'")
+            raise ValueError(f"only={pattern!r}: expected a pattern within the source, such as 'day=2026-11-*'")
     return tuple(it.rstrip("/") for it in found)
 
 
@@ -133,7 +133,7 @@ def source_of(
     paths = [given] if isinstance(given, str | os.PathLike) else list(given)
     listed, are_globs = [absolute(it) for it in paths], [_is_glob(it) for it in paths]
     if not listed:
-        raise ValueError("source: no paths are given")
+        raise ValueError("source: no paths")
     if len({it.partition("://")[0] if "://" in it else "" for it in listed}) > 1:
         raise ValueError(f"source: {', '.join(listed)}: all of them must be in one store")
     parts = [it.split("/") for it in listed]

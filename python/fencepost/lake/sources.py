@@ -183,7 +183,7 @@ class Folder:
     def find_new(self, run: Run) -> NewInput:
         if self.is_own and run.base and run.base.source_position is not None:
             version = run.base.source_position["version"]
-            text = f"{self.place}: was read as a Delta table up to version {version}, and is not one any more"
+            text = f"{self.place}: was read as a Delta table up to version {version}, but is no longer one"
             raise SourceError(text, path=self.place)
         some = run.job.slice if not run.override else run.job.slice.whole if self.is_own else Slice()
         deferred = set(run.base.deferred.path) if run.base else set[str]()
@@ -233,7 +233,7 @@ class DeltaTable:
         job.check_no_slices()
         position = base.source_position if base else None
         if base and position is None and len(base.ledger):
-            text = f"{self.place}: was read as a folder of files, now it is a Delta table: it needs a state of its own"
+            text = f"{self.place}: was read as a folder of files, but is now a Delta table: it needs its own state"
             raise SourceError(text, path=self.place)
         if job.is_in_place and position is None and run.version > 1:
             job.check_rewritten()  # the first version was abandoned, and the table may have changed since
@@ -300,11 +300,11 @@ class LogOfKafka:
         news = find_new(self.log, before)
         for problem in news.problems:
             if run.job.on_reset == "stop":
-                raise SourceError(f"{problem}; on_reset='report' goes on with what there is", path=self.log.place)
+                raise SourceError(f"{problem}; on_reset='report' continues with what is left", path=self.log.place)
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
         position = news.position()
         if not isinstance(run.scratch, FolderScratch):
-            text = f"{self.place}: tasks of another process hand on a log's rows in a folder, and the sink"
+            text = f"{self.place}: tasks in other processes exchange a log's rows through a folder, but the sink"
             raise SinkError(f"{text} {run.job.sink.location} has none: use a sink in a folder, or the local engine")
         folder = run.scratch.folder
         if position == before:

@@ -108,7 +108,7 @@ def unchanged(storage: Storage, files: Files, *places: int) -> Iterator[None]:
     except FileNotFoundError as error:
         check()
         path = files.full_path(places[0])
-        raise ChangedError(f"{path}: vanished while the job ran; run again", path=path) from error
+        raise ChangedError(f"{path}: was deleted while the job ran; run again", path=path) from error
     except StoreError:
         check()  # local files only: a store refuses to read a replaced object
         raise
@@ -119,7 +119,7 @@ def _check_unchanged(storage: Storage, files: Files, place: int, path: str) -> N
     try:
         now = retry(lambda: storage.stat(path)).identity
     except FileNotFoundError as error:
-        raise ChangedError(f"{path}: vanished while the job ran; run again", path=path) from error
+        raise ChangedError(f"{path}: was deleted while the job ran; run again", path=path) from error
     if now != files.identity(place):
         raise ChangedError(
             f"{path}: changed while it was read (bytes, mtime_ns, etag: {files.identity(place)}, now {now}); run "
@@ -236,7 +236,7 @@ def _list_folder(folder: str, prefix: str) -> tuple[list[Found], list[str], list
                 elif len(others) < IGNORED_MAX:
                     others.append(prefix + name)
     except FileNotFoundError as error:
-        raise SourceError(f"{folder}: vanished while it was listed; run again", path=folder) from error
+        raise SourceError(f"{folder}: was deleted while it was listed; run again", path=folder) from error
     return found, subfolders, others
 
 
@@ -245,9 +245,7 @@ def _check_name(folder: str, name: str) -> None:
         name.encode()
     except UnicodeEncodeError as error:
         path = os.fsencode(f"{folder}/{name}").decode(errors="backslashreplace")
-        raise SourceError(
-            f"{path}: the name is not UTF-8, so no state can remember it; rename it", path=path
-        ) from error
+        raise SourceError(f"{path}: the name is not UTF-8, so a state cannot store it; rename it", path=path) from error
 
 
 # Object stores
@@ -267,7 +265,7 @@ class ObjectStorage:
             is_empty = False
             parts = name.split("/")
             if parts[0] == LOG:
-                raise SourceError(f"{root}: has become a Delta table while it was listed; run again", path=root)
+                raise SourceError(f"{root}: became a Delta table while it was listed; run again", path=root)
             if any(part.startswith(("_", ".")) for part in parts):
                 continue
             if name.endswith(".parquet"):

@@ -67,7 +67,7 @@ def _ending(place: str) -> str:
 def _sniffed(start: bytes) -> str:
     """Return the file format by its first bytes, as a file name ending. Raises SourceError for Parquet."""
     if start.startswith(b"PAR1"):
-        raise SourceError("standard input: Parquet is read from its end, so save it to a file first", path=STDIN)
+        raise SourceError("standard input: Parquet is read from its end, so save the input to a file first", path=STDIN)
     if start.startswith(b"ARROW1"):
         return ".arrow"
     if start.startswith(b"\xff\xff\xff\xff"):

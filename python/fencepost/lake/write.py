@@ -322,4 +322,4 @@ def _ranges(refused_rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray
 def check_footer(item: WriteItem, place: int, found: int) -> None:
     if found != item.footer_crc[place]:
         path = item.files.full_path(place)
-        raise ChangedError(f"{path}: its footer is not the one that was read first; run again", path=path)
+        raise ChangedError(f"{path}: its footer changed since the first read; run again", path=path)

@@ -131,7 +131,7 @@ class Reading(NamedTuple):
 def read_answer(answer: Any) -> Reading:
     """Validate an answer. Raises ValueError that says what is wrong."""
     if not isinstance(answer, Answer):
-        raise ValueError(f"{answer!r} is no Answer")
+        raise ValueError(f"{answer!r} is not an Answer")
     code = _code(answer.error)
     offset = _offset("offset", answer.offset)
     if code is not ErrorCode.NONE and offset is not None:
@@ -144,16 +144,16 @@ def read_answer(answer: Any) -> Reading:
 def _code(error: Any) -> ErrorCode:
     number = error.kafka_error if isinstance(error, Verdict) else error
     if isinstance(number, bool) or not isinstance(number, int):
-        raise ValueError(f"error {error!r} is neither an ErrorCode nor a Verdict that a log gives")
+        raise ValueError(f"error {error!r} is neither an ErrorCode nor a Verdict that a log returns")
     try:
         return ErrorCode(number)
     except ValueError:
-        raise ValueError(f"error {number} is none that a produce request is answered with") from None
+        raise ValueError(f"error {number} is not an error of a produce response") from None
 
 
 def _offset(what: str, offset: Any) -> int | None:
     if offset is None or offset == -1:
         return None
     if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 2**63:
-        raise ValueError(f"{what} {offset!r} is no offset: 0 to {2**63 - 1}, or None")
+        raise ValueError(f"{what} {offset!r} is not an offset: expected 0 to {2**63 - 1}, or None")
     return offset

@@ -45,8 +45,8 @@ class Identities:
         found = read_identity(self.latest)
         if before is not None and found.pid == before.pid and found.epoch <= before.epoch:
             raise TransportError(
-                f"the registry gives pid {found.pid} epoch {found.epoch}, which is not above epoch {before.epoch} of "
-                "the checkpoint: its rows would be taken for those that were sent before. Nothing was sent"
+                f"the registry gives pid {found.pid} epoch {found.epoch}, which is not above epoch {before.epoch} "
+                "of the checkpoint: its rows would count as repeats of earlier rows. Nothing was sent"
             )
         return found
 
@@ -86,7 +86,7 @@ def read_identity(given: Any) -> Identity:
     pid, epoch = getattr(given, "pid", None), getattr(given, "epoch", None)
     if not isinstance(pid, int) or not isinstance(epoch, int) or not 0 <= pid < 2**63 or not 0 <= epoch <= EPOCH_MAX:
         raise TransportError(
-            f"{given!r} is no identity: pid 0 to {2**63 - 1} and epoch 0 to {EPOCH_MAX}. Nothing was sent"
+            f"{given!r} is not an identity: expected pid 0 to {2**63 - 1} and epoch 0 to {EPOCH_MAX}. Nothing was sent"
         )
     return Identity(pid, epoch)
 
@@ -99,10 +99,10 @@ def read_checkpoint(checkpoint: Any, name: str | None) -> Identity | None:
     if checkpoint is None:
         return None
     if not isinstance(checkpoint, Mapping) or checkpoint.get("version") != CHECKPOINT_VERSION:
-        raise PolicyError(f"{checkpoint!r:.200} is no checkpoint of version {CHECKPOINT_VERSION}")
+        raise PolicyError(f"{checkpoint!r:.200} is not a checkpoint of version {CHECKPOINT_VERSION}")
     if name is None or checkpoint.get("name") != name:
         raise PolicyError(
-            f"the checkpoint is of the producer {checkpoint.get('name')!r}, and this one is {name!r}: only a producer "
-            "with a name can resume, for by it others are kept out"
+            f"the checkpoint is from the producer {checkpoint.get('name')!r}, but this one is {name!r}: only "
+            "a producer with the same name can resume"
         )
     return Identity(int(checkpoint["pid"]), int(checkpoint["epoch"]))

@@ -272,7 +272,9 @@ class SequencedProducer:
         with self._changed:
             self._send_waiting()
             if not self._changed.wait_for(lambda: not self._deliveries, timeout):
-                raise TimeoutError(f"{len(self._deliveries)} batches have no outcome after {timeout} s; they go on")
+                raise TimeoutError(
+                    f"{len(self._deliveries)} batches have no outcome after {timeout} s; delivery continues"
+                )
             error, self._undelivered = self._undelivered, None
         if error is not None:
             raise error
@@ -284,7 +286,7 @@ class SequencedProducer:
         the errors of `flush`, and PolicyError for a producer without a name.
         """
         if self._identities.name is None:
-            raise PolicyError("a producer without a name cannot resume: give it one, and a registry")
+            raise PolicyError("a producer without a name cannot resume: pass name= and registry=")
         self.flush()
         with self._changed:
             pid, epoch = self._sequencer.identity
@@ -389,7 +391,7 @@ class SequencedProducer:
         self._in_transaction()
         self._check_undecided("commit()")
         if self._is_aborting:
-            raise TransactionAbortableError("an abort has begun, and what was not sent is dropped: call abort again")
+            raise TransactionAbortableError("an abort has begun, and unsent rows were dropped: call abort() again")
         while not self._is_ending:
             try:
                 self.flush()
@@ -471,7 +473,7 @@ class SequencedProducer:
     def _in_transaction(self) -> None:
         self._transactional()
         if self._joined is None:
-            raise PolicyError("no transaction is open: call begin first")
+            raise PolicyError("no transaction is open: call begin() first")
 
     def _end(self, decide: Any) -> None:
         self._decider = threading.get_ident()
@@ -506,9 +508,11 @@ class SequencedProducer:
         if self._coordinator is None:
             return
         if self._joined is None:
-            raise PolicyError("a transactional producer sends within transactions only: call begin first")
+            raise PolicyError("a transactional producer sends only inside a transaction: call begin() first")
         if self._is_ending:
-            raise PolicyError("the transaction is ending, and may be decided: call commit or abort again, then begin")
+            raise PolicyError(
+                "the transaction is ending and may be decided already: call commit() or abort() again, then begin()"
+            )
         new = sorted(set(partitions) - self._joined)
         if new:
             try:
@@ -546,14 +550,17 @@ class SequencedProducer:
         """Raise PolicyError for a call that would wait for its own thread."""
         if self._is_own_thread():
             raise PolicyError(
-                f"{call} within a callback of the producer: it runs on a thread that the call would wait for. Call it "
-                "from another thread, once the callback has returned (send does not wait, and may be called)"
+                f"{call} inside a callback of the producer would wait for its own thread. Call it from another "
+                "thread, after the callback has returned (send() does not wait and is allowed)"
             )
 
     def _check_undecided(self, call: str) -> None:
         """Raise PolicyError for a call from within the decision that it would wait for."""
         if self._decider == threading.get_ident():
-            raise PolicyError(f"{call} while this thread decides the transaction: call it once commit or abort is done")
+            raise PolicyError(
+                f"{call} while this thread commits or aborts the transaction: call it after commit() or abort() "
+                "has returned"
+            )
 
     # Accepting rows
 
@@ -579,9 +586,7 @@ class SequencedProducer:
         if not has_room():
             self._send_waiting()
         if not self._changed.wait_for(has_room, block_ms / 1000):
-            waited = (
-                f"for max_block_ms={block_ms}" if block_ms else "and a callback of the producer cannot wait for room"
-            )
+            waited = f"for max_block_ms={block_ms}" if block_ms else "and a callback of the producer cannot wait"
             is_rows = self._buffered + rows > rows_max
             held, more, bound, name = (
                 (f"{self._buffered} rows have", f"{rows} more", rows_max, "buffer_rows")
@@ -648,7 +653,9 @@ class SequencedProducer:
                     self._turn()
         except BaseException as error:
             with self._changed:
-                self._stop(TransportError(f"the sender broke off, by a defect: {error!r}. The producer has stopped"))
+                self._stop(
+                    TransportError(f"the sender thread failed unexpectedly: {error!r}. The producer has stopped")
+                )
             raise
 
     def _turn(self) -> None:
@@ -746,7 +753,7 @@ class SequencedProducer:
             time.sleep(self._settings.retry_backoff_ms / 1000)
             return  # retried in the next turn
         except Exception as error:
-            found = TransportError(f"asking for the next epoch failed: {error!r}. The producer has stopped")
+            found = TransportError(f"the request for the next epoch failed: {error!r}. The producer has stopped")
         finally:
             self._changed.acquire()
         if isinstance(found, FencepostError):
@@ -824,7 +831,7 @@ class SequencedProducer:
             if self._is_closed:
                 return
             self._is_closed, is_quiet = True, not self._deliveries
-            self._stop(StoreError(f"{why} before this batch had an outcome: it may be in the log or not"))
+            self._stop(StoreError(f"{why} before this batch had an outcome: it may or may not be in the log"))
         self._settled.put(None)
         for thread in self._threads:
             thread.join()
@@ -834,27 +841,29 @@ class SequencedProducer:
 def _settings(given: dict[str, Any], positions: bool) -> Settings:
     unknown = sorted(given.keys() - Settings.__dataclass_fields__.keys())
     if unknown:
-        raise PolicyError(f"{unknown[0]}: no such setting; there are {', '.join(Settings.__dataclass_fields__)}")
+        raise PolicyError(f"{unknown[0]}: unknown setting; settings are {', '.join(Settings.__dataclass_fields__)}")
     return Settings(**given).check(positions=positions)
 
 
 def _check(transport: Any, name: str | None, registry: Any, position: str | None) -> None:
     """Raise PolicyError for contradictory arguments."""
     if not hasattr(transport, "send"):
-        raise PolicyError(f"{type(transport).__name__} is no transport: it has no send")
+        raise PolicyError(f"{type(transport).__name__} is not a transport: it has no send method")
     if name is not None and not (is_text(name) and name):
-        raise PolicyError(f"name={name!r}: a name is a text of at least one character of UTF-8")
+        raise PolicyError(f"name={name!r}: expected a text of at least one character in UTF-8")
     if name is not None and registry is None:
         raise PolicyError(
-            f"name={name!r} without a registry: nobody could tell this producer from another of the same name. Give "
-            "registry=, such as a fencepost.sql.ProducerRegistry"
+            f"name={name!r} needs a registry, which keeps producers of the same name apart: pass registry=, such as a "
+            "fencepost.sql.ProducerRegistry"
         )
     if position is not None and name is None:
-        raise PolicyError(f"position={position!r} without a name: the log could not tell that the producer is back")
+        raise PolicyError(
+            f"position={position!r} needs a name, by which the log recognizes the producer after a restart: pass name="
+        )
     if position is not None and not hasattr(transport, "cursor"):
         raise PolicyError(
             f"position={position!r}: {type(transport).__name__} has no cursor mode; LandingTransport has it. Leave "
-            "position= out, and commit the source's position with the rows, in a transaction of a coordinator"
+            "out position=, and commit the source's position with the rows, in a transaction of a coordinator"
         )
 
 
@@ -864,25 +873,25 @@ def _check_transactions(
     """Raise PolicyError for contradictory arguments, or if the transaction's rows could never become visible."""
     if coordinator is None:
         if topic is not None:
-            raise PolicyError(f"topic={topic!r} without a coordinator: topics name the outputs of transactions")
+            raise PolicyError(f"topic={topic!r} needs a coordinator: topics name the outputs of transactions")
         return
     if name is None:
-        raise PolicyError("a coordinator without a name: the name is the transactional id by which zombies are fenced")
+        raise PolicyError("a coordinator needs a name: it is the transactional id, which fences zombies")
     routes: Mapping[str, Any] | None = getattr(coordinator, "routes", None)
     if not topic or (routes is not None and topic not in routes):
         known = "" if routes is None else f"; its routes: {', '.join(map(repr, routes)) or 'none'}"
         raise PolicyError(
-            f"topic={topic!r} with a coordinator: give the topic under which it routes markers to this transport{known}"
+            f"topic={topic!r} with a coordinator: pass the topic under which it routes markers to this transport{known}"
         )
     if routes is not None and routes[topic] is None and hasattr(transport, "write_marker"):
         raise PolicyError(
-            f"topic={topic!r} has the route None, and the transport's readers wait for markers: what is committed "
-            f"would never be shown. Make the coordinator with routes={{{topic!r}: transport}}"
+            f"topic={topic!r} has the route None, but the transport's readers wait for markers, so committed "
+            f"rows would never become visible. Create the coordinator with routes={{{topic!r}: transport}}"
         )
     if position is not None:
         raise PolicyError(
-            f"position={position!r} with a coordinator: positions are repeated when a transaction is run again, and "
-            "the log would drop them"
+            f"position={position!r} with a coordinator: a transaction that runs again repeats its positions, "
+            "and the log would drop its rows"
         )
 
 
@@ -891,8 +900,8 @@ def _check_count(transport: Any, given: int | None) -> None:
     own = getattr(transport, "partitions", given)
     if given not in (None, own):
         raise PolicyError(
-            f"partitions={given}: the transport has {own}, and a key's rows would go to other partitions than those "
-            "that know their numbers. Leave partitions= out"
+            f"partitions={given}: the transport has {own}, so rows of a key would go to partitions that do "
+            "not know their numbers. Leave out partitions="
         )
 
 

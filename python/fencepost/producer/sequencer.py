@@ -355,7 +355,7 @@ class Sequencer:
 
     def broken(self, id: int, problem: str) -> None:
         """Stop the producer: the transport returned something that is not an answer. Raises TransportError."""
-        self._refuse(f"to request {id} came {problem}")
+        self._refuse(f"request {id}: {problem}")
 
     # Processing of answers
 
@@ -365,18 +365,18 @@ class Sequencer:
                 return read_answer(answer)
             except ValueError as problem:
                 sent = self._sent[id]
-                raise ValueError(f"to {_described(sent.batch, sent.numbers)} it says {problem}") from None
+                raise ValueError(f"the answer to {_described(sent.batch, sent.numbers)} has {problem}") from None
         if isinstance(id, int) and 0 <= id < self._next_id:
-            raise ValueError(f"request {id} has been answered before, and now again: {answer!r}")
-        raise ValueError(f"request {id!r} was never sent, and is answered {answer!r}")
+            raise ValueError(f"request {id} was answered twice, the second time with {answer!r}")
+        raise ValueError(f"request {id!r} was never sent, but was answered with {answer!r}")
 
     def _refuse(self, problem: str) -> None:
         """Stop the producer: no answer of this transport is reliable."""
         numbered = sum(len(it.numbered) for it in self.partitions.values())
         error = TransportError(
-            f"the transport answers nonsense: {problem}. The producer has stopped: {numbered} batches were sent and "
-            f"not acknowledged, and may be in the log or not; {self.pending() - numbered} were not sent. Go on with a "
-            "new epoch (resume), from what was acknowledged"
+            f"the transport violated its contract: {problem}. The producer has stopped: {numbered} batches were "
+            f"sent without an acknowledgement and may or may not be in the log; {self.pending() - numbered} "
+            "were not sent. Resume with a new epoch, from what was acknowledged"
         )
         self.stop(error)
         raise error
@@ -535,7 +535,7 @@ class Sequencer:
             partition.unresolved = None
             if partition.identity == self.identity and not partition.follows(partition.next_seq):
                 if self.transactional:
-                    self._make_abortable(f"partition {number}: nobody knows whether its last batches were written")
+                    self._make_abortable(f"partition {number}: it is unknown whether its last batches were written")
                 else:
                     self._ask_for_bump(number)
 
@@ -546,7 +546,7 @@ class Sequencer:
             return
         self.must_bump = True
         self.abortable = self.abortable or TransactionAbortableError(
-            f"{problem}. The transaction can only be aborted; then it can be run again"
+            f"{problem}. Abort the transaction, then run it again"
         )
 
     def _ask_for_bump(self, partition: int) -> None:
@@ -634,8 +634,8 @@ _DOUBTFUL = frozenset(
 """Errors after which the batch may be in the log."""
 
 _IN_THE_LOG = {True: "It is not in the log", False: "It may be in the log or not"}
-_GOES_ON = "the producer goes on"
-_STOPS = "the producer stops, for what comes behind it would hide that it is missing. Resume from its position"
+_GOES_ON = "the producer continues"
+_STOPS = "the producer stops, because later rows would hide that it is missing. Resume from its position"
 
 
 def _delivered(batch: Batch, reading: Reading) -> Delivered:
@@ -655,7 +655,7 @@ def _undelivered(batch: Batch, problem: str, is_refused: bool) -> DeliveryError:
 
 def _stopped(code: ErrorCode, what: str) -> FencepostError:
     """Return the error that stops a producer for good."""
-    problem = f"{what}. The producer has stopped; what it sent and has no answer for may be in the log or not"
+    problem = f"{what}. The producer has stopped; batches without an answer may or may not be in the log"
     if code in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH):
         return FencedError(problem)
     return (DeliveryError if code in _OF_OLD_NUMBERS else StoreError)(problem)

@@ -50,22 +50,22 @@ class Settings:
         """Return the settings. Raises PolicyError that names the invalid setting. `positions`: cursor mode."""
         if self.acks not in ("all", -1, "-1"):
             raise PolicyError(
-                f"acks={self.acks!r}: only 'all'. What fewer replicas acknowledge can be lost with them, and a log "
-                "that has lost a batch finds the ones behind it out of order"
+                f"acks={self.acks!r}: only 'all' is supported. Fewer replicas can lose a batch, and then the log "
+                "refuses later batches as out of order"
             )
         if self.retries is not None and not self.retries >= 1:
             raise PolicyError(
-                f"retries={self.retries}: at least 1, or None for as many as fit into delivery_timeout_ms. Without "
-                "retries a lost answer is a lost batch, and numbers are of no use"
+                f"retries={self.retries}: expected at least 1, or None for as many as fit into "
+                "delivery_timeout_ms. Without retries a lost answer loses its batch"
             )
         in_flight_max = 1 if positions else IN_FLIGHT_MAX
         if self.max_in_flight is not None and not 1 <= self.max_in_flight <= in_flight_max:
             reason = (
-                "a log that takes any higher position would drop one that is retried behind it as old"
+                "in cursor mode a log drops a batch that is retried after a later one"
                 if positions
-                else "a log remembers the last five batches of a producer; a retry of an older one is out of order"
+                else "a log remembers a producer's last five batches and refuses a retry of an older one"
             )
-            raise PolicyError(f"max_in_flight={self.max_in_flight}: 1 to {in_flight_max}, for {reason}")
+            raise PolicyError(f"max_in_flight={self.max_in_flight}: expected 1 to {in_flight_max}, because {reason}")
         if self.delivery_timeout_ms < self.request_timeout_ms:
             raise PolicyError(
                 f"delivery_timeout_ms={self.delivery_timeout_ms} is less than request_timeout_ms="
@@ -79,7 +79,7 @@ class Settings:
         for name, least, most in _RANGES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                raise PolicyError(f"{name}={value!r}: {least} to {most}")
+                raise PolicyError(f"{name}={value!r}: expected {least} to {most}")
         return self
 
     def limits(self, *, positions: bool = False) -> Limits:

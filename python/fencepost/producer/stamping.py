@@ -25,7 +25,7 @@ HASHED_AT_ONCE = 1 << 16
 
 _SEQ_MASK = 2**31 - 1
 _SEED, _M = 0x9747B28C, 0x5BD1E995
-_KEY_TYPES = "a key is text, binary, int16, int32 or int64, as Kafka's serializers have them"
+_KEY_TYPES = "expected text, binary, int16, int32 or int64, the types of Kafka's serializers"
 
 
 class Router:
@@ -48,16 +48,17 @@ class Router:
         position: str | None = None,
     ) -> None:
         if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions < 2**31:
-            raise PolicyError(f"partitions={partitions!r}: 1 to {2**31 - 1}")
+            raise PolicyError(f"partitions={partitions!r}: expected 1 to {2**31 - 1}")
         if key is not None and partition_by is not None:
             raise PolicyError(
-                f"key={key!r} and partition_by={partition_by!r}: one chooses the partition, the other says it; give one"
+                f"key={key!r} and partition_by={partition_by!r}: key chooses the partition and partition_by names "
+                "it, so pass only one"
             )
         if position is not None and partitions > 1 and key is None and partition_by is None:
             raise PolicyError(
-                f"position={position!r} with {partitions} partitions, and neither key nor partition_by: a row that is "
-                "read again would go to another partition, which does not know its position. Give one of them, or one "
-                "partition"
+                f"position={position!r} with {partitions} partitions, but neither key nor partition_by: a row "
+                "that is read again would go to a partition that does not know its position. Pass one of them, "
+                "or use one partition"
             )
         self.partitions, self.key, self.partition_by = partitions, key, partition_by
         self._must_have_keys = position is not None and partitions > 1
@@ -91,12 +92,12 @@ class Router:
         names = table.column_names
         for name in (self.key, self.partition_by):
             if name is not None and names and names.count(name) != 1:
-                problem = "missing" if name not in names else "there more than once"
+                problem = "missing" if name not in names else "occurs more than once"
                 raise BatchError(f"column '{name}': {problem}; the rows have {', '.join(names)}", column=name)
         taken = [name for name in IDENTITY if name in names and not name == self.partition_by == "partition"]
         if taken:
             raise BatchError(
-                f"column '{taken[0]}': the producer stamps {', '.join(IDENTITY)}; give yours another name",
+                f"column '{taken[0]}': the producer writes {', '.join(IDENTITY)} itself; rename your column",
                 column=taken[0],
             )
 
@@ -174,10 +175,11 @@ def _check_keys(column: pa.ChunkedArray, name: str) -> None:
     if column.null_count:
         row = column.is_null().index(True).as_py()
         raise BatchError(
-            f"column '{name}', row {row}: null, but in cursor mode with several partitions every row has a key: when "
-            "it is read again it has to go to the same partition",
-            column=name, row=row,
-        )  # fmt: skip
+            f"column '{name}', row {row}: null, but cursor mode with several partitions needs a key in every row, "
+            "so that a repeated row goes to the same partition",
+            column=name,
+            row=row,
+        )
 
 
 def _is_representable(number: int, kind: pa.DataType) -> bool:
@@ -350,8 +352,8 @@ def read_positions(table: pa.Table, column: str, after: int | None) -> tuple[int
     if len(wrong):
         row = int(wrong[0])
         raise BatchError(
-            f"column '{column}', row {row} of its partition: position {positions[row]} behind {before[row]}, but "
-            "positions begin with 0 and rise",
+            f"column '{column}', row {row} of its partition: position {positions[row]} follows {before[row]}, "
+            "but positions must start at 0 or above and increase",
             column=column, row=row,
         )  # fmt: skip
     return int(positions[0]), int(positions[-1])

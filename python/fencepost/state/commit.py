@@ -222,5 +222,5 @@ def commit(
 def conflict(state: State, version: int) -> StateConflictError:
     """Return the error for the slower of two writers."""
     return StateConflictError(
-        f"{state.uri}: another run decided version {version} first; nothing of this one is visible, run again"
+        f"{state.uri}: another run decided version {version} first. Nothing of this run is visible; run again"
     )

@@ -68,11 +68,13 @@ class Settings:
             ours, theirs = getattr(self, name), getattr(wanted, name)
             if ours != theirs and name == "keep":
                 was, is_now = ("with max_idle", "without") if ours else ("without max_idle", "with it")
-                reason = f"it was created {was}, so that it {'keeps' if ours else 'keeps no'} timestamps, this job is "
+                reason = (
+                    f"it was created {was}, so that it {'keeps' if ours else 'keeps no'} timestamps, but this job is "
+                )
                 reason = f"{reason}{is_now}"
                 raise SnapshotError(f"{uri}: {reason}; use it as it is, or another state folder", reason=reason)
             if ours != theirs:
-                reason = f"it was created with {name} {ours!r}, this job has {theirs!r}"
+                reason = f"it was created with {name} {ours!r}, but this job has {theirs!r}"
                 raise SnapshotError(f"{uri}: {reason}; use that, or another state folder", reason=reason)
 
 

@@ -95,7 +95,7 @@ class DeltaSink:
     def __init__(self, table: LocalStore | RemoteStore, disk: Disk) -> None:
         check_library(table.uri)
         if "%" in table.uri:
-            raise SinkError(f"{table.uri}: a '%' in the path of a Delta table is read as another path; rename it")
+            raise SinkError(f"{table.uri}: a '%' in the path of a Delta table is decoded to another path; rename it")
         self.store, self.disk = table, disk
         self.location = table.uri
         self.own: RunFolders | RunPrefixes
@@ -163,7 +163,7 @@ class DeltaSink:
         table = self._checked = self._open()
         self.own.check(state)
         if table is None and _had_table(state, done):
-            raise SinkChangedError(f"{self.location}: the Delta table is gone that versions were written to")
+            raise SinkChangedError(f"{self.location}: the Delta table that versions were written to no longer exists")
         if table is None:
             return
         self.check_table(table)
@@ -174,8 +174,8 @@ class DeltaSink:
             last = done
         if not done <= (last or 0) <= state.decided():
             raise SinkChangedError(
-                f"{self.location}: the newest transaction of this state is {last or 'none'}, though versions up to "
-                f"{done} were written: the table was made anew, or its transactions were reset"
+                f"{self.location}: the newest transaction of this state is {last or 'none'}, but versions up to "
+                f"{done} were written: the table was recreated, or its transactions were reset"
             )
 
     def current_version(self, before: Decision | None) -> dict[str, Any] | None:
@@ -198,19 +198,25 @@ class DeltaSink:
         seen: dict[str, Any] = before.sink_version or {}
         if seen.get("table", table.id) != table.id:
             raise SinkChangedError(
-                f"{self.location}: another table than the one that version {before.version} was written to (its id is "
+                f"{self.location}: not the table that version {before.version} was written to (its id is "
                 f"{table.id}, was {seen['table']})"
             )
         for version, actions in read_commits(self.store, seen.get("version", -1) + 1, table.version):
             if actions is None:
                 raise SinkChangedError(
-                    f"{self.location}: its log no longer has version {version}, so nobody can tell whether rows were "
-                    "taken back there. " + _ROLL_BACK
+                    (
+                        f"{self.location}: its log no longer has version {version}, so it is unknown whether rows were "
+                        "removed there. "
+                    )
+                    + _ROLL_BACK
                 )
             if info_of(actions).get("operation") == "RESTORE":
                 raise SinkChangedError(
-                    f"{self.location}: version {version} of the table is a RESTORE: rows that the state knows may be "
-                    "gone, and would be refused as duplicates if they came again. " + _ROLL_BACK
+                    (
+                        f"{self.location}: version {version} of the table is a RESTORE: it may have removed rows that "
+                        "the state knows, which would be refused as duplicates if they came again. "
+                    )
+                    + _ROLL_BACK
                 )
 
     def shown(self, decision: Decision) -> int:
@@ -235,8 +241,8 @@ class DeltaSink:
         to = commit.get("operationParameters", {}).get("version")
         if to is None:
             raise SinkError(
-                f"{self.location}: version {at} of the table is a RESTORE by time, so it cannot be told which rows it "
-                "took back: RESTORE it once more to a version, by number"
+                f"{self.location}: version {at} of the table is a RESTORE by time, so the rows that it removed "
+                "are unknown: RESTORE again, to a version by number"
             )
         return int(to)
 
@@ -271,8 +277,8 @@ class DeltaSink:
         for names in {tuple(it) for it in values}:
             if set(names) != set(partitions):
                 raise SinkError(
-                    f"{self.location}: the table is partitioned by {partitions or 'nothing'}, the folders of the input "
-                    f"give {list(names) or 'nothing'}: files can only be added where both are the same"
+                    f"{self.location}: the table is partitioned by {partitions or 'nothing'}, but the folders of the "
+                    f"input by {list(names) or 'nothing'}: files can only be added if both are the same"
                 )
         known = {field["name"]: field for field in table.fields}
         for name in partitions:
@@ -317,7 +323,7 @@ class DeltaSink:
         table, is_mine = self._open() or self._make(decision, state), False
         while True:
             if table is None:
-                text = f"{self.location}: the Delta table is gone that version {number} was decided for"
+                text = f"{self.location}: the Delta table that version {number} was decided for no longer exists"
                 raise SinkChangedError(text)
             if table.transactions.get(state) == number:
                 is_abandoned = table.transactions.get(state + ABANDONED_APP) == number
@@ -448,7 +454,8 @@ class DeltaSink:
             except FileNotFoundError:
                 if not target.exists() or target.stat().st_size != size:
                     raise SinkChangedError(
-                        f"{target}: not what version {decision.version} decided, and it cannot be taken from {prepared}"
+                        f"{target}: not what version {decision.version} decided, and it cannot be restored from "
+                        f"{prepared}"
                     ) from None
                 os.utime(target)
         for folder in folders | {root}:
@@ -463,8 +470,8 @@ class DeltaSink:
         # Files missing from the prepared location are at their final location if another driver moved them.
         for final in own.place(decision, files, self.store, tasks).wrong:
             raise SinkChangedError(
-                f"{self.location}/{final}: not what version {decision.version} decided, and it cannot be taken from "
-                f"{decision.prepared}"
+                f"{self.location}/{final}: not what version {decision.version} decided, and it cannot be restored "
+                f"from {decision.prepared}"
             )
 
     # The table
@@ -486,8 +493,7 @@ class DeltaSink:
     def _check_id(self, table: Table, known: str | None) -> None:
         if known != table.id:
             raise SinkChangedError(
-                f"{self.location}: another table than the one that versions were written to (its id is {table.id}, was "
-                f"{known})"
+                f"{self.location}: not the table that versions were written to (its id is {table.id}, was {known})"
             )
 
     def _open(self) -> Table | None:
@@ -512,8 +518,8 @@ class DeltaSink:
 
 
 _ROLL_BACK = (
-    "Look which versions' rows are all there, and take the state back to the last of them (`fencepost state rollback`, "
-    "the newest version included)"
+    "Find the last version whose rows are all in the table, and roll the state back to it "
+    "(`fencepost state rollback`, even if it is the newest)"
 )
 
 
@@ -617,7 +623,7 @@ def check_features(table: Table, location: str, features: set[str], refused: dic
                 raise SinkError(f"{location}: the table has {feature} ({name}={value}); {what} is not possible there")
     if RETENTION in table.configuration:
         raise SinkChangedError(
-            f"{location}: {RETENTION} is set: the table would forget which versions were written. Unset it"
+            f"{location}: {RETENTION} is set: the table would forget which versions were written. Remove the property"
         )
     unknown = sorted(table.features - features)
     reader, writer = table.protocol["minReaderVersion"], table.protocol["minWriterVersion"]

@@ -39,7 +39,7 @@ def check_columns(table: Table, location: str) -> None:
         if rules or not field["nullable"]:
             rule = rules[0] if rules else "NOT NULL"
             name = field["name"]
-            raise SinkError(f"{location}: column '{name}' has {rule}, which nobody would check for added files")
+            raise SinkError(f"{location}: column '{name}' has {rule}, which is not checked for added files")
 
 
 def check_schema(location: str, known: dict[str, Action], schema: Any, path: str) -> None:
@@ -58,30 +58,30 @@ def check_schema(location: str, known: dict[str, Action], schema: Any, path: str
 def check_values(location: str, field: Action, values: set[str | None]) -> None:
     """Raise SinkError for folder values that are invalid for the partition column."""
     kind = str(field["type"])
-    about = f"{location}: column '{field['name']}', by which the table is partitioned, is {kind}"
+    about = f"{location}: column '{field['name']}' partitions the table and is {kind}"
     if kind not in PARSERS:
-        raise SinkError(f"{about}: values of that type are not read from the names of folders")
+        raise SinkError(f"{about}: values of that type cannot be read from folder names")
     for value in sorted(it for it in values if it is not None):
         try:
             PARSERS[kind](value)
         except ValueError:
-            raise SinkError(f"{about}; a folder gives {value!r}") from None
+            raise SinkError(f"{about}, but a folder is named {value!r}") from None
 
 
 def _text(value: str) -> str:
     if not value:
-        raise ValueError("an empty text cannot be told from null")
+        raise ValueError("an empty text looks like null")
     return value
 
 
 def _date(value: str) -> None:
     if date.fromisoformat(value).isoformat() != value:
-        raise ValueError("another form of a date")
+        raise ValueError("not a date in the form YYYY-MM-DD")
 
 
 def _integer(bits: int, value: str) -> None:
     if re.fullmatch(r"-?[0-9]+", value) is None or not -(2 ** (bits - 1)) <= int(value) < 2 ** (bits - 1):
-        raise ValueError(f"no integer of {bits} bits")
+        raise ValueError(f"not an integer of {bits} bits")
 
 
 PARSERS: dict[str, Any] = {
@@ -104,7 +104,7 @@ def new_table(location: str, found: Found, folders: list[dict[str, str | None]])
         both = " and by ".join(map(str, named))
         raise SinkError(f"{location}: one table cannot be partitioned by {both}")
     for name in (name for folder in folders for name, value in folder.items() if value == ""):
-        raise SinkError(f"{location}: column '{name}': an empty name of a folder is read as null")
+        raise SinkError(f"{location}: column '{name}': an empty folder name is read as null")
     try:
         whole = pa.unify_schemas([_arrow_schema(schema, path) for schema, path in found])
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
@@ -115,7 +115,7 @@ def new_table(location: str, found: Found, folders: list[dict[str, str | None]])
     names = [name.lower() for name in whole.names]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise SinkError(f"{location}: column '{twice}' is there twice; in a Delta table upper and lower case are one")
+        raise SinkError(f"{location}: column '{twice}' exists twice: a Delta table ignores case")
     return {"schema": _to_json(whole), "partitions": list(partitions)}
 
 
@@ -166,8 +166,8 @@ def with_columns(location: str, table: Table, columns: Iterable[Action]) -> Acti
             known[name] = _merged(table, known, name, kind)
         except ValueError as error:
             raise SinkError(
-                f"{location}: column '{name}' was to become {kind}{error}. Others have changed the table since "
-                "this was decided: `fencepost state abandon` gives the version up"
+                f"{location}: column '{name}' should become {kind}{error}. The table was changed since this was "
+                "decided: `fencepost state abandon` abandons the version"
             ) from None
     if list(known.values()) == table.fields:
         return table.metadata
@@ -181,7 +181,7 @@ def _merged(table: Table, known: dict[str, Action], name: str, kind: Any) -> Act
     if name not in known:
         twin = next((it for it in known if it.lower() == name.lower()), None)
         if twin is not None:
-            raise ValueError(f", and the table has '{twin}': in a Delta table upper and lower case are one")
+            raise ValueError(f", and the table has '{twin}': a Delta table ignores case")
         if _has_no_zone(kind) and NO_ZONE not in table.features:
             raise ValueError(f", which only a table with the feature {NO_ZONE} has")
         return {"name": name, "type": kind, "nullable": True, "metadata": {}}
@@ -191,7 +191,7 @@ def _merged(table: Table, known: dict[str, Action], name: str, kind: Any) -> Act
     if kind == field["type"] or kind in [it["fromType"] for it in changes if "fieldPath" not in it]:
         return field
     if not _is_wider(kind, field["type"]):
-        raise ValueError(f", in the table it is {field['type']}, and only wider types are taken in")
+        raise ValueError(f", in the table it is {field['type']}, and only wider types are accepted")
     if WIDENING not in table.features or table.configuration.get("delta.enableTypeWidening") != "true":
         raise ValueError(
             f", in the table it is {field['type']}, and the table does not allow wider types: ALTER TABLE ... SET "
@@ -238,7 +238,7 @@ def _arrow_schema(schema: Any, path: str) -> Any:
         try:
             fields.append(pa.field(field.name, _delta_type(field.type)))
         except TypeError as error:
-            raise SinkError(f"{path}: column '{field.name}': a Delta table has no {error}") from None
+            raise SinkError(f"{path}: column '{field.name}': a Delta table has no type for {error}") from None
     return pa.schema(fields)
 
 

@@ -107,10 +107,12 @@ def read_table(store: Store) -> Table | None:
         table = table._with(checkpoint, _checkpoint_actions(store, part))
     for version, lines in _read_lines(store, checkpoint + 1, newest):
         if lines is None:
-            raise FileNotFoundError(f"{store.uri}/{_commit_name(version)}: no such commit, though later ones are there")
+            raise FileNotFoundError(
+                f"{store.uri}/{_commit_name(version)}: this commit is missing, but later ones exist"
+            )
         table = table._with(version, _about_table(lines))
     if "id" not in table.metadata or not table.protocol:
-        raise ValueError(f"no schema or protocol up to version {newest}")
+        raise ValueError(f"no schema and no protocol up to version {newest}")
     return table
 
 

@@ -75,7 +75,7 @@ class LocalEngine:
     def __init__(self, threads: int | None = None) -> None:
         """`threads`: default is the number of usable processors."""
         if threads is not None and threads < 1:
-            raise ValueError(f"threads={threads}: at least one is needed")
+            raise ValueError(f"threads={threads}: expected at least 1")
         self.slots = threads or _processors()
 
     def run(

@@ -81,7 +81,9 @@ class IcebergSink:
         table = self.named.load()
         if table is None:
             if done:
-                raise SinkChangedError(f"{self.location}: the Iceberg table is gone that versions were written to")
+                raise SinkChangedError(
+                    f"{self.location}: the Iceberg table that versions were written to no longer exists"
+                )
             return
         self._beside(table).check(state)
         self._check_table(table)
@@ -90,8 +92,9 @@ class IcebergSink:
         last = mark.version if mark else 0
         if not done <= last <= state.decided():
             raise SinkChangedError(
-                f"{self.location}: the newest version of this state in the table is {last or 'none'}, though versions "
-                f"up to {done} were written: the table was made anew, or its property {PREFIX}<state> was changed"
+                f"{self.location}: the newest version of this state in the table is {last or 'none'}, but "
+                f"versions up to {done} were written: the table was recreated, or its property {PREFIX}<state> "
+                "was changed"
             )
 
     def _check_table(self, table: Table) -> None:
@@ -101,14 +104,12 @@ class IcebergSink:
         if not table.spec().is_unpartitioned():
             names = ", ".join(field.name for field in table.spec().fields)
             raise SinkError(
-                f"{self.location}: is partitioned by {names}, and a file of the job may have rows of several "
-                "partitions; only tables without partitions are written"
+                f"{self.location}: is partitioned by {names}, but a file of the job can have rows of several "
+                "partitions. Use a table without partitions"
             )
         required = _required_column(table)
         if required is not None:
-            raise SinkError(
-                f"{self.location}: column '{required}' is required, which nobody would check in added files"
-            )
+            raise SinkError(f"{self.location}: column '{required}' is required, which is not checked in added files")
 
     def probe(self, version: int, attempt: str) -> None:
         self._beside().probe(version, attempt)
@@ -133,17 +134,16 @@ class IcebergSink:
         if mark is not None and not _follows_from(table, mark):
             raise SinkChangedError(
                 f"{self.location}: its current snapshot {table.metadata.current_snapshot_id} does not follow from "
-                f"{mark.snapshot}, by which version {mark.version} was written: the table was taken back, and rows "
-                "that the state knows would be refused as duplicates if they came again. Look which versions' rows "
-                "are all there, and take the state back to the last of them (`fencepost state rollback`)"
+                f"{mark.snapshot}, which version {mark.version} wrote: the table was rolled back, and rows that "
+                "the state knows would be refused as duplicates if they came again. Find the last version whose "
+                "rows are all in the table, and roll the state back to it (`fencepost state rollback`)"
             )
 
     def _check_same(self, table: Table, decision: Decision) -> None:
         found, wanted = str(table.metadata.table_uuid), (decision.sink_version or {}).get("table")
         if wanted not in (None, found):
             raise SinkChangedError(
-                f"{self.location}: another table than the one that versions were written to (its id is {found}, was "
-                f"{wanted})"
+                f"{self.location}: not the table that versions were written to (its id is {found}, was {wanted})"
             )
 
     def shown(self, decision: Decision) -> int:
@@ -175,7 +175,7 @@ class IcebergSink:
 
         inside = next((it for it in rows.folders if it.strip("/")), None)
         if inside is not None:
-            text = f"values that stand in names of folders ({inside}) are not written to an Iceberg table"
+            text = f"values from folder names ({inside}) cannot be written to an Iceberg table"
             raise SinkError(f"{self.location}: {text}")
         found = [(pa.ipc.read_schema(pa.py_buffer(schema)), path) for schema, path in rows.schemas.items()]
         transaction = self._table().transaction()  # finds the ids of new columns; never committed
@@ -198,7 +198,7 @@ class IcebergSink:
             if other != number:
                 raise SinkError(
                     f"{self.location}: column '{name}' of {path} has the field id {number}, in the table it is "
-                    f"{other}: readers would take it for another column. Write the files without field ids, or to a "
+                    f"{other}: readers would read it as another column. Write the files without field ids, or use a "
                     "new table"
                 )
 
@@ -286,7 +286,7 @@ class IcebergSink:
                     raise SinkError(f"{self.location}: cannot be written to: {error}") from error
                 raise SinkChangedError(
                     f"{self.location}: the files of version {number} are neither in {decision.prepared} nor where the "
-                    f"table would name them ({error})"
+                    f"table would list them ({error})"
                 ) from None
 
     def _write(self, table: Table, decision: Decision, wanted: str, state: str) -> None:
@@ -324,8 +324,8 @@ class IcebergSink:
             )
         except (ValueError, ValidationError) as error:
             raise SinkError(
-                f"{self.location}: refuses rows that were decided ({error}). Mend the table and run again, or give the "
-                "version up (`fencepost state abandon`); nothing of it is in the table"
+                f"{self.location}: refuses rows that were decided ({error}). Change the table and run again, or "
+                "abandon the version (`fencepost state abandon`); none of its rows are in the table"
             ) from error
 
     def names(self, decision: Decision) -> list[str]:
@@ -398,7 +398,7 @@ class IcebergSink:
     def _table(self) -> Table:
         table = self.named.load()
         if table is None:
-            raise SinkChangedError(f"{self.location}: the Iceberg table is gone that versions are written to")
+            raise SinkChangedError(f"{self.location}: the Iceberg table that versions are written to no longer exists")
         return table
 
     def _owner(self) -> str | None:

@@ -47,7 +47,7 @@ class NamedTable:
     def __init__(self, uri: str, options: Mapping[str, Any] | None = None) -> None:
         match = re.fullmatch(rf"{SCHEME}([\w-]+)/([^/.]+(?:\.[^/.]+)+)", uri)
         if match is None:
-            shape = "iceberg://<catalog>/<namespace>.<table> was expected"
+            shape = "expected iceberg://<catalog>/<namespace>.<table>"
             raise StoreError(f"{uri.rpartition('@')[2]}: not the name of an Iceberg table: {shape}")
         check_library(uri)
         self.uri, self.catalog_name, self.name = uri, match[1], match[2]

@@ -68,7 +68,7 @@ class InPlace(DeltaSink):
     def check(self, state: State) -> None:
         """See `Sink`."""
         if self._open() is None:
-            raise SinkError(f"{self.location}: no Delta table, and only such can be deduplicated in place")
+            raise SinkError(f"{self.location}: not a Delta table; only Delta tables can be deduplicated in place")
         super().check(state)
 
     def check_kept(self, table: Table, before: Decision) -> None:
@@ -81,8 +81,9 @@ class InPlace(DeltaSink):
     def shown(self, decision: Decision) -> int:
         """Raise SinkError: removed rows cannot be restored, so a state cannot be rolled back in place (see `Sink`)."""
         raise SinkError(
-            f"{self.location}: a state does not go back where a table is deduplicated in place. RESTORE the table "
-            "instead if it has to, then rebase (`DedupJob.rebase`, `fencepost dedup --rebase`)"
+            f"{self.location}: a state of a table that is deduplicated in place cannot be rolled back. "
+            "RESTORE the table instead if necessary, then rebase (`DedupJob.rebase`, `fencepost dedup "
+            "--rebase`)"
         )
 
     def names(self, decision: Decision) -> list[str]:
@@ -221,8 +222,8 @@ class InPlace(DeltaSink):
             vector = it["vector"]
             if vector and vector["cardinality"] < it["rows"] and found.get(it["path"]) != vector["cardinality"]:
                 raise SinkError(
-                    f"{self.location}: version {version} of the table is not what was written: of {it['path']} "
-                    f"{found.get(it['path'])} rows are gone, not {vector['cardinality']}. RESTORE it to version "
+                    f"{self.location}: version {version} of the table differs from what was written: {it['path']} "
+                    f"lacks {found.get(it['path'])} rows, not {vector['cardinality']}. RESTORE it to version "
                     f"{version - 1}"
                 )
 

@@ -61,7 +61,7 @@ VERSIONS_TOGETHER = 10_000
 def check_shards(count: int) -> None:
     """Raise ValueError for an invalid number of shards."""
     if not 1 <= count <= SHARDS_MAX:
-        raise ValueError(f"shards={count}: 1 to {SHARDS_MAX} were expected")
+        raise ValueError(f"shards={count}: expected 1 to {SHARDS_MAX}")
 
 
 def rollback(state: State, version: int, *, accept_duplicates: bool = False, sink: Sink | None = None) -> Decision:
@@ -78,7 +78,7 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
     at = _Attempt(state, sink)
     sink, next_version, before = at.sink, at.version, at.before
     if 0 < version < before.oldest:
-        is_folded = " (it is folded: only totals are left of it)" if version <= state.known_floor() else ""
+        is_folded = " (it is folded: only its totals are kept)" if version <= state.known_floor() else ""
         reason = f"version {version} is older than {before.oldest}, the oldest that is retained{is_folded}"
         raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
     if not 0 <= version < next_version or (version and state.status(version) != APPLIED):
@@ -92,8 +92,8 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
     lost = [it for it in asked if not _is_whole(sink, state.version(it))]
     if lost:
         raise SinkError(
-            f"{state.uri}: version {version} takes rows for written that are no longer in the sink (versions "
-            f"{_listed(lost)}): put their files back, or go back to a version before those"
+            f"{state.uri}: version {version} counts rows as written that are no longer in the sink (versions "
+            f"{_listed(lost)}): restore their files, or roll back to an earlier version"
         )
     over.sort()
     if not accept_duplicates:
@@ -101,9 +101,9 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
     shown = [it for it in over if not state.is_collected(it) and sink.shown(state.version(it))]
     if shown and not accept_duplicates:
         raise SinkError(
-            f"{state.uri}: after a rollback to version {version} the inputs of later versions are read again, but "
-            f"their rows are still in the sink (versions {_listed(shown)}). Remove the files in their folders first, "
-            "the folders themselves stay; or accept duplicates (accept_duplicates=True)"
+            f"{state.uri}: after a rollback to version {version} the inputs of later versions are read again, "
+            f"but their rows are still in the sink (versions {_listed(shown)}). Remove the files in their "
+            "folders first, but keep the folders; or accept duplicates (accept_duplicates=True)"
         )
     if version:
         target = state.version(version)
@@ -221,12 +221,12 @@ def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | No
 def _horizon(state: State, before: Decision, now_ms: int | None, max_idle_ms: int) -> tuple[int, int]:
     """Return (clock, horizon) of an eviction. Raises PolicyError."""
     if "timestamp" not in state.agreed().keep:
-        raise PolicyError(f"{state.uri}: nothing can be evicted: this state keeps no timestamps")
+        raise PolicyError(f"{state.uri}: this state keeps no timestamps, so nothing can be evicted")
     if max_idle_ms < 0:
         raise PolicyError(f"max_idle_ms={max_idle_ms}: must not be negative")
     clock_ms = _later(now_ms, before.clock_ms)
     if clock_ms is None:
-        raise PolicyError(f"{state.uri}: its clock has not begun yet; say what time it is (now_ms)")
+        raise PolicyError(f"{state.uri}: its clock has not started; pass the time (now_ms)")
     horizon_ms = max(clock_ms - max_idle_ms, -(2**63))
     return clock_ms, horizon_ms if before.horizon_ms is None else max(horizon_ms, before.horizon_ms)
 
@@ -243,7 +243,7 @@ def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
     """
     sink = sink or _sink_of(state)
     if not 1 <= version <= state.decided():
-        reason = f"there is no version {version}; there are 1 to {state.decided()}"
+        reason = f"version {version} does not exist; versions are 1 to {state.decided()}"
         raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
     status = state.status(version)
     state.settle()
@@ -254,7 +254,7 @@ def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
         state.check_not_folded(version)
     if status == APPLIED:
         raise StateConflictError(
-            f"{state.uri}: version {version} is applied; `rollback` makes a new version of an older"
+            f"{state.uri}: version {version} is applied; use `rollback` to make a new version from an older one"
         )
 
 
@@ -266,7 +266,7 @@ def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sin
     ValueError, StateConflictError.
     """
     if keep_versions is not None and keep_versions < 1:
-        raise ValueError(f"keep_versions={keep_versions}: at least one is needed")
+        raise ValueError(f"keep_versions={keep_versions}: expected at least 1")
     at = _Attempt(state, sink)
     before = at.before
     if keep_versions is not None:
@@ -464,8 +464,9 @@ def _check_looks(state: State, versions: Iterable[int]) -> None:
     collected = [it for it in versions if state.is_collected(it)]
     if collected:
         reason = (
-            f"which files versions {_listed(collected)} have written is not known any more: their decisions were "
-            "collected, since they are older than what is kept to go back to. Begin again with a new state and sink"
+            f"the files that versions {_listed(collected)} wrote are no longer known: their decisions were "
+            "removed, because they are older than the retained versions. Begin again with a new state and "
+            "sink"
         )
         raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
 

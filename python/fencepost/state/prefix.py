@@ -64,17 +64,17 @@ class RunPrefixes:
             return
         check_owner(self.location, owner, state.uri, settings)
         if done and not self.store.exists(_claim_of(done)) and done > state.floor():
-            raise SinkChangedError(f"{self.location}: {_claim_of(done)} is gone, though version {done} was written")
+            raise SinkChangedError(f"{self.location}: {_claim_of(done)} is gone, but version {done} was written")
         is_claimed = self.store.exists(_claim_of(decided + 1))
         if is_claimed and state.decided() == decided:  # check that no other run has decided in the meantime
             raise SinkChangedError(
-                f"{self.location}: {_claim_of(decided + 1)} is there, though no such version was decided: the state "
-                "is older than the sink. Put back the newer one"
+                f"{self.location}: {_claim_of(decided + 1)} exists, but no such version was decided: the state is "
+                "older than the sink. Restore the newer state"
             )
 
     def _check_new(self, done: int) -> None:
         if done:
-            raise SinkChangedError(f"{self.location}: {MARKER} is gone, which said that the prefix is this state's")
+            raise SinkChangedError(f"{self.location}: {MARKER} is gone, which marked the prefix as this state's")
         names = self.store.names_at_top()
         foreign = sorted(name for name in names if name != PREPARE)
         if foreign and MARKER not in names:  # unless another run has claimed it in the meantime
@@ -94,7 +94,9 @@ class RunPrefixes:
     def claim(self, state_id: str) -> None:
         marker = {"format": 1, "state": state_id, "layout": self.layout}
         if not self.store.put(MARKER, _json(marker)):
-            raise SinkError(f"{self.location}: belongs to another state (id {self.owner()}), claimed meanwhile")
+            raise SinkError(
+                f"{self.location}: belongs to another state (id {self.owner()}), which claimed it meanwhile"
+            )
 
     def current_version(self, before: Decision | None) -> None:
         """Return None (see `Sink`): prefixes have no versions of their own."""
@@ -172,9 +174,9 @@ class RunPrefixes:
         claim = json.loads(data)
         if claim["attempt"] != decision.attempt or claim["status"] not in (APPLIED, ABANDONED):
             raise SinkChangedError(
-                f"{self.store.uri}/{_claim_of(decision.version)}: of another decision (attempt {claim['attempt']}) "
-                f"than version {decision.version} of this state: it was taken back, and others have seen what it had "
-                "decided"
+                f"{self.store.uri}/{_claim_of(decision.version)}: from another decision (attempt "
+                f"{claim['attempt']}) than version {decision.version} of this state: the state was restored to an "
+                "earlier point after this version had become visible"
             )
         return str(claim["status"])
 
@@ -205,8 +207,8 @@ class RunPrefixes:
             if self._read(name) == manifest:
                 return
             raise SinkChangedError(
-                f"{self.location}/run={decision.version}: not what version {decision.version} decided, and it cannot "
-                f"be taken from {decision.prepared}"
+                f"{self.location}/run={decision.version}: not what version {decision.version} decided, and it "
+                f"cannot be restored from {decision.prepared}"
             ) from None
         if not self.store.put(name, manifest):
             raise SinkChangedError(f"{self.store.uri}/{name}: not what version {decision.version} decided; remove it")
@@ -262,7 +264,7 @@ class RunPrefixes:
             try:
                 yield pq.ParquetFile(self.store.object(name, size, etag).open()).read()
             except (OSError, ValueError) as error:
-                text = f"{self.store.uri}/{name}: cannot be read ({error}): put back what it was, or remove it"
+                text = f"{self.store.uri}/{name}: cannot be read ({error}): restore it, or remove it"
                 raise SinkError(text) from error
 
     def shown_files(self) -> list[str]:

@@ -47,9 +47,9 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.versions is not None and self.versions < 1:
-            raise ValueError(f"keep_versions={self.versions}: at least one is needed, or None to keep all")
+            raise ValueError(f"keep_versions={self.versions}: expected at least one, or None to keep all")
         if self.ms < 0:
-            raise ValueError(f"keep_versions_ms={self.ms}: milliseconds from 0 on were expected")
+            raise ValueError(f"keep_versions_ms={self.ms}: expected milliseconds from 0 on")
 
 
 def next_oldest(state: State, before: Decision | None, version: int, keep: Retention, now_ms: int) -> int:

@@ -103,7 +103,7 @@ def read_piece(store: Store, piece: Piece) -> bytes:
         except FileNotFoundError:
             raise SnapshotError(f"{_place(store, piece)}: missing", reason="missing") from None
         if sha256(data) != piece.sha256:
-            reason = f"its SHA-256 is {sha256(data)}, decided was {piece.sha256}"
+            reason = f"its SHA-256 is {sha256(data)}, but {piece.sha256} was decided"
             raise SnapshotError(f"{_place(store, piece)}: {reason}", reason=reason)
         return data
 

@@ -53,7 +53,7 @@ def open_sink(uri: str, layout: str, disk: Disk, options: Mapping[str, Any] | No
     for kind in KINDS:
         if kind.layout == layout:
             return kind.open(uri, disk, options)
-    raise SinkError(f"{uri}: what its versions are shown by ('{layout}') is not known here: give the sink itself")
+    raise SinkError(f"{uri}: its sink has the layout '{layout}', which this process cannot open: pass the sink itself")
 
 
 def layout_of(place: str, options: Mapping[str, Any] | None = None) -> str:
@@ -177,17 +177,17 @@ class RunFolders:
         gone = next((it for it in newest if not os.path.lexists(f"{self.path}/run={it}")), None)
         if gone is not None and gone > state.floor():  # check that it was not folded in the meantime
             raise SinkChangedError(
-                f"{self.path}: run={gone} is gone, though version {gone} was written: put it back, or make "
-                "an empty folder of that name if nobody wants its rows any more"
+                f"{self.path}: run={gone} is gone, but version {gone} was written: restore it, or create an empty "
+                "folder of that name if its rows are no longer needed"
             )
         following = range(decided + 1, decided + CHECKED + 1)
         unknown = next((it for it in following if os.path.lexists(f"{self.path}/run={it}")), None)
         if unknown is not None and state.decided() < unknown:
-            raise SinkChangedError(f"{self.path}: run={unknown} is there, though no such version was decided")
+            raise SinkChangedError(f"{self.path}: run={unknown} exists, but no such version was decided")
 
     def _check_new(self, done: int) -> None:
         if done:
-            raise SinkChangedError(f"{self.path}: {MARKER} is gone, which said that the folder is this state's")
+            raise SinkChangedError(f"{self.path}: {MARKER} is gone, which marked the folder as this state's")
         names = os.listdir(self.path) if self.path.exists() else []
         foreign = sorted(name for name in names if name != PREPARE and not name.startswith(f"{MARKER}."))
         if foreign and MARKER not in names:  # unless another run has claimed it in the meantime
@@ -204,7 +204,7 @@ class RunFolders:
         temporary = self.path / PREPARE / f"{MARKER}.{uuid4().hex}{TEMPORARY}"
         self.disk.make_folder(temporary.parent)
         if not self.disk.put(self.path / MARKER, (json.dumps(marker) + "\n").encode(), temporary):
-            raise SinkError(f"{self.path}: belongs to another state (id {self.owner()}), claimed meanwhile")
+            raise SinkError(f"{self.path}: belongs to another state (id {self.owner()}), which claimed it meanwhile")
 
     def scratch(self, version: int, attempt: str) -> FolderScratch:
         """See `Sink`."""
@@ -257,7 +257,7 @@ class RunFolders:
                 raise  # neither case applies: missing rights, or a disk error
             if not self._holds(target, decision):
                 raise SinkChangedError(
-                    f"{target}: not what version {decision.version} decided, and it cannot be taken from {prepared}"
+                    f"{target}: not what version {decision.version} decided, and it cannot be restored from {prepared}"
                 ) from None
             self.disk.seal(self.path)
         finally:
@@ -281,8 +281,8 @@ class RunFolders:
             is_shown = self._holds(target, decision)
             if not is_shown and _sizes(target).items() & _wanted(decision).items():
                 raise SinkChangedError(
-                    f"{target}: not what version {decision.version} decided, but a part of it: put back what is gone "
-                    "and take away what is more, or remove the folder"
+                    f"{target}: not what version {decision.version} decided, but a part of it: restore what is "
+                    "missing and remove what is too much, or remove the folder"
                 ) from None
             self.disk.seal(self.path)
             if is_shown:
@@ -318,7 +318,7 @@ class RunFolders:
             try:
                 yield pq.ParquetFile(path).read()
             except (OSError, ValueError) as error:
-                raise SinkError(f"{path}: cannot be read ({error}): put back what it was, or remove it") from error
+                raise SinkError(f"{path}: cannot be read ({error}): restore it, or remove it") from error
 
     def prepare_changelog(self, version: int, attempt: str, lines: list[Any]) -> tuple[SideFiles, str]:
         """See `Sink`."""
@@ -394,11 +394,11 @@ def check_owner(sink: str | Path, owner: str | None, state: str, settings: Setti
     """Raise SinkError for a sink of another state. `owner`: the id in its marker."""
     if settings is None:
         raise SinkError(
-            f"{sink}: belongs to a state (id {owner}), and the state {state} is empty: it was lost, or another place "
-            "is given. Put it back, or begin with a new sink; a sink has one state for ever"
+            f"{sink}: belongs to a state (id {owner}), but the state {state} is empty: it was lost, or "
+            "another place was passed. Restore it, or begin with a new sink; a sink belongs to one state"
         )
     if owner != settings.id:
-        raise SinkError(f"{sink}: belongs to another state (id {owner}); a sink has one for ever")
+        raise SinkError(f"{sink}: belongs to another state (id {owner}); a sink belongs to one state")
 
 
 PROBE_FILES = 4

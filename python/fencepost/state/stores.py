@@ -129,8 +129,8 @@ def open_store(uri: str | os.PathLike[str], *, sync: bool = True, options: Mappi
     scheme, rest = match[1], text[match.end() :]
     if re.match(r"[^/]*:[^/]*@", rest):
         raise StoreError(
-            f"{scheme}://...@{rest.partition('@')[2]}: the URI has credentials in it, and a state writes down the URIs "
-            "it knows: give them as options, or in the environment"
+            f"{scheme}://...@{rest.partition('@')[2]}: the URI contains credentials, and a state stores the "
+            "URIs it knows: pass credentials as options, or in the environment"
         )
     if scheme == "file":
         if not rest.startswith("/"):
@@ -140,7 +140,7 @@ def open_store(uri: str | os.PathLike[str], *, sync: bool = True, options: Mappi
         return MemoryStore(text)
     if scheme in _REMOTE:
         return RemoteStore(text, options)
-    raise StoreError(f"{text}: no store for {scheme}://; there are paths, file, {', '.join(_REMOTE)} and memory")
+    raise StoreError(f"{text}: unknown store {scheme}://; known are paths, file, {', '.join(_REMOTE)} and memory")
 
 
 def is_local(uri: str | os.PathLike[str]) -> bool:
@@ -180,9 +180,9 @@ def check_exclusion(store: Store, folder: str = "probe") -> None:
             store.delete([name])
         if won != [found]:
             raise StoreError(
-                f"{store.uri}: of several puts of one new name exactly one must succeed, and here {len(won)} did: the "
-                "store does not keep conditional puts apart, and two jobs would write over each other's decisions. Use "
-                "another store for the state"
+                f"{store.uri}: of several puts of one new name exactly one must succeed, but {len(won)} did: the "
+                "store does not support conditional puts, so two jobs would overwrite each other's decisions. "
+                "Use another store for the state"
             )
 
 
@@ -480,7 +480,7 @@ class RemoteStore:
                     return self.read(name) == data
                 except FileNotFoundError:
                     if isinstance(error, (self._errors.NotFoundError, FileNotFoundError)):
-                        raise StoreError(f"{self._uri}/{name}: cannot put it: {_short(error)}") from error
+                        raise StoreError(f"{self._uri}/{name}: cannot write it: {_short(error)}") from error
                     raise error from None  # it does not exist: retry
             return True
 

@@ -64,8 +64,9 @@ def read_item(scratch: Scratch, name: str, place: Place, kind: type[Item]) -> It
     found = hashlib.sha256(data).hexdigest()
     if found != place.sha256:
         raise StoreError(
-            f"{where}: not the plan that this run wrote (its SHA-256 is {found}, written was {place.sha256}): someone "
-            "else writes to this folder, or it is damaged. Look who may write there, then run again"
+            f"{where}: not the plan that this run wrote (its SHA-256 is {found}, but {place.sha256} was "
+            "written): another writer uses this folder, or the file is damaged. Check who can write there, "
+            "then run again"
         )
     return from_plan(data, kind, where)
 
@@ -87,7 +88,7 @@ def _plain(value: Any) -> Any:
         return {"dtype": value.dtype.str, "base64": _text(np.ascontiguousarray(value).tobytes())}
     if isinstance(value, bytes):
         return {"base64": _text(value)}
-    raise TypeError(f"{type(value).__name__}: only data goes into the plan of a stage")
+    raise TypeError(f"{type(value).__name__}: a plan of a stage contains data only")
 
 
 def _text(data: bytes) -> str:
@@ -142,7 +143,7 @@ def _object(value: Any, kind: Any, place: str) -> Any:
     hints = get_type_hints(kind)
     names = {field.name for field in dataclasses.fields(kind)}
     if fields.keys() != names:
-        raise ValueError(f"{place}: the fields {sorted(names)} were expected, found {sorted(fields)}")
+        raise ValueError(f"{place}: expected the fields {sorted(names)}, found {sorted(fields)}")
     return kind(**{name: _typed(fields[name], hints[name], f"{place}.{name}") for name in names})
 
 
@@ -156,7 +157,7 @@ def _array(value: Any, arguments: Sequence[Any], place: str) -> Any:
 
 def _bytes(fields: dict[str, Any], names: set[str], place: str) -> bytes:
     if fields.keys() != names:
-        raise ValueError(f"{place}: the fields {sorted(names)} were expected, found {sorted(fields)}")
+        raise ValueError(f"{place}: expected the fields {sorted(names)}, found {sorted(fields)}")
     return base64.b64decode(_checked(fields["base64"], str, place), validate=True)
 
 
@@ -165,7 +166,7 @@ def _checked(value: Any, kind: type, place: str) -> Any:
 
 
 def _refuse(value: Any, wanted: Any, place: str) -> Any:
-    raise ValueError(f"{place}: {_name(wanted)} was expected, found {value!r:.60}")
+    raise ValueError(f"{place}: expected {_name(wanted)}, found {value!r:.60}")
 
 
 def _name(kind: Any) -> str:

@@ -42,13 +42,17 @@ def read_vector(table: Store, descriptor: dict[str, Any]) -> Bitmap:
         path = path.removeprefix(f"{table.uri}/")
     else:
         root = table.uri
-        raise SourceError(f"{root}: a deletion vector of storage type '{kind}', i, u or p are known", path=root)
+        raise SourceError(
+            f"{root}: a deletion vector of unknown storage type '{kind}'; known are i, u and p", path=root
+        )
     offset = descriptor.get("offset") or 0
     try:
         found = table.read(path, offset, size + 8)
     except FileNotFoundError:
         path = os.path.join(table.uri, path)
-        raise SourceError(f"{path}: a deletion vector that the table names is gone", path=path) from None
+        raise SourceError(
+            f"{path}: the table lists this deletion vector, but the file does not exist", path=path
+        ) from None
     length, data, crc = found[:4], found[4:-4], found[-4:]
     path = os.path.join(table.uri, path)
     if length != size.to_bytes(4, "big") or crc != zlib.crc32(data).to_bytes(4, "big"):
@@ -60,7 +64,9 @@ def _bitmap(data: bytes, descriptor: dict[str, Any], where: str) -> Bitmap:
     bitmap = data[len(MAGIC) :]
     count = len(_library().deserialize(bitmap)) if data.startswith(MAGIC) else None
     if count != descriptor["cardinality"]:
-        raise SourceError(f"{where}: a deletion vector of {count} rows, the table says {descriptor['cardinality']}")
+        raise SourceError(
+            f"{where}: a deletion vector of {count} rows, but the table declares {descriptor['cardinality']}"
+        )
     return bitmap
 
 

@@ -187,11 +187,11 @@ class State:
         seen = self.refresh()
         done, decided = seen.done, seen.decided
         if decided < done:
-            raise self.damaged(f"log/{done}.json", f"missing, though version {done} is done")
+            raise self.damaged(f"log/{done}.json", f"missing, but version {done} is done")
         if done < decided - 1:
             done = self.done()  # another run may have finished it in the meantime
         if done < decided - 1:
-            raise self.damaged(f"done/{decided - 1}", f"missing, though version {decided} is decided")
+            raise self.damaged(f"done/{decided - 1}", f"missing, but version {decided} is decided")
         return range(done + 1, decided + 1)
 
     def status(self, version: int) -> str:
@@ -248,7 +248,7 @@ class State:
         self.settle()
         for version in range(seen.done, 0, -1):
             mark = seen.mark if version == seen.done else self._mark(version)
-            logged = self._read(f"log/{version}.json", missing=f"missing, though version {version} is done")
+            logged = self._read(f"log/{version}.json", missing=f"missing, but version {version} is done")
             # `mark` contains the hash of the log, whose link to the version before was checked when it was decided.
             if self._status(version, sha256(logged), mark) == APPLIED:
                 return seen.done + 1, self._decision(version, logged, is_root=is_root)
@@ -384,9 +384,9 @@ class State:
             return wanted or default
         count = before.shard_count if before else settings.shards
         if wanted is not None and wanted != count:
-            reason = f"it was created with shards {settings.shards!r}, this job has {wanted!r}"
+            reason = f"it was created with shards {settings.shards!r}, but this job has {wanted!r}"
             if count != settings.shards:
-                reason = f"it has {count} shards since it was resharded, this job has {wanted!r}"
+                reason = f"it has {count} shards since it was resharded, but this job has {wanted!r}"
             raise SnapshotError(f"{self.uri}: {reason}; use that, or another state folder", reason=reason)
         return count
 
@@ -469,8 +469,8 @@ class State:
             self.store.settle(folding.FOLDER)
             self.store.delete([name] if is_mine else [])
             raise StoreError(
-                f"{self._place(name)}: version {decision.version} was finished and folded while this run was paused. "
-                "Which run had decided it is not known any more; nothing is lost or shown twice: run again"
+                f"{self._place(name)}: version {decision.version} was finished and folded while this run was "
+                "paused. The run that decided it is no longer known; nothing is lost or written twice: run again"
             )
         if is_mine:
             self._remember(data, decision)
@@ -707,7 +707,7 @@ class State:
         name = f"done/{version}"
         found = fields_from_json(mark, self._place(name))
         if found.get("decision") != log_hash or found.get("status") not in (APPLIED, ABANDONED):
-            raise self.damaged(name, f"not of log/{version}.json as it is now, or of no known status")
+            raise self.damaged(name, f"does not match log/{version}.json, or has an unknown status")
         status: str = found["status"]
         return status
 
@@ -749,7 +749,7 @@ class State:
             mark = self._mark(done) if done else None
             if self.floor() < max(done, 1):
                 return Seen(done=done, decided=decided, mark=mark)
-        raise self.damaged("done", f"nothing behind version {self._floor} is there, up to which all are folded")
+        raise self.damaged("done", f"no version follows version {self._floor}, up to which all are folded")
 
     def _decision(self, version: int, logged: bytes, *, is_root: bool = False) -> Decision:
         """Return the decision in a log file; see `root`."""
@@ -793,7 +793,7 @@ class State:
         raise self._is_folded(version)
 
     def _is_folded(self, version: int) -> SnapshotError:
-        reason = f"version {version} is folded: of versions 1 to {self._floor} only totals are left"
+        reason = f"version {version} is folded: of versions 1 to {self._floor} only totals are kept"
         return SnapshotError(f"{self.uri}: {reason}", reason=reason)
 
     def _header(self, version: int, logged: bytes, previous: str | None) -> dict[str, Any]:
@@ -813,7 +813,7 @@ class State:
         except FileNotFoundError:
             raise self.damaged(name, missing) from None
         if expected is not None and sha256(data) != expected:
-            raise self.damaged(name, f"its SHA-256 is {sha256(data)}, decided was {expected}")
+            raise self.damaged(name, f"its SHA-256 is {sha256(data)}, but {expected} was decided")
         return data
 
 

@@ -28,19 +28,20 @@ def checked(place: str, given: int | None, stored: int | None, used: int) -> int
     Returns one partition if nothing defines a number. Raises PolicyError if the numbers contradict each other.
     """
     if given is not None and (isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= COUNT_MAX):
-        raise PolicyError(f"partitions={given!r}: 1 to {COUNT_MAX}, or None for as many as {place} has")
+        raise PolicyError(f"partitions={given!r}: expected 1 to {COUNT_MAX}, or None for the count of {place}")
     if stored is not None:
         if given not in (None, stored):
             raise PolicyError(
-                f"partitions={given}: {place} has {stored} partitions, for ever, since under another count keys move "
-                f"and rows that come again are not known. Leave partitions= out, or write to another place"
+                f"partitions={given}: {place} has {stored} partitions, which cannot change: with another count, "
+                "keys move to partitions that do not know their rows. Leave out partitions=, or write to another "
+                "place"
             )
         return stored
     if used > (given or 1):
         has = f"partitions={given}" if given is not None else "partitions is not given"
         raise PolicyError(
-            f"{has}: {place} stores no count, and has rows of partition {used - 1}. Give the count with which it was "
-            f"written, at least partitions={used}; it is stored then"
+            f"{has}: {place} stores no partition count, but has rows of partition {used - 1}. Pass the count "
+            f"it was written with, at least partitions={used}; the call stores it"
         )
     return given or 1
 
@@ -67,10 +68,10 @@ def _read(store: Store, name: str, path: str) -> int | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise SourceError(f"{path}: no count of partitions: {error}", path=path) from error
+        raise SourceError(f"{path}: not a partition count: {error}", path=path) from error
     version, count = (found.get(it) if isinstance(found, dict) else None for it in ("version", "partitions"))
     if version != VERSION:
         raise SourceError(f"{path}: version {version!r}, but this package reads {VERSION}", path=path)
     if not isinstance(count, int) or not 1 <= count <= COUNT_MAX:
-        raise SourceError(f"{path}: partitions {count!r} is no count: 1 to {COUNT_MAX}", path=path)
+        raise SourceError(f"{path}: partitions {count!r} is not a count: expected 1 to {COUNT_MAX}", path=path)
     return count

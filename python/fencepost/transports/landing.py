@@ -424,7 +424,7 @@ class LandingLog:
             return self.state.apply(entry)
         except (KeyError, TypeError, ValueError, BatchError) as error:
             path = f"{self.store.uri}/{name}"
-            raise SourceError(f"{path}: no entry of a landing folder: {error!r}", path=path) from error
+            raise SourceError(f"{path}: not an entry of a landing folder: {error!r}", path=path) from error
 
     def _parse(self, name: str, data: bytes) -> Mapping[str, Any]:
         path = f"{self.store.uri}/{name}"
@@ -432,7 +432,7 @@ class LandingLog:
             entry = json.loads(data)
             version = entry["version"]
         except (ValueError, KeyError, TypeError) as error:
-            raise SourceError(f"{path}: no entry of a landing folder: {error}", path=path) from error
+            raise SourceError(f"{path}: not an entry of a landing folder: {error}", path=path) from error
         if version != VERSION:
             raise SourceError(f"{path}: version {version!r}, but this package reads {VERSION}", path=path)
         checked: Mapping[str, Any] = entry
@@ -455,7 +455,7 @@ def read_entry(entry: Mapping[str, Any]) -> LandedBatch | Lease | Fence | Marker
     if kind == "fence":
         listed = _of_type(entry, "partitions", list | None)
         if listed is not None and not all(isinstance(it, int) and 0 <= it < 2**31 for it in listed):
-            raise ValueError(f"partitions {listed!r}: a list of 0 to {2**31 - 1} was expected, or null")
+            raise ValueError(f"partitions {listed!r}: expected a list of numbers from 0 to {2**31 - 1}, or null")
         return Fence(pid, epoch, None if listed is None else tuple(listed))
     if kind == "marker":
         if entry["outcome"] not in ("commit", "abort"):
@@ -472,7 +472,7 @@ def _batch_of(entry: Mapping[str, Any]) -> LandedBatch:
     cursor = entry["cursor"] or None
     if not isinstance(cursor, str | None):
         # Written by a version without names, so the owner of the positions is unknown.
-        raise ValueError(f"cursor {cursor!r} is no producer's name")
+        raise ValueError(f"cursor {cursor!r} is not a producer's name")
     schema = entry.get("schema")
     if schema is not None:
         schemas.from_text(_of_type(entry, "schema", str))
@@ -486,7 +486,7 @@ def _batch_of(entry: Mapping[str, Any]) -> LandedBatch:
 def _integer(entry: Mapping[str, Any], name: str, most: int = 2**63 - 1) -> int:
     value = entry[name]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise ValueError(f"{name} {value!r}: 0 to {most} was expected")
+        raise ValueError(f"{name} {value!r}: expected 0 to {most}")
     return value
 
 
@@ -547,7 +547,7 @@ class Landing:
             return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise SourceError(
-                f"{self.store.uri}: its files do not go together ({error})", path=self.store.uri
+                f"{self.store.uri}: its files have incompatible schemas ({error})", path=self.store.uri
             ) from error
 
     def tables(self) -> Iterator[pa.Table]:
@@ -567,7 +567,7 @@ class Landing:
         try:
             data = self.store.read(file.path)
         except FileNotFoundError:
-            raise SourceError(f"{path}: listed, and not there", path=path) from None
+            raise SourceError(f"{path}: listed in the log, but the file does not exist", path=path) from None
         if len(data) != file.bytes:
             raise SourceError(f"{path}: {len(data)} bytes, and {file.bytes} are listed", path=path)
         try:

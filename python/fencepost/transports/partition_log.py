@@ -71,7 +71,9 @@ class PartitionLogTransport:
         else:
             opened: list[Any] = list(logs)
             if options or partitions not in (None, len(opened)):
-                raise PolicyError(f"{len(opened)} open logs: partitions and options are theirs")
+                raise PolicyError(
+                    f"{len(opened)} open logs were passed: they set partitions and options, so do not pass those"
+                )
             for folder, name in {(it.path.parent, it.topic) for it in opened if getattr(it, "topic", None)}:
                 _count(folder, name, len(opened))
             self._writers, self._owns = [LogWriter(log, None) for log in opened], False
@@ -183,7 +185,9 @@ class LogWriter:
             if verdict is Verdict.COORDINATOR_FENCED:
                 verdict = self.mark(pid, epoch, "abort", _coordinator_epoch_in(self.opened().path, pid))
             if verdict is Verdict.COORDINATOR_FENCED:
-                raise StoreError(f"pid {pid} epoch {epoch}: the log refuses a fence for want of its coordinator epoch")
+                raise StoreError(
+                    f"pid {pid} epoch {epoch}: the log refuses the fence, because it has no coordinator epoch"
+                )
             return verdict is not Verdict.FENCED
 
     def last_of(self, pid: int) -> tuple[int, int] | None:

@@ -86,7 +86,7 @@ def _conformed(values: pa.ChunkedArray, field: pa.Field, place: str) -> pa.Chunk
     if not field.nullable and values.null_count:
         row = values.is_null().index(True).as_py()
         raise BatchError(
-            f"column '{field.name}', row {row}: null, but {place} takes none; {NOTHING}", column=field.name, row=row
+            f"column '{field.name}', row {row}: null, but NOT NULL in {place}; {NOTHING}", column=field.name, row=row
         )
     wanted = plain(field.type)
     if values.type != wanted:

@@ -320,7 +320,7 @@ def stream_committed(
     import pyarrow as pa
 
     if isinstance(batch_rows, bool) or not isinstance(batch_rows, int) or batch_rows < 1:
-        raise PolicyError(f"batch_rows={batch_rows!r}: a number of rows, at least 1, was expected")
+        raise PolicyError(f"batch_rows={batch_rows!r}: expected a number of rows, at least 1")
     database = Database(engine)
     tables = open_tables(database, table, None)
     ranges = database.transaction(lambda connection: list(_ranges(connection, tables, partition, from_offset)))
@@ -410,8 +410,8 @@ def _read_range(rows: Table, partition: int, begin: int, end: int, connection: C
     found = connection.execute(wanted.order_by(rows.c.log_offset)).mappings().all()
     if len(found) != end - begin:
         raise SourceError(
-            f"{rows.name}, partition {partition}: {end - begin} rows are listed from offset {begin} on, and "
-            f"{len(found)} are there",
+            (f"{rows.name}, partition {partition}: {end - begin} rows are listed from offset {begin} on, but "
+f"{len(found)} exist"),
             path=rows.name, position=begin,
         )  # fmt: skip
     return pa.table({column.name: pa.array([row[column.name] for row in found]) for column in rows.c})
@@ -440,14 +440,17 @@ def open_tables(database: Database, table: str | Table, schema: pa.Schema | None
 def _open_tables(database: Database, table: str | Table, schema: pa.Schema | None) -> Tables:
     name = table if isinstance(table, str) else table.name
     if len(name) > NAME_MAX:
-        raise SchemaError(f"the table's name has {len(name)} characters, at most {NAME_MAX}: others are named after it")
+        raise SchemaError(
+            f"the table's name has {len(name)} characters; at most {NAME_MAX} are allowed, because other "
+            "tables are named after it"
+        )
     metadata = MetaData()
     if isinstance(table, Table):
         rows = table
     elif inspect(database.engine).has_table(name):
         rows = Table(name, metadata, autoload_with=database.engine)
     elif schema is None:
-        raise SchemaError(f"there is no table {name!r}: make it, or give the Arrow schema of its columns")
+        raise SchemaError(f"table {name!r} does not exist: create it, or pass the Arrow schema of its columns")
     else:
         rows = Table(name, metadata, *_columns_of(schema), *_log_columns(), **INNODB)
     _check_columns(rows)
@@ -581,7 +584,7 @@ def _columns_of(schema: pa.Schema) -> list[Column[Any]]:
     for field in schema:
         kind = kind_of(field.type)
         if kind is None:
-            raise SchemaError(f"column {field.name!r}: no column type for {field.type}; make the table yourself")
+            raise SchemaError(f"column {field.name!r}: no column type for {field.type}: create the table yourself")
         columns.append(Column(field.name, kind, nullable=field.nullable))
     return columns
 
@@ -590,10 +593,12 @@ def _check_columns(rows: Table) -> None:
     for name in LOG_COLUMNS:
         if name not in rows.c:
             needed = ", ".join(LOG_COLUMNS)
-            raise SchemaError(f"the table {rows.name!r} has no column {name!r}; beside the application's: {needed}")
+            raise SchemaError(
+                f"the table {rows.name!r} has no column {name!r}; beside the application's columns it needs {needed}"
+            )
         if not isinstance(rows.c[name].type, Integer):
             raise SchemaError(
-                f"the table {rows.name!r}: column {name!r} is {rows.c[name].type}, and has to be an integer"
+                f"the table {rows.name!r}: column {name!r} is {rows.c[name].type}, but must be an integer"
             )
     key = {"partition", "log_offset"}
     unique = [{it.name for it in rows.primary_key}]
