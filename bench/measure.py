@@ -10,7 +10,8 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -112,6 +113,21 @@ def alternate(
             tell(f"{contest}, round {number} of {rounds}: {contestant.name} {seconds:.3f} s")
             del result
     return measurements
+
+
+@contextmanager
+def memory_watched() -> Iterator[list[int]]:
+    """Yields a list of one number: afterwards the peak memory of this process above its memory before, in bytes."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before, peak = _memory("VmRSS"), [0]
+    yield peak
+    peak[0] = max(0, _memory("VmHWM") - before)
+
+
+def _memory(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def machine() -> dict[str, Any]:

@@ -6,14 +6,13 @@ by s3a (`make .tools/s3a`; without the jars it is left out). An answer is (rows,
 output after every round. The server runs on the same two cores as the contestants. Seconds of the processor are those
 of the contestant without the server's.
 
-Requests, scratch and memory are those of a run that is not timed, over all files but one, behind a proxy that counts. A
-run over that one was there before, as the first run of all probes the stores. They are measured again with one row
-group a file, as common writers leave it in files of this size.
+Requests, scratch and memory are those of a run that is not timed, over all files but one, behind a proxy that counts
+and whose memory is included. A run over that one was there before, as the first run of all probes the stores. They are
+measured again with one row group a file, as common writers leave it in files of this size.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import shutil
@@ -40,7 +39,7 @@ from s3_server import BUCKET, KEY, SECRET, serve_s3  # noqa: E402
 
 from bench.lake import CLEAN, WARM_UP, WHOLE_KEYS, Landed, Shape, land  # noqa: E402
 from bench.markdown import table  # noqa: E402
-from bench.measure import Contestant, Measurement, Target, alternate, tell, write_part  # noqa: E402
+from bench.measure import Contestant, Measurement, Target, alternate, memory_watched, tell, write_part  # noqa: E402
 from bench.spark import COLUMNS, DATA, THREADS, Answer, session, settle, take_answer  # noqa: E402
 
 if TYPE_CHECKING:
@@ -235,7 +234,7 @@ def _weigh(place: Place, landed: Landed) -> dict[str, Any]:
         store.upload(file, file.name)
     size = sum(file.stat().st_size for file in files[1:])
     with Liar(place.endpoint, ()) as proxy:
-        with _scratch_watched(place.folder / "tmp") as peak, _memory_watched() as memory:
+        with _scratch_watched(place.folder / "tmp") as peak, memory_watched() as memory:
             _run_in_store(replace(place, endpoint=proxy.endpoint))
         requests = {kind: proxy.asked[kind] for kind in KINDS}
     answer = _take_stored(place)
@@ -272,21 +271,6 @@ def _bytes_beneath(folder: Path) -> int:
             with suppress(FileNotFoundError):  # it was temporary
                 found += os.stat(os.path.join(inside, name)).st_size
     return found
-
-
-@contextmanager
-def _memory_watched() -> Iterator[list[int]]:
-    """The most bytes of memory above those at the beginning. The proxy's are among them: an answer a request."""
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before, peak = _memory("VmRSS"), [0]
-    yield peak
-    peak[0] = max(0, _memory("VmHWM") - before)
-
-
-def _memory(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 # The report

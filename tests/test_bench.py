@@ -421,10 +421,10 @@ def test_what_metadata_cost_at_full_size(tmp_path: Path) -> None:
     known = metadata.ledger(tmp_path, 10_000_000)
     assert known["one day and a new file"].requests < 10
     assert known["all and a new file"].requests < 100
-    for part in (metadata.run, metadata.run_dealt):
+    for part, megabytes in ((metadata.run, 2_000), (metadata.run_dealt, 2_500)):
         # In a process of its own: what others have held would hide what it takes.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             costs, _ = pool.submit(part, tmp_path / part.__name__, 1_000_000).result()
         name, cost = next(iter(costs.items()))
         assert cost.requests < 60, name
-        assert 0 < cost.peak_mb < 2_000, name
+        assert 0 < cost.peak_mb < megabytes, name
