@@ -413,7 +413,7 @@ class Auditor:
             missing = [_timed_missing(it) for it in tables]
         ranges = _sorted(_joined(missing or [pa.table(tables[0].missing())]), None)
         names = [f"{role}{suffix}" for role in ("pid", "partition") for suffix, _ in _parts(self.columns, role)]
-        keys = self.keys.total() if self.keys.lines else _no_lines([*names, *self.keys.figures])
+        keys = self.keys.total() if self.keys.lines else _empty_lines([*names, *self.keys.figures])
         pids = [name for name in names if name.startswith("pid")]
         producers = _Tally({"rows": "sum", "duplicates": "sum"}).added(keys.select([*pids, "rows", "duplicates"]))
         stale = _sorted(self.stale.total(), "count")
@@ -610,7 +610,7 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(known, promote_options="permissive").replace_schema_metadata(None)
 
 
-def _no_lines(names: list[str]) -> pa.Table:
+def _empty_lines(names: list[str]) -> pa.Table:
     return pa.table({name: pa.array([], pa.int64()) for name in names})
 
 
@@ -646,7 +646,7 @@ class _Tally:
     def total(self) -> pa.Table:
         """Return the total: one line per key."""
         if not self.lines:
-            return _no_lines(["pid", *self.figures])
+            return _empty_lines(["pid", *self.figures])
         if self.is_total:
             return self.lines[0]
         joined = _joined(self.lines)

@@ -263,13 +263,13 @@ class BatchWriter:
                     "checkpoint with adopt_checkpoint=True"
                 )
             what = f"batch {done['batch']} of this query up to {json.dumps(ends)}"
-            if number == done["batch"] and _agree(position["ends"], ends):
+            if number == done["batch"] and _are_equal_if_known(position["ends"], ends):
                 is_shown = is_exact and _is_known(ends)
                 difference = "" if is_shown else self._difference(batch, done.get("content"))
                 if not difference:
                     return False
                 what = f"{what}; {difference}"
-            if number == done["batch"] + 1 and _agree(begins, ends):
+            if number == done["batch"] + 1 and _are_equal_if_known(begins, ends):
                 return True
         elif done or number > 0:
             what = f"query {done['query']}, up to batch {done['batch']}" if done else "no query yet"
@@ -334,7 +334,7 @@ def _is_known(ends: Ends) -> bool:
     return ends is not None and None not in ends
 
 
-def _agree(found: Ends, known: Ends) -> bool:
+def _are_equal_if_known(found: Ends, known: Ends) -> bool:
     """Return whether known offsets in the sources are equal."""
     if found is None or known is None:
         return True
@@ -367,7 +367,7 @@ class FunctionSink(RunFolders):
         """Apply a version by calling the function (see `Sink`). Fenced versions are skipped."""
         prepared = self.path / str(decision.prepared)
         is_fenced = self._is_fenced(self._target(decision))
-        if not is_fenced and len(decision.outputs) and self._holds(prepared, decision):
+        if not is_fenced and len(decision.outputs) and self._matches(prepared, decision):
             assert self.spark is not None
             files = [f"file://{prepared}/{name}" for name in decision.outputs.name]
             all_of_them = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}

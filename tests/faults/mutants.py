@@ -213,18 +213,18 @@ def shows_undecided(job: DedupJob) -> None:
 
 def claims_nothing(job: DedupJob) -> None:
     """Who shows a version in an object store does not ask whether it was abandoned."""
-    RunPrefixes.apply = lambda sink, decision, tasks: sink._go_on(decision, APPLIED, tasks)  # type: ignore[method-assign]
+    RunPrefixes.apply = lambda sink, decision, tasks: sink._complete(decision, APPLIED, tasks)  # type: ignore[method-assign]
 
 
 def marks_first(job: DedupJob) -> None:
     """A version in an object store is said to be whole before it is."""
-    real = RunPrefixes._copy_lacking
+    real = RunPrefixes._copy_missing
 
     def copy_lacking(sink: RunPrefixes, decision: Decision, tasks: Any) -> None:
         sink.store.put(f"run={decision.version}/{prefix.SUCCESS}", prefix._json(prefix._manifest(decision)))
         real(sink, decision, tasks)
 
-    RunPrefixes._copy_lacking = copy_lacking  # type: ignore[method-assign]
+    RunPrefixes._copy_missing = copy_lacking  # type: ignore[method-assign]
 
 
 MUTANTS: dict[str, Callable[[DedupJob], None]] = {

@@ -147,11 +147,11 @@ class _Partition:
                 | ({} if rows is None else {"producers": len(rows)})
             )
             if is_base and rows is not None:
-                self._know(name, rows)
+                self._load_snapshot(name, rows)
         self.snapshots.reverse()
         return snapshots[len(before) :]
 
-    def _know(self, name: str, rows: pa.Table) -> None:
+    def _load_snapshot(self, name: str, rows: pa.Table) -> None:
         """Start with the producers of a snapshot."""
         self.known_from = name
         with tempfile.TemporaryDirectory() as folder:
@@ -159,7 +159,7 @@ class _Partition:
             local.write_bytes(read_whole(f"{self.log.folder}/{name}", self.options))
             self.state = BrokerTable.from_kafka_snapshot(local, 0)
         by_pid = rows.sort_by("pid")
-        self.sequences.know(*(by_pid[it].to_numpy() for it in ("pid", "epoch", "last_seq")))
+        self.sequences.add_known(*(by_pid[it].to_numpy() for it in ("pid", "epoch", "last_seq")))
         begun = rows.filter(pc.greater_equal(rows["txn_first_offset"], 0)).sort_by("txn_first_offset")
         if len(begun):
             open_rows = {it: begun[it] for it in ("pid", "epoch", "timestamp")}
@@ -309,7 +309,7 @@ class _Partition:
                 expired += 1
                 continue
             differing = _differing(name, pid, their, our)
-            reasons |= {self._gone(their)} if differing else set()
+            reasons |= {self._reason_missing(their)} if differing else set()
             found += differing
         self.differences += found
         verdict = max(reasons, key=("compacted", "hole", "differs").index) if found else "equal"
@@ -322,7 +322,7 @@ class _Partition:
         is_old = now is not None and now - entry["timestamp"] >= self.request.max_idle_ms
         return is_old and entry["txn_first_offset"] == -1
 
-    def _gone(self, entry: dict[str, int] | None) -> str:
+    def _reason_missing(self, entry: dict[str, int] | None) -> str:
         """Return why the batch that a snapshot names is not in the log: "compacted", "hole" or "differs"."""
         if entry is None or entry["last_offset"] < 0:
             return "differs"

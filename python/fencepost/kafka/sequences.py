@@ -35,7 +35,7 @@ class Sequences:
         # Sorted by pid. The last sequence number is -1 if a marker has emptied the window.
         self._pid, self._epoch, self._last = (np.empty(0, np.int64) for _ in range(3))
 
-    def know(self, pid: Any, epoch: Any, last_seq: Any) -> None:
+    def add_known(self, pid: Any, epoch: Any, last_seq: Any) -> None:
         """Add known producers, from a snapshot."""
         self._remember(*(np.asarray(it, np.int64) for it in (pid, epoch, last_seq)))
 
@@ -55,7 +55,7 @@ class Sequences:
         follows = ~is_fenced & (~is_marker | (epoch > before))
         pid, epoch, is_marker, kept = pid[follows], epoch[follows], is_marker[follows], rows[follows]
         last = np.where(is_marker, -1, last_seq[kept])
-        stood_epoch, stood = self._stood(pid, epoch, last)
+        stood_epoch, stood = self._state_before(pid, epoch, last)
         expected = np.where(epoch > stood_epoch, 0, (stood + 1) & MAX)
         steps = (stood_epoch != _UNKNOWN) & ~is_marker & (base_seq[kept] != expected)
         ahead = (base_seq[kept] - expected) & MAX
@@ -75,7 +75,7 @@ class Sequences:
         is_known = self._pid[at] == pid
         return tuple(np.where(is_known, it[at], _UNKNOWN) for it in (self._epoch, self._last))  # type: ignore[return-value]
 
-    def _stood(self, pid: Any, epoch: Any, last: Any) -> tuple[Any, Any]:
+    def _state_before(self, pid: Any, epoch: Any, last: Any) -> tuple[Any, Any]:
         """Return each producer's state before each row. Rows are sorted by pid, in order within."""
         stood_epoch, stood = self._known(pid)
         same = np.flatnonzero(pid[1:] == pid[:-1]) + 1

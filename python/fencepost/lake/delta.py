@@ -107,7 +107,7 @@ def _appended(
     root, table = store.uri, open_table(store, SourceError)
     _check_readable(table, root)
     new: Position = {"table": table.id, "version": table.version}
-    place = _Place(root, storage, table, ask)
+    place = _TableFiles(root, storage, table, ask)
     if position is None:
         return place.appended(_snapshot(table), set(), NEW_STATE, new)
     if position["table"] != new["table"] or position["version"] > new["version"]:
@@ -149,7 +149,7 @@ def _snapshot(table: Table) -> list[Action]:
         live = live_files(table.store, table.version)
     if isinstance(table.store, LocalStore):
         _check_by_library(table, live)
-    files = [_as_read(table.store, action) for action in live.values()]
+    files = [_resolved(table.store, action) for action in live.values()]
     return sorted(files, key=lambda it: (it["modificationTime"], it["path"]))
 
 
@@ -219,7 +219,7 @@ def _check_new(store: Store, version: int, found: _Range, waiting: frozenset[str
         raise SourceError(text, path=store.uri)
 
 
-def _as_read(store: Store, action: Action) -> Action:
+def _resolved(store: Store, action: Action) -> Action:
     """Return an add action with its path and deletion vector resolved."""
     return _with_vector(store, {**action, "path": unquote(action["path"])})
 
@@ -242,13 +242,13 @@ def _add_commit(store: Store, version: int, actions: list[tuple[str, Action]], f
             position=version,
         )
     for action in added:
-        file = _as_read(store, action)
+        file = _resolved(store, action)
         found.dropped.discard(file["path"])
         found.added[file["path"]] = file
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TableFiles:
     """A table and the access to its files."""
 
     root: str

@@ -67,7 +67,7 @@ def list_appended(
     _check_columns(table, uri)
     with named.answering("read"):
         if position is None:
-            entries = _live(table, uri)
+            entries = _current_files(table, uri)
         else:
             if position["table"] != new["table"]:
                 raise SourceError(
@@ -75,7 +75,7 @@ def list_appended(
                     "it needs its own state",
                     path=uri,
                 )
-            snapshots = _since(table, uri, position["snapshot"])
+            snapshots = _snapshots_after(table, uri, position["snapshot"])
             entries = (entry for it in snapshots for entry in _added_by(table, uri, it))
         root = _root_of(plain_location(table.location(), uri))
         found = [*pending, *(_as_added(entry, root, uri) for entry in entries)]
@@ -111,7 +111,7 @@ def _check_columns(table: Table, uri: str) -> None:
             raise SourceError(f"{uri}: {text}", path=uri)
 
 
-def _live(table: Table, uri: str) -> Iterator[ManifestEntry]:
+def _current_files(table: Table, uri: str) -> Iterator[ManifestEntry]:
     """Yield the files of the current snapshot."""
     snapshot = table.current_snapshot()
     manifests = [] if snapshot is None else _manifests(table, uri, snapshot)
@@ -119,7 +119,7 @@ def _live(table: Table, uri: str) -> Iterator[ManifestEntry]:
     yield from sorted(entries, key=lambda it: (it.sequence_number or 0, it.data_file.file_path))
 
 
-def _since(table: Table, uri: str, last: int | None) -> list[Snapshot]:
+def _snapshots_after(table: Table, uri: str, last: int | None) -> list[Snapshot]:
     """Return the snapshots after the last one read, the oldest first."""
     found: list[Snapshot] = []
     for snapshot in history(table):

@@ -299,11 +299,11 @@ class Run:
             job.sink.probe(self.version, self.attempt)
         while True:
             try:
-                return self.prepare_as_known(files)
+                return self.prepare_once(files)
             except ReplanError:
                 job.state.discard(self.version, self.attempt)
 
-    def prepare_as_known(self, files: Files) -> Prepared:
+    def prepare_once(self, files: Files) -> Prepared:
         """Raises ReplanError if more files must be left out."""
         job = self.job
         bytes_max = job.engine.driver_bytes_max

@@ -207,7 +207,11 @@ class SequencedProducer:
         self._settled: SimpleQueue[Batch | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"fencepost-{target.__name__.strip('_')}", daemon=True)
-            for target in (self._run, self._deliver, *([] if self._identities.keep_alive_ms is None else [self._keep]))
+            for target in (
+                self._run,
+                self._deliver,
+                *([] if self._identities.keep_alive_ms is None else [self._keep]),
+            )
         ]
         for thread in self._threads:
             thread.start()
@@ -340,7 +344,7 @@ class SequencedProducer:
             elif not self._is_closed:
                 self.flush(timeout)
         finally:
-            self._shut("the producer was closed")
+            self._stop_threads("the producer was closed")
 
     def __enter__(self) -> SequencedProducer:
         return self
@@ -356,7 +360,7 @@ class SequencedProducer:
                     if self._joined is not None:
                         self.abort()
             finally:
-                self._shut(f"the producer was closed by {error!r}")
+                self._stop_threads(f"the producer was closed by {error!r}")
 
     # Transactions
 
@@ -650,7 +654,7 @@ class SequencedProducer:
         try:
             with self._changed:
                 while not self._is_closed:
-                    self._turn()
+                    self._poll_once()
         except BaseException as error:
             with self._changed:
                 self._stop(
@@ -658,13 +662,13 @@ class SequencedProducer:
                 )
             raise
 
-    def _turn(self) -> None:
+    def _poll_once(self) -> None:
         requests = self._sequencer.poll(_now_ms())
         for request in requests:
             self._enqueue(request)
         self._settle()
         if self._sequencer.wanted is not None and self._sequencer.fatal is None:
-            self._succeed(self._sequencer.wanted)
+            self._change_identity(self._sequencer.wanted)
         elif not requests:
             due = self._sequencer.wake_ms()
             self._changed.wait(None if due is None else max(0.0, (due - _now_ms()) / 1000))
@@ -674,9 +678,9 @@ class SequencedProducer:
         queue.requests.append(request)
         if not queue.is_busy:
             queue.is_busy = True
-            self._pool.submit(self._drive, queue)
+            self._pool.submit(self._send_queue, queue)
 
-    def _drive(self, queue: PartitionQueue) -> None:
+    def _send_queue(self, queue: PartitionQueue) -> None:
         """Send the requests of a partition in order."""
         while True:
             with self._changed:
@@ -741,7 +745,7 @@ class SequencedProducer:
             self._fence(previous_pid, EPOCH_MAX, None)
         self._fence(identity.pid, identity.epoch, None)
 
-    def _succeed(self, identity: Identity) -> None:
+    def _change_identity(self, identity: Identity) -> None:
         """Get the next identity, fence the old one, and find out what it delivered. The caller holds the lock."""
         partitions = self._sequencer.rewritten()
         self._changed.release()
@@ -825,7 +829,7 @@ class SequencedProducer:
                 self._buffered_bytes -= batch.bytes
                 self._changed.notify_all()
 
-    def _shut(self, why: str) -> None:
+    def _stop_threads(self, why: str) -> None:
         """Stop without waiting for the transport's answers, which may never come."""
         with self._changed:
             if self._is_closed:

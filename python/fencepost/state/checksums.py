@@ -199,7 +199,7 @@ class Living:
         entries = pa.table(table.entries()) if len(table) else None
         if entries is None:
             return KeptSums(kept.ranges.slice(0, 0), kept.sums[:0])
-        line, low, high = _live(kept, entries, self.rows_max, table.policy.wrap)
+        line, low, high = _remembered(kept, entries, self.rows_max, table.policy.wrap)
         seqs, counts = kept.seqs[line], kept.counts[line]
         begin, end = np.maximum(seqs, low), np.minimum(seqs + (counts - 1), high)
         is_any = begin <= end
@@ -211,7 +211,7 @@ class Living:
         return KeptSums(ranges, kept.sums[_rows(starts, end - begin + 1)])
 
 
-def _live(
+def _remembered(
     kept: KeptSums, entries: pa.Table, rows_max: int | None, wrap: int | None
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Return (line of a range, first and last remembered sequence), ascending; two for ranges around the wrap."""

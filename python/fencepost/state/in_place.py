@@ -163,7 +163,7 @@ class InPlace(DeltaSink):
                 own = {"path": quote(name), "size": size, "modificationTime": now_ms, "dataChange": True}
                 kept: Action = {field: old[field] for field in ("partitionValues", "tags") if field in old}
                 new = [{**own, **kept, "stats": self._stats(table, name, left)}]
-            found.append([{"remove": _removed(old, now_ms)}, *({"add": action} for action in new)])
+            found.append([{"remove": _remove_action(old, now_ms)}, *({"add": action} for action in new)])
         return found
 
     def _stats(self, table: Table, name: str, rows: int) -> str:
@@ -187,18 +187,18 @@ class InPlace(DeltaSink):
             gone = [(action["remove"]["path"], action["remove"].get("deletionVector")) for action in actions[:1]]
             if gone != [(old["path"], old.get("deletionVector"))]:
                 raise AssertionError(f"{path}: does not go as it is there: {gone}")
-            before, left = _gone(self.store, old), 0
+            before, left = _deleted_rows(self.store, old), 0
             for action in (action["add"] for action in actions[1:]):
                 if "deletionVector" in action:
-                    left += self._left(table, action, before, it["rows"])
+                    left += self._rows_left(table, action, before, it["rows"])
                 else:
                     left += json.loads(action["stats"])["numRecords"]
             if left != it["rows"] - len(before) - it["refused"]:
                 raise AssertionError(f"{path}: {left} rows would be left of {it['rows']}, {len(before)} were gone")
 
-    def _left(self, table: Table, action: Action, before: Any, rows: int) -> int:
+    def _rows_left(self, table: Table, action: Action, before: Any, rows: int) -> int:
         """Return the number of rows left after a file's new vector. Raises AssertionError for an invalid vector."""
-        after = _gone(self.store, action)
+        after = _deleted_rows(self.store, action)
         if not allows_vectors(table):
             raise AssertionError(f"{action['path']}: the table does not allow deletion vectors")
         if not before <= after:
@@ -234,14 +234,14 @@ def allows_vectors(table: Table) -> bool:
     return all(VECTORS in it for it in lists) and table.configuration.get("delta.enableDeletionVectors") == "true"
 
 
-def _removed(old: Action, time_ms: int) -> Action:
+def _remove_action(old: Action, time_ms: int) -> Action:
     """Return the action that removes a file, identified by its path and its vector."""
     kept = ("path", "partitionValues", "size", "stats", "tags", "deletionVector")
     own = {"deletionTimestamp": time_ms, "dataChange": True, "extendedFileMetadata": True}
     return {name: old[name] for name in kept if name in old} | own
 
 
-def _gone(store: Store, action: Action) -> Any:
+def _deleted_rows(store: Store, action: Action) -> Any:
     """Return the deleted rows of a file, as a bitmap."""
     vector = action.get("deletionVector")
     return rows_of(read_vector(store, vector) if vector else None)

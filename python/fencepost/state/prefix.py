@@ -157,11 +157,11 @@ class RunPrefixes:
 
     def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
         """Apply a version (see `Sink`). Anyone may already have done any step."""
-        return self._go_on(decision, self._claimed(decision, APPLIED), tasks)
+        return self._complete(decision, self._claimed(decision, APPLIED), tasks)
 
     def fence(self, decision: Decision) -> str:
         """Abandon a version (see `Sink`). The first claim decides its status."""
-        return self._go_on(decision, self._claimed(decision, ABANDONED), in_turn)
+        return self._complete(decision, self._claimed(decision, ABANDONED), in_turn)
 
     def _claimed(self, decision: Decision, wanted: str) -> str:
         """Claim a version. Returns its status: `wanted`, unless it was claimed before."""
@@ -180,7 +180,7 @@ class RunPrefixes:
             )
         return str(claim["status"])
 
-    def _go_on(self, decision: Decision, status: str, tasks: Tasks) -> str:
+    def _complete(self, decision: Decision, status: str, tasks: Tasks) -> str:
         if status == APPLIED:
             self._show(decision, tasks)
         self.clear(decision, tasks)
@@ -201,7 +201,7 @@ class RunPrefixes:
         if self._read(name) == manifest:
             return
         try:
-            self._copy_lacking(decision, tasks)
+            self._copy_missing(decision, tasks)
         except FileNotFoundError:
             # Another driver has finished and cleaned up, and its files may have been removed since.
             if self._read(name) == manifest:
@@ -213,7 +213,7 @@ class RunPrefixes:
         if not self.store.put(name, manifest):
             raise SinkChangedError(f"{self.store.uri}/{name}: not what version {decision.version} decided; remove it")
 
-    def _copy_lacking(self, decision: Decision, tasks: Tasks) -> None:
+    def _copy_missing(self, decision: Decision, tasks: Tasks) -> None:
         """Copy files that are missing at their final locations, or differ.
 
         Raises FileNotFoundError if prepared files are missing or differ.

@@ -120,7 +120,7 @@ def advance(table: StateTable, before: Shard | None, shard: int, writer: Segment
     pieces = before.pieces if before else ()
     if pieces:
         delta = table.snapshot_delta()
-        if _says_nothing(delta):
+        if _is_empty_delta(delta):
             new = pieces
         elif len(pieces) <= DELTAS_MAX and (
             sum(piece.bytes for piece in pieces[1:]) + len(delta) <= pieces[0].bytes * DELTAS_SHARE
@@ -139,7 +139,7 @@ def held_positions(table: StateTable) -> int | None:
     return None if table.policy.admit != "any" or table.policy.epochs == "fence" else table.positions
 
 
-def _says_nothing(delta: bytes) -> bool:
+def _is_empty_delta(delta: bytes) -> bool:
     """Return whether a delta has neither evictions nor keys nor entries, by the last fields of its header."""
     # docs/snapshot-format.md: two optionals, a flag and two counts end the first frame, whose length is at byte 12.
     end = 20 + int.from_bytes(delta[12:20], "little")

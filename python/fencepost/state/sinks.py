@@ -246,16 +246,16 @@ class RunFolders:
         try:
             if is_empty:
                 self._mark(prepared, EMPTY_NAME)
-            if not self._holds(prepared, decision):
+            if not self._matches(prepared, decision):
                 raise FileNotFoundError(prepared)
             self.disk.move(prepared, target)
         except OSError:
             # Already shown, perhaps by a concurrent run: a non-empty folder is never replaced.
             if self._is_fenced(target):
                 return ABANDONED
-            if not target.exists() and (is_empty or self._holds(prepared, decision)):
+            if not target.exists() and (is_empty or self._matches(prepared, decision)):
                 raise  # neither case applies: missing rights, or a disk error
-            if not self._holds(target, decision):
+            if not self._matches(target, decision):
                 raise SinkChangedError(
                     f"{target}: not what version {decision.version} decided, and it cannot be restored from {prepared}"
                 ) from None
@@ -278,8 +278,8 @@ class RunFolders:
         except OSError:
             if not os.path.lexists(target):
                 raise  # nothing is in the way: missing rights, or a disk error
-            is_shown = self._holds(target, decision)
-            if not is_shown and _sizes(target).items() & _wanted(decision).items():
+            is_shown = self._matches(target, decision)
+            if not is_shown and _sizes(target).items() & _expected_sizes(decision).items():
                 raise SinkChangedError(
                     f"{target}: not what version {decision.version} decided, but a part of it: restore what is "
                     "missing and remove what is too much, or remove the folder"
@@ -379,15 +379,15 @@ class RunFolders:
         target = self._target(decision)
         if self._is_fenced(target):
             return ABANDONED
-        return APPLIED if self._holds(target, without_rows(decision)) else None
+        return APPLIED if self._matches(target, without_rows(decision)) else None
 
     @staticmethod
     def _is_fenced(target: Path) -> bool:
         return (target / ABANDONED_NAME).exists()
 
     @staticmethod
-    def _holds(target: Path, decision: Decision) -> bool:
-        return _sizes(target) == _wanted(decision)
+    def _matches(target: Path, decision: Decision) -> bool:
+        return _sizes(target) == _expected_sizes(decision)
 
 
 def check_owner(sink: str | Path, owner: str | None, state: str, settings: Settings | None) -> None:
@@ -421,18 +421,18 @@ def check_renames(folder: Path, disk: Disk) -> None:
         disk.put(folder / "link", b"")
         seen = _rename_watched(first, shown)
         if seen - {PROBE_FILES} or os.path.lexists(first) or sorted(os.listdir(shown)) != names:
-            raise SinkError(_unfit(folder, f"a renamed folder appears file by file (seen: {sorted(seen)} files)"))
+            raise SinkError(_unsuitable(folder, f"a renamed folder appears file by file (seen: {sorted(seen)} files)"))
         with suppress(OSError):
             os.rename(second, shown)
         if not os.path.lexists(second) or any((shown / name).read_text() != "first" for name in names):
-            raise SinkError(_unfit(folder, "a renamed folder takes the place of one that has content"))
+            raise SinkError(_unsuitable(folder, "a renamed folder takes the place of one that has content"))
     except OSError as error:
-        raise SinkError(_unfit(folder, f"{error.strerror} (error {error.errno})")) from error
+        raise SinkError(_unsuitable(folder, f"{error.strerror} (error {error.errno})")) from error
     finally:
         disk.remove(folder)
 
 
-def _unfit(folder: Path, problem: str) -> str:
+def _unsuitable(folder: Path, problem: str) -> str:
     return (
         f"{folder}: this file system cannot hold a sink: {problem}. A version must appear by one rename of its folder, "
         "and links must work. Use a local disk, NFS, or a table (Delta, SQL) as the sink"
@@ -465,7 +465,7 @@ def without_rows(decision: Decision) -> Decision:
     return dataclasses.replace(decision, outputs=Outputs(), prepared=prepared)
 
 
-def _wanted(decision: Decision) -> dict[str, int]:
+def _expected_sizes(decision: Decision) -> dict[str, int]:
     """Return the bytes of every file in a version's folder, by name within it."""
     if decision.prepared is None:
         return {EMPTY_NAME: 0}
