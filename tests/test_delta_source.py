@@ -236,7 +236,7 @@ def take_a_deletion_back(root: Path) -> None:
         (forget_commits, "00000000000000000001.json: deleted before it was read"),
         (lose_a_file, "it was deleted before it was read"),
         (compact_and_clean_up, "it was deleted before it was read"),
-        (take_a_deletion_back, r"\(RESTORE\) brings rows back"),
+        (take_a_deletion_back, r"\(RESTORE\) restores rows"),
     ],
 )
 def test_what_cannot_be_read(tmp_path: Path, harm: Callable[[Path], None], match: str) -> None:
