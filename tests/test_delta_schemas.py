@@ -140,7 +140,7 @@ def test_others_who_change_the_table_meanwhile(tmp_path: Path, monkeypatch: pyte
         run(tmp_path)
         assert [it["x"] for it in rows_of(tmp_path)] == [None] * ROWS + [*range(ROWS)]
         return
-    with pytest.raises(fp.SinkError, match="'x' was to become integer, in the table it is string"):
+    with pytest.raises(fp.SinkError, match="'x' should become integer, in the table it is string"):
         run(tmp_path)
     states.open(tmp_path / "state").abandon(2)
     assert len(rows_of(tmp_path)) == ROWS
