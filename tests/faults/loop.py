@@ -61,7 +61,7 @@ def consume(url: str, address: str, topic: str, batch_max: int, ready: Any) -> N
     from fencepost.consumer import ConsumerLoop
     from fencepost.sql import SqlSink
 
-    logging.disable(logging.WARNING)  # every outage is one
+    logging.disable(logging.ERROR)  # outages and dead letters are wanted here
     client = Consumer(
         {
             "bootstrap.servers": address,

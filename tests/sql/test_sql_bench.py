@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 sys.path.append(str(Path(__file__).parents[2]))  # `bench` is no part of what is installed
 
-from bench import claims, report, sql
+from bench import claims, report, sql, transactions
 
 
 @pytest.mark.matrix
@@ -20,6 +20,14 @@ def test_claims_of_a_log_of_transactions_do_not_grow(engine: Engine) -> None:
     assert len(sizes) == claims.PARTS
     assert sizes[-1] <= 64 << 10
     assert claims.run(engine, hours=0, with_positions=False, consumer="without")[-1][1] > 64 << 10
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_rows_of_transactions_are_read_back(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "BATCHES", {10: 2, 100: 1})
+    found = transactions.contest(engine, tmp_path, rounds=2, share=1.0, tell=lambda _: None)
+    assert found.keys() == {(kind, rows) for kind in transactions.KINDS for rows in (10, 100)}
 
 
 @pytest.mark.matrix

@@ -193,6 +193,8 @@ class PostgreSQL:
             raise PolicyError(
                 f"an engine with the driver {engine.dialect.driver!r}: use psycopg 3, postgresql+psycopg://..."
             )
+        if not event.contains(engine, "after_cursor_execute", _begin_to_count):
+            event.listen(engine, "after_cursor_execute", _begin_to_count)
 
     def set_up(self, connection: Connection) -> None:
         pass
@@ -208,10 +210,11 @@ class PostgreSQL:
         if settings:
             with driver_errors(connection, settings):
                 drivers.execute(connection, settings)
-            event.listen(connection, "after_cursor_execute", _begin_to_count)
+            connection.info[_COUNTS_IDLE] = True
 
     def restore(self, connection: Connection, limits: Limits) -> None:
-        pass  # they were of the transaction alone
+        if not connection.invalidated:  # the settings were of the transaction alone
+            connection.info.pop(_COUNTS_IDLE, None)
 
     def check_whole(self, connection: Connection) -> None:
         """PostgreSQL takes the commit of a failed transaction for a rollback, and reports it only if asked."""
@@ -246,11 +249,15 @@ class PostgreSQL:
         return getattr(getattr(error, "orig", None), "sqlstate", None) or ""
 
 
+_COUNTS_IDLE = "fencepost_counts_idle"
+"""In the info of a connection: its transaction is one of this package, whose idle time is bounded."""
+
+
 def _begin_to_count(
     connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
 ) -> None:
     """After psycopg's executemany, which is a pipeline, PostgreSQL does not count how long the session is idle."""
-    if many:
+    if many and connection.info.get(_COUNTS_IDLE):
         with driver_errors(connection, "SELECT 1"):
             drivers.execute(connection, "SELECT 1")
 

@@ -21,7 +21,7 @@ from fencepost.inputs import shown
 from fencepost.policy import COLUMN_PRESETS
 from fencepost.sql import drivers
 from fencepost.sql.consumers import ID_BYTES_MAX, STORAGES, Consumer
-from fencepost.sql.rows import array_of_integers, array_of_texts, prepared, uuid_spellings, uuid_texts
+from fencepost.sql.rows import array_of, array_of_integers, prepared, uuid_spellings, uuid_texts
 from fencepost.sql.upserts import RacedError, as_json, is_duplicate
 from fencepost.verdict import Verdict
 
@@ -52,8 +52,8 @@ class Ids:
     `first`: of each different id, the first row that has it. `timestamps`: int64 ms, where they are read.
     """
 
-    texts: list[str]
-    versions: list[int]
+    texts: pa.Array
+    versions: Any
     of_row: Any
     first: Any
     timestamps: Any
@@ -102,21 +102,22 @@ class Messages:
         of_row = np.empty(rows.num_rows, np.int64)
         of_row[order] = np.cumsum(is_first) - 1
         timestamps = None if self.timestamp is None else np.asarray(_milliseconds(rows, self.timestamp))
-        return Ids(texts.take(first).to_pylist(), keys[1][first].tolist(), of_row, first, timestamps, types)
+        different = texts.take(pa.array(first)).combine_chunks()
+        return Ids(different, keys[1][first], of_row, first, timestamps, types)
 
     def claim(self, connection: Connection, ids: Ids, positions: Mapping[str, int]) -> MessageVerdicts:
         """Judges the rows, and claims the ids that are new. `positions` say nothing of ids."""
         horizon_ms = self.consumer.horizon_ms(connection)
-        if ids.texts:
+        if len(ids.texts):
             self.consumer.check_key_types(connection, ids.types)
         is_old = np.zeros(len(ids.of_row), bool)
         if horizon_ms is not None:
             is_old = ids.timestamps <= horizon_ms
-        # An id counts with its first row that can be judged: those before are FORGOTTEN, however calls are cut.
-        first = np.full(len(ids.texts), len(ids.of_row), np.int64)
-        np.minimum.at(first, ids.of_row[~is_old], np.flatnonzero(~is_old))
-        ids = replace(ids, first=first)
-        asked = np.flatnonzero(first < len(ids.of_row))
+            # An id counts with its first row that can be judged: those before are FORGOTTEN, however calls are cut.
+            first = np.full(len(ids.texts), len(ids.of_row), np.int64)
+            np.minimum.at(first, ids.of_row[~is_old], np.flatnonzero(~is_old))
+            ids = replace(ids, first=first)
+        asked = np.flatnonzero(ids.first < len(ids.of_row))
         is_new = np.zeros(len(ids.texts), bool)
         is_new[asked[self._insert(connection, ids, asked)]] = True
         codes = np.full(len(ids.of_row), Verdict.DUPLICATE, np.uint8)
@@ -133,8 +134,8 @@ class Messages:
     def _insert(self, connection: Connection, ids: Ids, asked: Any) -> Any:
         """Of those asked for, which were not there: their places in `asked`."""
         clock, consumer = self.consumer.database.clock, self.consumer.id
-        texts = [ids.texts[it] for it in asked]
-        versions = [ids.versions[it] for it in asked]
+        of_asked = ids.texts.take(pa.array(asked))
+        texts, versions = of_asked.to_pylist(), ids.versions[asked].tolist()
         timestamps = [None] * len(asked) if ids.timestamps is None else ids.timestamps[ids.first[asked]].tolist()
         if self.consumer.database.is_sqlite:
             return self._insert_one_by_one(connection, texts, versions, timestamps)
@@ -147,7 +148,7 @@ class Messages:
             "CAST(:timestamps AS bigint[])) AS n (id, version, timestamp) ON CONFLICT DO NOTHING RETURNING id, version)"
             " SELECT array_agg(id), array_agg(version) FROM claimed"
         )
-        arrays = {"ids": array_of_texts(texts), "versions": array_of_integers(versions)}
+        arrays = {"ids": array_of(pa.chunked_array([of_asked])), "versions": array_of_integers(versions)}
         arrays["timestamps"] = array_of_integers(timestamps)
         found = connection.execute(statement, arrays | {"consumer": consumer}).one()
         claimed = set(zip(*found, strict=True)) if found[0] is not None else set()

@@ -114,7 +114,8 @@ def array_of(column: pa.ChunkedArray) -> str:
         for found, written in (("\\", "\\\\"), ('"', '\\"')):
             column = pc.replace_substring(column, found, written)
         column = pc.binary_join_element_wise('"', column, '"', "")
-    texts = pc.fill_null(column.cast(pa.string()), "NULL").combine_chunks()
+    texts = column.cast(pa.string())
+    texts = (pc.fill_null(texts, "NULL") if texts.null_count else texts).combine_chunks()
     whole = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
     return f"{{{pc.binary_join(whole, ',')[0].as_py()}}}"
 
