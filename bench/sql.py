@@ -1,4 +1,4 @@
-"""Events to a table of PostgreSQL, each once: claims by sequence against the table of processed messages.
+"""Events to a table of PostgreSQL or MariaDB, each once: claims by sequence against the table of processed messages.
 
 The server is the system's, on this machine, with durable settings (fsync, synchronous_commit), reached through a
 socket. One event in 21 comes twice. What is compared: `SqlSink` with a row a producer's partition; the loop that
@@ -9,7 +9,8 @@ their rows by INSERT ... SELECT, all in the same pieces as ours. COPY alone show
 
 Consumers make small calls: what a poll gave them. So calls of 1 to 50,000 rows are measured too, by sequence, by offset
 and by message id, each against both forms of processed messages in calls of the same size: by arrays (one statement
-claims the ids, RETURNING those that are new, and one inserts their rows) and staged by COPY as above.
+claims the ids, RETURNING those that are new, and one inserts their rows) and staged by COPY as above. On MariaDB, which
+has no RETURNING of what a conflict leaves out, the other form locks the ids that are there, and inserts the rest.
 
 A loop of statements waits half of its time for processors to wake up, where they are virtual and otherwise idle: 140 µs
 an event against 60. That would flatter us, so processes of the lowest priority keep them awake.
@@ -57,6 +58,7 @@ CALLS = {1: 100, 100: 60, 500: 60, 1_000: 40, 50_000: 4}
 """Of each number of rows a call, how many calls there are."""
 BY_SEQUENCE, BY_OFFSET, BY_MESSAGE = "SqlSink, by sequence", "SqlSink, by offset", "SqlSink, by message id"
 ARRAYS, STAGED = "processed messages, by arrays", "processed messages, staged"
+READ_FIRST, CALLS_TO_MARIADB = "processed messages, read first", "calls of 500 rows to MariaDB"
 CALLS_AT_PAR = (500, 1_000)
 """Calls of so many rows are to be at least as fast as the better of both forms."""
 
@@ -119,7 +121,25 @@ def contest(rows: int, rounds: int) -> dict[str, Any]:
                 rounds,
                 lambda: _make_sinks(made_before, engine),
             )
+    measurements += _to_mariadb(events, rounds)
     return {"measurements": [it.to_json() for it in measurements], "storage_bytes": storage}
+
+
+def _to_mariadb(events: pa.Table, rounds: int) -> list[Measurement]:
+    from mariadb import MariaDBServer
+
+    size = 500
+    some, made = events.slice(0, size * CALLS[size]), Sinks()
+    with _awake(), MariaDBServer(durable=True) as server:
+        engine = sqlalchemy.create_engine(server.new_database())
+        contestants = [
+            _contestant(name, engine, some, partial(_call_sink, made, make, size=size), "ours", {})
+            for name, make in ((BY_SEQUENCE, _sequences), (BY_OFFSET, _offsets), (BY_MESSAGE, _messages))
+        ]
+        contestants.append(_contestant(READ_FIRST, engine, some, partial(_read_first, size=size), "peer", {}))
+        found = alternate(CALLS_TO_MARIADB, contestants, len(some), rounds, lambda: _make_sinks(made, engine))
+        engine.dispose()
+    return found
 
 
 def times_of_the_loop(contests: dict[str, dict[str, Measurement]]) -> float:
@@ -182,10 +202,23 @@ _TABLES = """
 CREATE TABLE events (pid BIGINT, epoch SMALLINT, partition INTEGER, seq BIGINT, event_id UUID, payload TEXT);
 CREATE TABLE processed_messages (event_id UUID PRIMARY KEY, processed_at TIMESTAMPTZ NOT NULL DEFAULT now())
 """
+_TABLES_OF_MARIADB = """
+CREATE TABLE events (pid BIGINT, epoch SMALLINT, `partition` INTEGER, seq BIGINT, event_id CHAR(36), payload TEXT);
+CREATE TABLE processed_messages (event_id CHAR(36) PRIMARY KEY, processed_at TIMESTAMP NOT NULL DEFAULT now())
+"""
 
 
 def _clear(engine: Engine) -> None:
     """An empty schema, and nothing left to be written from before."""
+    if engine.dialect.name == "mariadb":
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP DATABASE {engine.url.database}"))
+            connection.execute(text(f"CREATE DATABASE {engine.url.database}"))
+        engine.dispose()
+        with engine.begin() as connection:
+            for statement in _TABLES_OF_MARIADB.split(";"):
+                connection.execute(text(statement))
+        return
     with engine.begin() as connection:
         schema = connection.execute(text("SELECT current_setting('search_path')")).scalar_one()
         connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
@@ -209,9 +242,9 @@ def _contestant(
 
     def answer(remembered: str) -> Answer:
         with engine.connect() as connection:
-            storage[name] = int(
-                connection.execute(text("SELECT pg_total_relation_size(:name)"), {"name": remembered}).scalar_one()
-            )
+            if engine.dialect.name == "postgresql":
+                size = text("SELECT pg_total_relation_size(:name)")
+                storage[name] = int(connection.execute(size, {"name": remembered}).scalar_one())
             found = connection.execute(text("SELECT count(*), count(DISTINCT event_id) FROM events")).one()
             return int(found[0]), int(found[1])
 
@@ -315,6 +348,31 @@ def _by_arrays(engine: Engine, events: pa.Table, *, size: int) -> str:
                     new.discard(event)
                     kept.append(place)
             cursor.execute(_ROWS, [[column[place] for place in kept] for column in columns])
+            connection.commit()
+    finally:
+        connection.close()
+    return "processed_messages"
+
+
+def _read_first(engine: Engine, events: pa.Table, *, size: int) -> str:
+    """On MariaDB, through the driver itself: three statements a call and the commit."""
+    connection: Any = engine.raw_connection()
+    try:
+        cursor = connection.cursor()
+        for piece in _pieces(events.select(COLUMNS), size):
+            rows = {row[4]: row for row in reversed(list(zip(*(it.to_pylist() for it in piece.columns), strict=True)))}
+            marks = ", ".join(["%s"] * len(rows))
+            known = f"SELECT event_id FROM processed_messages WHERE event_id IN ({marks}) FOR UPDATE"
+            cursor.execute(known, sorted(rows))
+            for (event,) in cursor.fetchall():
+                del rows[event]
+            if rows:
+                cursor.executemany("INSERT INTO processed_messages (event_id) VALUES (%s)", sorted(rows))
+                cursor.executemany(
+                    "INSERT INTO events (pid, epoch, `partition`, seq, event_id, payload) "
+                    "VALUES (%s, %s, %s, %s, %s, %s)",
+                    list(rows.values()),
+                )
             connection.commit()
     finally:
         connection.close()

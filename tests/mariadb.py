@@ -17,9 +17,13 @@ MISSING = "MariaDB is missing: apt-get install mariadb-server"
 
 
 class MariaDBServer:
-    """Started by `start`, gone with its folder after `stop`. A crash of the machine is not among what it withstands."""
+    """Started by `start`, gone with its folder after `stop`.
 
-    def __init__(self) -> None:
+    It does not withstand a crash of the machine, unless `durable`: then each commit syncs, as by default.
+    """
+
+    def __init__(self, durable: bool = False) -> None:
+        self._small = [*_SMALL, *(_DURABLE if durable else ())]
         self._server, self._install = _program("mariadbd"), _program("mariadb-install-db")
         self.folder = Path(tempfile.mkdtemp(prefix="fencepost-mariadb-"))
         # Whoever runs the server must own its folder.
@@ -38,7 +42,7 @@ class MariaDBServer:
 
     def start(self) -> None:
         options = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
-        command = [self._install, "--no-defaults", f"--datadir={self.folder}/data", *options, *_SMALL]
+        command = [self._install, "--no-defaults", f"--datadir={self.folder}/data", *options, *self._small]
         done = subprocess.run(
             command, check=False, cwd=self.folder, user=self._account, capture_output=True, env=self._environment()
         )
@@ -51,7 +55,7 @@ class MariaDBServer:
         options = [f"--{name}={self.folder / file}" for name, file in files.items()]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [self._server, "--no-defaults", *options, "--skip-networking", "--max-connections=200", *_SMALL],
+                [self._server, "--no-defaults", *options, "--skip-networking", "--max-connections=200", *self._small],
                 cwd=self.folder, user=self._account, stdout=log, stderr=log, env=self._environment(),
             )  # fmt: skip
         wait_until(self._answers, "mariadbd does not start")
@@ -108,6 +112,7 @@ _SMALL = [
     "--innodb-doublewrite=0", "--innodb-flush-method=nosync", "--performance-schema=OFF", "--skip-log-bin",
     "--character-set-server=utf8mb4", "--collation-server=utf8mb4_general_ci", "--innodb-file-per-table=0",
 ]  # fmt: skip
+_DURABLE = ["--innodb-flush-log-at-trx-commit=1", "--innodb-doublewrite=1", "--innodb-flush-method=fsync"]
 
 
 def _program(name: str) -> str:
