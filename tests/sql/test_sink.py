@@ -108,7 +108,7 @@ def test_rows_of_any_shape(events: Engine) -> None:
     assert [seq for *_, seq in stored(events)] == [0, 1, 2, 3, 4]
     with pytest.raises(TypeError, match="int is not tabular"):
         sink.apply(7)
-    with pytest.raises(TypeError, match=r"'pid': 7 is not an array: .*; put an event into a list, \[event\]"):
+    with pytest.raises(TypeError, match=r"'pid': 7 is not an array: .*Pass a single event as a list, \[event\]"):
         sink.apply(one)
     with pytest.raises(TypeError, match=r"generator is not tabular: .* or a list of dicts"):
         sink.apply(it for it in [one])
@@ -286,7 +286,7 @@ def test_positions_advance_without_rows(events: Engine) -> None:
             assert sink.positions() == {"orders-0": position}
     with pytest.raises(fp.BatchError, match="column 'partition': missing"):
         SqlSink(events, "events", "c0").apply([{"pid": 7}])
-    with pytest.raises(fp.BatchError, match="row 1: an event without any column; nothing of this call"):
+    with pytest.raises(fp.BatchError, match="row 1: an event without columns; nothing of this call"):
         SqlSink(events, "events", "c0").apply([{"pid": 7}, {}], positions={"orders-0": 9})
     with pytest.raises(fp.BatchError, match="missing; the rows have the columns note"):
         SqlSink(events, "events", "c0").apply(pa.table({"note": pa.array([], pa.string())}))
