@@ -68,7 +68,9 @@ def test_a_place_has_as_many_partitions_as_it_had_first(place: Any) -> None:
     assert new(partitions=3).partitions == 3
     assert new().partitions == 3
     for other in (1, 2, 4):
-        with pytest.raises(fp.PolicyError, match=rf"partitions={other}: .* has 3 partitions, which cannot change.*Leave out parti"):
+        with pytest.raises(
+            fp.PolicyError, match=rf"partitions={other}: .* has 3 partitions, which cannot change.*Leave out parti"
+        ):
             new(partitions=other)
     for wrong in (0, True, "3", 2**31):
         with pytest.raises(fp.PolicyError, match="1 to 2147483647"):
