@@ -77,7 +77,8 @@ def test_producers_go_on_under_the_count_that_is_stored(
     produce(make, range(10), partitions=2)
     for another in (1, 3):
         with pytest.raises(
-            fp.PolicyError, match=rf"partitions={another}: .* has 2 partitions, for ever.*Leave partitions="
+            fp.PolicyError,
+            match=rf"partitions={another}: .* has 2 partitions, which cannot change.*Leave out partitions=",
         ):
             produce(make, range(20), partitions=another)
     assert Counter(read()) == Counter(range(10)), "nothing of it was written"
