@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
+from fencepost.cli import app
 from fencepost.consumer.metrics import ABOUT
 
 ROOT = Path(__file__).parent.parent
@@ -128,6 +131,55 @@ def test_links_of_the_repository_become_links_of_the_site() -> None:
 def test_marks_of_code_blocks_are_for_tests_only() -> None:
     text = "```python no-run: needs a broker\n[a](b.md)\n```\n"
     assert site_hook.site_links(text, "docs/faq.md", "faq.md", {}) == "```python\n[a](b.md)\n```\n"
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """The `fencepost` commands in the `sh` blocks of a page, each as its arguments."""
+    found = []
+    for block in re.findall(r"^```sh[^\n]*\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
+            words.whitespace_split = True
+            parts: list[list[str]] = [[]]
+            for word in words:
+                if set(word) <= set("|&;<>()"):
+                    parts.append([])
+                else:
+                    parts[-1].append(word)
+            found += [part[1:] for part in parts if part[:1] == ["fencepost"]]
+    return found
+
+
+def wrong_usage(arguments: list[str]) -> str | None:
+    """What the command line objects to in arguments; nothing is run."""
+    command, names = typer.main.get_command(app), list(arguments)
+    while names and hasattr(command, "commands"):
+        name = names.pop(0)
+        if name.startswith("-"):
+            return None
+        if name not in command.commands:
+            return f"no command {name}"
+        command = command.commands[name]
+    try:
+        command.make_parser(command.context_class(command)).parse_args(names)
+    except typer.BadParameter.__mro__[2] as problem:
+        return str(problem)
+    return None
+
+
+@pytest.mark.parametrize("path", linked_pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_commands_have_the_options_that_pages_give_them(path: Path) -> None:
+    commands = commands_in(path.read_text("utf-8"))
+    wrong = {" ".join(it): said for it in commands if (said := wrong_usage(it)) is not None}
+    assert wrong == {}
+
+
+def test_a_command_that_is_wrong_is_found_out() -> None:
+    text = "```sh\nls | fencepost audit a --fail-un b && fencepost odit a  # says\n```\n"
+    assert commands_in(text) == [["audit", "a", "--fail-un", "b"], ["odit", "a"]]
+    assert [wrong_usage(it) is None for it in commands_in(text)] == [False, False]
+    assert wrong_usage(["audit", "a", "--fail-on", "duplicate"]) is None
+    assert sum(len(commands_in(path.read_text("utf-8"))) for path in linked_pages()) >= 40
 
 
 def test_alert_rules_name_metrics_that_exist() -> None:
