@@ -6,7 +6,7 @@
 | wrong columns, types or values, with `on_bad_file="quarantine"` | the same |
 | still bad and unchanged after `settle_ms` | *quarantine* the file, or stop with `on_bad_file="stop"` |
 
-A storage failure says nothing about the content, so the run stops (`fencepost.lake.files.retry`).
+A storage failure says nothing about the content, so the run stops (`fencepost.lake.storage.retry`).
 """
 
 from __future__ import annotations
