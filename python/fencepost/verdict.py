@@ -11,7 +11,7 @@ class Verdict(IntEnum):
     DUPLICATE = 1
     """Already accepted. Not kept."""
     OUT_OF_ORDER = 2
-    """Not the next row, and not known as a duplicate under this policy. Not kept."""
+    """Neither acceptable at this point nor a known duplicate under this policy. Not kept."""
     FENCED = 3
     """From an epoch that a higher one has replaced. Not kept."""
     INVALID_TXN_STATE = 4

@@ -126,16 +126,16 @@ class LandingState:
         self.next_entry += 1
         return seen
 
-    def _accept(self, said: LandedBatch | Lease | Fence | Marker) -> list[LandedBatch]:
-        if isinstance(said, LandedBatch):
-            return self._take(said)
-        if isinstance(said, Marker):
-            return self._decide(said)
-        if isinstance(said, Lease):
-            self._lease(said)
+    def _accept(self, record: LandedBatch | Lease | Fence | Marker) -> list[LandedBatch]:
+        if isinstance(record, LandedBatch):
+            return self._take(record)
+        if isinstance(record, Marker):
+            return self._decide(record)
+        if isinstance(record, Lease):
+            self._lease(record)
         else:
-            for number in (None,) if said.partitions is None else said.partitions:
-                self._raise_floor(said.pid, number, said.epoch)
+            for number in (None,) if record.partitions is None else record.partitions:
+                self._raise_floor(record.pid, number, record.epoch)
         return []
 
     def judge(self, batch: SequencedBatch | LandedBatch, *, check: bool = False) -> Judged:
@@ -371,10 +371,10 @@ class LandingTransport:
                 return None, False
             offset = self._log.state.judge(batch, check=True).offset
             assert offset is not None
-            said = None if schema == self._log.state.schema else schemas.to_text(schema)
+            schema_text = None if schema == self._log.state.schema else schemas.to_text(schema)
             landed = LandedBatch(
                 batch.partition, batch.pid, batch.epoch, batch.first_seq, batch.last_seq, batch.count, offset, (file,),
-                batch.transactional, batch.cursor, said,
+                batch.transactional, batch.cursor, schema_text,
             )  # fmt: skip
             if self._log.put({"kind": "batch", **asdict(landed)}):
                 return Answer(Verdict.ACCEPTED, offset), True
