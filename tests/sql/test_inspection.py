@@ -205,7 +205,7 @@ def test_the_command_line(
     assert out == ("stage: aborted; markers for sales are written by recover() of a coordinator with routes to them\n")
     code, out, err = run(capsys, database_url, "abort", "stage")
     assert (code, out) == (1, "")
-    assert err.startswith("fencepost: transactional id 'stage': no transaction is open (PREPARE_ABORT)")
+    assert err.startswith("fencepost: [FP405] transactional id 'stage': no transaction is open (PREPARE_ABORT)")
     code, out, err = run(capsys, database_url, "describe", "nobody")
     assert (code, out, err) == (1, "", "fencepost: transactional id 'nobody' is not known in this database\n")
 
@@ -214,7 +214,7 @@ def test_a_file_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.Cap
     path = tmp_path / "nowhere.db"
     for command in (["list"], ["abort", "stage"]):
         code, out, err = run(capsys, f"sqlite:///{path}", *command)
-        assert (code, out, err) == (1, "", f"fencepost: {path}: there is no such file\n")
+        assert (code, out, err) == (1, "", f"fencepost: [FP303] {path}: there is no such file\n")
     assert not path.exists()
     code, _, err = run(capsys, "secret", "list")
     assert code == 2

@@ -309,7 +309,7 @@ def test_a_version_that_the_table_refuses_for_good(
         connection.execute(text("INSERT INTO events (origin) VALUES ('1:7')"))
     land_some(tmp_path, 1)
     job = make()
-    with pytest.raises(fp.SinkError, match=r"(?s)refuses rows that were decided .* Mend the table and run again, or"):
+    with pytest.raises(fp.SinkError, match=r"(?s)refuses rows that were decided .* run again, or"):
         job.run()
     assert version(events) == (1, "applied")
     abandon(job.state, 2, sink=job.sink)

@@ -33,6 +33,7 @@ from fencepost.errors import (
     StateConflictError,
     StoreError,
     UndoneError,
+    message_of,
 )
 from fencepost.sql import SqlSink
 from fencepost.sql.sink import Effect
@@ -317,7 +318,7 @@ class ConsumerLoop:
         """Makes a message a dead letter, and moves past it, in one transaction."""
         cause = error.cause if isinstance(error, _PlacedError) else error
         letter = DeadLetter(
-            self._sink.consumer_id, item.message, type(cause).__name__, str(cause) or repr(cause), self._attempts
+            self._sink.consumer_id, item.message, type(cause).__name__, message_of(cause) or repr(cause), self._attempts
         )
         if self._dead_in_a_row >= self._dead_max:
             raise BatchError(

@@ -15,6 +15,7 @@ from fencepost.errors import (
     PolicyError,
     StoreError,
     TransactionStateError,
+    message_of,
 )
 from fencepost.inputs import is_text, shown
 from fencepost.producer.sequencer import LAST_EPOCH
@@ -463,14 +464,14 @@ class TransactionCoordinator:
             held = self.database.transaction(lambda connection: self._noted(connection, held, written))
         except (StoreError, OutcomeUnknownError) as error:
             raise ConcurrentTransactionError(
-                f"{_decision_of(held)}, and the database was lost before its end was noted ({error}): call again, or "
-                "recover()"
+                f"{_decision_of(held)}, but the database was lost before its end was noted ({error.message}): call "
+                "again, or recover()"
             ) from error
         if failed and held.transaction.state in PREPARED:
             (topic, number), cause = next(iter(failed.values()))
             raise ConcurrentTransactionError(
                 f"{_decision_of(held)}, but the marker for topic {topic!r}, partition {number} could not be written "
-                f"({cause}): call again, or recover()"
+                f"({message_of(cause)}): call again, or recover()"
             ) from cause
         return held
 
@@ -570,7 +571,7 @@ class TransactionCoordinator:
                 if not self.database.is_locked(failure):
                     raise
                 # The others must not wait for whoever holds this row.
-                problem = f"transactional id {transactional_id!r}: another session holds its row: {failure}"
+                problem = f"transactional id {transactional_id!r}: another session holds its row: {failure.message}"
                 failures.append(ConcurrentTransactionError(problem))
             else:
                 found += [] if held is None else [held]

@@ -108,7 +108,7 @@ def _found(name: str, found: int | None, part: Part | None) -> Found:
     try:
         steps = part.steps(found)
     except SchemaError as problem:
-        return Found(name, found, part.version, str(problem).partition(": ")[2])
+        return Found(name, found, part.version, problem.message.partition(": ")[2])
     return Found(name, found, part.version, "older: it is upgraded at the next use, or by migrate" if steps else "")
 
 

@@ -44,7 +44,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.pool import NullPool
 
-from fencepost.errors import BatchError, OutcomeUnknownError, SinkChangedError, SinkError
+from fencepost.errors import BatchError, OutcomeUnknownError, SinkChangedError, SinkError, message_of
 from fencepost.lake.plan import groups_of_files
 from fencepost.sql import rows as bulk
 from fencepost.sql.columns import INNODB, Int64, key_text
@@ -187,7 +187,7 @@ class StagedTable(RunFolders):
                 try:
                     names = target.convert(pa.ipc.read_schema(pa.py_buffer(schema)).empty_table()).column_names
                 except BatchError as error:
-                    raise SinkError(f"{self!r}: {path}: {error}") from error
+                    raise SinkError(f"{self!r}: {path}: {error.message}") from error
                 first = first or names
                 if set(names) != set(first):
                     both = f"{', '.join(names)}, others {', '.join(first)}"
@@ -321,8 +321,8 @@ class StagedTable(RunFolders):
             yield
         except (exc.IntegrityError, exc.DataError, BatchError) as error:
             raise SinkError(
-                f"{self!r}: refuses rows that were decided ({error}). Mend the table and run again, or give the "
-                "version up (`fencepost state abandon`); nothing of it is in the table"
+                f"{self!r}: refuses rows that were decided ({message_of(error)}). Change the table and run again, or "
+                "abandon the version (`fencepost state abandon`); none of its rows are in the table"
             ) from error
 
     # The database
@@ -399,7 +399,7 @@ def _converted(target: Target, path: str) -> Iterator[pa.Table]:
         try:
             yield target.convert(pa.Table.from_batches([batch]))
         except BatchError as error:
-            raise SinkError(f"{path}, rows from {first} on: {error}") from error
+            raise SinkError(f"{path}, rows from {first} on: {error.message}") from error
         first += len(batch)
 
 
