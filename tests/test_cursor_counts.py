@@ -76,10 +76,7 @@ def test_producers_go_on_under_the_count_that_is_stored(
     make, read = place(tmp_path)
     produce(make, range(10), partitions=2)
     for another in (1, 3):
-        with pytest.raises(
-            fp.PolicyError,
-            match=rf"partitions={another}: .* has 2 partitions, which cannot change.*Leave out partitions=",
-        ):
+        with pytest.raises(fp.PolicyError, match=rf"partitions={another}: .* has 2 partitions.*Leave out partitions="):
             produce(make, range(20), partitions=another)
     assert Counter(read()) == Counter(range(10)), "nothing of it was written"
     has_cursor = place is landing

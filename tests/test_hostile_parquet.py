@@ -86,10 +86,10 @@ HOSTILE = {
         for name, number in CODECS.items()
         if pa.Codec.is_available({"LZ4_RAW": "lz4_raw", "LZ4": "lz4_raw"}.get(name, name.lower()))
     },
-    "values": (file_with(pid(raw.data_page(MANY, NUMBERS))), "a page has 2147483647 values, its chunk only 3 more"),
+    "values": (file_with(pid(raw.data_page(MANY, NUMBERS))), "its chunk only 3 more"),
     "values of a second page": (
         file_with(pid(raw.second_page(MANY, NUMBERS, rows=3))),
-        "a page has 2147483647 values, its chunk only 3 more",
+        "its chunk only 3 more",
     ),
     "dictionary": (
         file_with(
@@ -236,7 +236,7 @@ def test_pages_that_no_row_is_taken_from_have_as_many_values_as_they_claim(
     columns = [raw.Column(name, [raw.data_page(4, raw.integers(0, 1, 2, 3))]) for name in ("pid", "seq")]
     path.write_bytes(raw.File([*columns, raw.Column("t", pages, raw.BYTE_ARRAY)], rows=4).bytes())
     for row in range(4):
-        with pytest.raises(fp.SourceError, match=r"a page has . values, its chunk only|values fewer than its footer"):
+        with pytest.raises(fp.SourceError, match=r"its chunk only|values fewer than its footer"):
             rewrite(path, tmp_path / "b.parquet", np.array([row]), np.array([1]), keep=True)
 
 

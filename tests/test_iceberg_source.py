@@ -324,4 +324,4 @@ def test_an_audit_on_the_command_line(
     path = Path(files_of(catalog.load_table("db.events"))[0].file_path.removeprefix("file://"))
     path.write_bytes(path.read_bytes()[:-20])
     assert main(["audit", NAME, *options]) == 1
-    assert "bytes, the table says" in capsys.readouterr().err
+    assert "bytes, but the table declares" in capsys.readouterr().err

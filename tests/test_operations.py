@@ -501,7 +501,7 @@ def test_reshard_changes_no_verdict(world: World, count: int) -> None:
         twin.run(rows_of(seed), f"{seed}.txt")
     assert content(world.state) == content(twin.state)
     assert world.state.shard_count(world.state.latest(), None, 16) == count
-    with pytest.raises(fp.SnapshotError, match=f"it has {count} shards since it was resharded, this job has 4"):
+    with pytest.raises(fp.SnapshotError, match=f"it has {count} shards since it was resharded, but this job has 4"):
         world.state.shard_count(world.state.latest(), 4, 16)
     assert world.state.reshard(SHARDS).shard_count == SHARDS
     assert content(world.state) == content(twin.state)

@@ -638,7 +638,7 @@ def test_damage_in_any_segment_is_cut_where_that_is_asked_for(tmp_path: Path, ke
         data[65] ^= 1  # of the segment's first batch
         (path / segment.name).write_bytes(data)
         if not keeps_states:
-            with pytest.raises(fp.SourceError, match='on_damage="cut" gives up everything from offset') as raised:
+            with pytest.raises(fp.SourceError, match=r'on_damage="cut" .*everything from offset') as raised:
                 PartitionLog(path, segment_bytes=300)
             assert (raised.value.path, raised.value.position) == (str(path / segment.name), 0)
         base = int(segment.stem)
@@ -843,7 +843,7 @@ def test_what_lies_before_is_not_read(tmp_path: Path) -> None:
     assert rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=start, isolation="read_uncommitted")) == whole
     segments[0].unlink()
     first = int(segments[1].stem)
-    with pytest.raises(fp.SourceError, match=f"offsets 0 to {first - 1} are not in the log any more"):
+    with pytest.raises(fp.SourceError, match=f"offsets 0 to {first - 1} are no longer in the log"):
         kafka.read_records(tmp_path / "orders-0", from_offset=0, isolation="read_uncommitted")
     with pytest.raises(ValueError, match="from_offset=-1"):
         kafka.read_records(tmp_path / "orders-0", from_offset=-1, isolation="read_uncommitted")

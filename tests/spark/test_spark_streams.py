@@ -270,7 +270,7 @@ def test_a_batch_in_parts_is_refused(spark: SparkSession, tmp_path: Path) -> Non
         write(batch.where("seq < 30"), number)
         write(batch.where("seq >= 30"), number)
 
-    with pytest.raises(StreamingQueryException, match=r"batch 0 of query .* was given in parts"):
+    with pytest.raises(StreamingQueryException, match=r"batch 0 of query .* was passed in parts"):
         stream(spark, tmp_path, in_parts)
 
 
@@ -352,7 +352,7 @@ def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
         foreach_batch(tmp_path / "state", lambda kept, version, attempt: None, folder=tmp_path / "a{b[c]")
     with pytest.raises(ValueError, match=r"expected a function \(kept, version, attempt\): too many positional"):
         foreach_batch(tmp_path / "state", lambda kept, version: None, folder=tmp_path / "kept")  # type: ignore[misc]
-    with pytest.raises(ValueError, match="this sink has a folder"):
+    with pytest.raises(ValueError, match="this sink has its own folder"):
         writer(tmp_path, folder=tmp_path / "kept")
     with pytest.raises(ValueError, match="a sink in an object store needs a folder"):
         foreach_batch(tmp_path / "state", "s3://bucket/kept")

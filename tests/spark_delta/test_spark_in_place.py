@@ -138,7 +138,7 @@ def test_rows_that_spark_rewrites(spark: SparkSession, tmp_path: Path, command: 
     spark.sql(command.format(name, name))
     append(spark, tmp_path, 2)
     before = rows_of(spark, tmp_path)
-    with pytest.raises(fp.SourceError, match="takes rows away"):
+    with pytest.raises(fp.SourceError, match="removes rows"):
         make_job(tmp_path).run()
     polars.testing.assert_frame_equal(rows_of(spark, tmp_path), before)
     make_job(tmp_path).rebase()

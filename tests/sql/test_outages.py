@@ -385,7 +385,7 @@ def test_what_an_abort_has_begun_is_not_committed(engine: sa.Engine, server: Ser
         try:
             with pytest.raises(fp.StoreError):
                 producer.abort()
-            with pytest.raises(fp.TransactionAbortableError, match="call abort again"):
+            with pytest.raises(fp.TransactionAbortableError, match=r"call abort\(\) again"):
                 producer.commit()
             with pytest.raises(fp.StoreError):
                 producer.begin()

@@ -108,7 +108,7 @@ def test_rows_of_any_shape(events: Engine) -> None:
     assert [seq for *_, seq in stored(events)] == [0, 1, 2, 3, 4]
     with pytest.raises(TypeError, match="int is not tabular"):
         sink.apply(7)
-    with pytest.raises(TypeError, match=r"'pid': 7 is not an array: .*Pass a single event as a list, \[event\]"):
+    with pytest.raises(TypeError, match=r"'pid': 7 is not an array: .*\[event\]"):
         sink.apply(one)
     with pytest.raises(TypeError, match=r"generator is not tabular: .* or a list of dicts"):
         sink.apply(it for it in [one])

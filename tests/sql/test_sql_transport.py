@@ -135,7 +135,7 @@ def test_nothing_committed_has_columns_all_the_same(engine: sa.Engine) -> None:
 def test_a_coordinator_that_would_show_nothing_is_refused(engine: sa.Engine) -> None:
     transport = SqlTransport(engine, "events", schema=SCHEMA)
     told = TransactionCoordinator(engine, routes={"events": None})
-    with pytest.raises(fp.PolicyError, match="has the route None, and the transport's readers wait for markers"):
+    with pytest.raises(fp.PolicyError, match="has the route None"):
         fp.SequencedProducer(transport, name="a", coordinator=told, topic="events")
     for topic in (None, "clicks"):
         with pytest.raises(fp.PolicyError, match=f"topic={topic!r} with a coordinator.*; its routes: 'events'"):
@@ -395,7 +395,7 @@ def test_cursor_mode_is_for_landing_folders(engine: sa.Engine, tmp_path: Path, k
     registry = ProducerRegistry(engine)
     with pytest.raises(fp.PolicyError, match=r"position='value': .*Transport has no cursor mode; Landing"):
         fp.SequencedProducer(transport, name="reader", registry=registry, position="value")
-    with pytest.raises(fp.PolicyError, match=r"name='reader' without a registry: .* Give registry="):
+    with pytest.raises(fp.PolicyError, match=r"name='reader' needs a registry.*pass registry="):
         fp.SequencedProducer(transport, name="reader")
 
 
@@ -499,7 +499,7 @@ def test_a_table_without_what_it_needs_is_refused(engine: sa.Engine) -> None:
         SqlTransport(engine, "events")
     with pytest.raises(fp.SchemaError, match="column 'tags': no column type for list"):
         SqlTransport(engine, "events", schema=pa.schema({"tags": pa.list_(pa.string())}))
-    with pytest.raises(fp.SchemaError, match="the table's name has 49 characters, at most 48"):
+    with pytest.raises(fp.SchemaError, match="the table's name has 49 characters; at most 48"):
         SqlTransport(engine, "e" * 49, schema=SCHEMA)
     make_table(engine, log_offset=None)
     with pytest.raises(fp.SchemaError, match="'events' has no column 'log_offset'"):
@@ -556,7 +556,7 @@ def test_tables_of_version_2_are_taken(engine: sa.Engine) -> None:
         for column in ("follows_pid", "follows_epoch"):
             connection.execute(sa.text(f"ALTER TABLE events_leases DROP COLUMN {column}"))
         connection.execute(sa.text("UPDATE fencepost_schema SET version = 2 WHERE part = 'transport events'"))
-    with pytest.raises(fp.PolicyError, match="stores no count, and has rows of partition 1"):
+    with pytest.raises(fp.PolicyError, match="stores no partition count"):
         SqlTransport(engine, "events")
     after = SqlTransport(engine, "events", partitions=3)
     assert after.send(batch(7, 0, 0, [1], partition=1)) == Answer(fp.Verdict.DUPLICATE, 0)

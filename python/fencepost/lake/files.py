@@ -138,8 +138,8 @@ def _misfit(found: Mapping[str, str | None], wanted: Sequence[str], known: Mappi
             return name, "missing in the names of its folders, where other files have it"
         if known.get(name) == "integer" and not _is_number(found[name]):
             return name, (
-                f"{found[name]!r} in the names of its folders is no integer of 64 bits without leading zeros, and this "
-                "state's keys have integers there since its first rows; text needs a state of its own"
+                f"{found[name]!r} in the names of its folders is not an integer of 64 bits without leading zeros, but "
+                "this state's keys have integers there since its first rows; text needs its own state"
             )
     return None
 
