@@ -597,7 +597,7 @@ def test_recovery_does_not_call_for_a_version_that_is_fenced(spark: SparkSession
     ("options", "error", "message"),
     [
         ({"policy": "in_time"}, fp.PolicyError, "unknown policy 'in_time'"),
-        ({"policy": "strict"}, fp.PolicyError, "give order_by="),
+        ({"policy": "strict"}, fp.PolicyError, "pass order_by="),
         ({"policy": "kafka_offsets", "columns": fp.Columns()}, fp.PolicyError, "this policy ignores epochs"),
         ({"columns": "kafka"}, fp.PolicyError, "columns='kafka' names offsets"),
         ({"order_by": "_row"}, fp.BatchError, "column '_row'"),
