@@ -503,7 +503,7 @@ def test_sinks_that_are_refused(bucket: Bucket) -> None:
         bucket.job().run()
     for sink, message in (
         ("memory://x", "a local folder or a prefix of an object store"),
-        ("hdfs://host/x", "no store for hdfs://"),
+        ("hdfs://host/x", "unknown store hdfs://"),
         (f"{bucket.root}/source", "both source and sink"),
         (f"{bucket.root}/source/sink", "is inside source"),
     ):

@@ -379,7 +379,7 @@ def test_columns_in_the_end_of_a_file(landing: Landing) -> None:
     ("source", "message"),
     [
         (f"s3://{BUCKET}/nothing-here", "no objects beneath this prefix"),
-        ("hdfs://host/folder", "no store for hdfs://"),
+        ("hdfs://host/folder", "unknown store hdfs://"),
         ("memory://somewhere", "a local folder or a prefix of an object store"),
         ("s3://key:the-secret@bucket/x", "the URI contains credentials"),
     ],

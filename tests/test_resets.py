@@ -185,7 +185,7 @@ def test_a_threshold_below_one_row(tmp_path: Path, wrong: int) -> None:
         lambda: lake.audit(tmp_path / "source", reset_rows_min=wrong),
         lambda: fp.audit(life(0, [0]), reset_rows_min=wrong),
     ):
-        with pytest.raises(ValueError, match=rf"reset_rows_min={wrong}: 1 row or more"):
+        with pytest.raises(ValueError, match=rf"reset_rows_min={wrong}: expected 1 row or more"):
             act()
 
 

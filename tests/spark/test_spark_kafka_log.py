@@ -282,7 +282,7 @@ def test_a_batch_that_is_too_large_fails_the_query(spark: SparkSession) -> None:
         (DATA, {"rows": "messages"}, "rows='messages': one of records, batches"),
         (DATA, {"isolation": "serializable"}, "isolation='serializable': one of read_uncommitted, read_committed"),
         (DATA, {"rows": "batches", "isolation": "read_committed"}, "applies to records only"),
-        (DATA, {"batchBytesMax": "much"}, "batchBytesMax='much': a number of bytes"),
+        (DATA, {"batchBytesMax": "much"}, "batchBytesMax='much': expected a number of bytes"),
         (DATA, {"pushdown": "always"}, "pushdown='always': one of off, once"),
         (DATA, {"where": "offset = pid"}, "where: 'offset = pid': a column"),
         (DATA, {"startingOffsets": "earliest"}, "option startingoffsets: path, rows"),

@@ -664,7 +664,7 @@ def test_no_transaction_is_open_between_two_pieces(engine: sa.Engine, new_engine
     first = next(pieces)
     assert transport.send(batch(7, 0, 2, [3])).offset == 2
     assert [first["value"].to_pylist(), *(it["value"].to_pylist() for it in pieces)] == [[1], [2]]
-    with pytest.raises(fp.PolicyError, match="batch_rows=0: a number of rows"):
+    with pytest.raises(fp.PolicyError, match="batch_rows=0: expected a number of rows"):
         next(stream_committed(engine, "events", batch_rows=0))
 
 
