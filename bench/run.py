@@ -39,7 +39,8 @@ from bench.measure import tell  # noqa: E402
 from bench.summary import draw_summary  # noqa: E402
 
 LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "stores", "streams")
-WITHOUT_SPARK = ("shapes", "kafka", "partition_log", "registry", "producer", "sql")
+IN_MEMORY = ("shapes",)
+WITHOUT_SPARK = (*IN_MEMORY, "kafka", "partition_log", "registry", "producer", "sql")
 """Parts that can be run by themselves; the results of each are files of their own then. Of a whole run only those of
 FRAMES are in one file with what is measured in memory."""
 
@@ -104,6 +105,7 @@ def main() -> int:
             if options.only == name or (name not in FRAMES and options.only is None and not options.no_spark):
                 # They take seconds, those of Spark a minute.
                 rounds = ROUNDS_WITHOUT_SPARK if name in WITHOUT_SPARK else mode.spark_rounds
+                rounds = mode.rounds if name in IN_MEMORY else rounds
                 parts = {name: _part(name, rows, rounds, scratch)}
                 wrong |= _publish(parts, mode, options.results, mode.lake_results.replace("lake", name))
     return int(wrong)
