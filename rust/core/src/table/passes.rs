@@ -196,17 +196,24 @@ impl Coming {
     /// Runs by which a share can be told.
     const RUNS_MIN: usize = 4096;
 
-    /// How many lines the runs that are left will add, if keys go on coming as they did since the last time. Where some runs
-    /// found their lines, there are as many more as lead to this share: with keys by chance `lines / (1 - share)` in all.
+    /// How many lines the remaining runs will add, if keys go on coming as they did since the last time.
+    ///
+    /// If some runs found their lines, so many lines are known of all that come: with keys by chance, the share of runs that
+    /// found theirs is that of known lines. Half of those since the last time were known on average.
     fn lines_of(&mut self, left: usize, runs: usize, lines: usize) -> usize {
         let (of_runs, added) = (runs - self.runs, lines.saturating_sub(self.lines));
         if of_runs < Self::RUNS_MIN {
             return 0;
         }
+        let known = self.lines + added / 2;
         *self = Coming { runs, lines };
         let by_share = (left as u128 * added as u128 / of_runs as u128) as usize;
-        let known = of_runs.saturating_sub(added);
-        if known == 0 { by_share } else { by_share.min((lines as u128 * added as u128 / known as u128) as usize) }
+        let found = of_runs.saturating_sub(added);
+        if found == 0 {
+            return by_share;
+        }
+        let all = (known as u128 * of_runs as u128 / found as u128) as usize;
+        by_share.min(all.saturating_sub(lines))
     }
 }
 
@@ -319,4 +326,29 @@ fn judge_timed_run<'a, L: RowLine>(
         before += of_part.rows;
     }
     is_unclear
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Coming;
+
+    #[test]
+    fn as_many_lines_are_expected_as_come() {
+        let (all, runs) = (100_000, 1_000_000);
+        let (mut seen, mut lines, mut state) = (vec![false; all], 0, 7u64);
+        let mut coming = Coming { runs: 0, lines: 0 };
+        for run in 0..runs {
+            if run == 100 {
+                assert_eq!(coming.lines_of(runs - run, run, lines), 0, "too few to tell");
+            } else if [20_000, 50_000, 120_000, 200_000].contains(&run) {
+                let expected = coming.lines_of(runs - run, run, lines);
+                assert!((all - lines) * 8 / 10 < expected && expected < (all - lines) * 21 / 20, "{expected}, {lines}");
+            }
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            lines += usize::from(!std::mem::replace(&mut seen[(state >> 33) as usize % all], true));
+        }
+        let mut each = Coming { runs: 0, lines: 0 };
+        assert_eq!(each.lines_of(3_000, 5_000, 5_000), 3_000, "every run begins one");
+        assert_eq!(each.lines_of(3_000, 10_000, 5_000), 0, "none does");
+    }
 }
