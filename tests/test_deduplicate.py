@@ -281,3 +281,36 @@ def test_producers_that_number_partitions_of_topics() -> None:
     assert fp.deduplicate(rows, columns="kafka-producer")["topic"].to_pylist() == ["a", "b"]
     with pytest.raises(fp.PolicyError, match="ignores epochs"):
         fp.deduplicate(rows, "kafka_offsets", "kafka-producer")
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string()])
+def test_the_mask_alone_is_that_of_apply(kind: pa.DataType) -> None:
+    pid = pa.array([3, 1, 3, 2, 3, 1, 1] * 50).cast(kind)
+    rows = pa.table(
+        {"pid": pid, "epoch": [0] * 350, "partition": [0] * 350, "seq": [row * 7 % 90 for row in range(350)]}
+    )
+    alone, whole = fp.StateTable("any_order"), fp.StateTable("any_order")
+    for _ in range(2):
+        assert pa.array(alone._keep(rows)).equals(pa.array(whole.apply(rows).kept))
+    assert alone.snapshot() == whole.snapshot()
+    with pytest.raises(fp.BatchError):
+        alone._keep(rows.drop_columns("seq"))
+
+
+@pytest.mark.parametrize("others", [0, 5_000, 60_000])
+def test_missing_ranges_of_text_keys_do_not_change_until_they_are_read(others: int) -> None:
+    """Whatever the table learns and forgets meanwhile; listed at once where there are many other keys."""
+
+    def rows(pids: list[str], seq: int) -> pa.Table:
+        return pa.table({"pid": pids, "epoch": [0] * len(pids), "partition": [0] * len(pids), "seq": [seq] * len(pids)})
+
+    table = fp.StateTable("any_order")
+    table.apply(rows(["b", "a", *(f"other-{number}" for number in range(others))], 0))
+    verdicts = table.apply(rows(["b", "a"], 5))
+    for pid in ("a", "b"):
+        table.forget(pid)
+    table.apply(rows([f"new-{number}" for number in range(2_000)], 9))
+    assert pa.table(verdicts.missing).select(["pid", "first_seq", "last_seq"]).to_pylist() == [
+        {"pid": "a", "first_seq": 1, "last_seq": 4},
+        {"pid": "b", "first_seq": 1, "last_seq": 4},
+    ]

@@ -53,7 +53,7 @@ def deduplicate(
     if _is_a(rows, "pyarrow", "Table") or _is_a(rows, "pyarrow", "RecordBatch"):
         import pyarrow as pa
 
-        kept = table.apply(rows, columns).kept
+        kept = table._keep(rows, columns)
         try:
             return rows.filter(pa.array(kept))
         except pa.ArrowNotImplementedError:
@@ -65,7 +65,7 @@ def deduplicate(
     if _is_a(rows, "polars", "DataFrame"):
         import polars as pl
 
-        return rows.filter(pl.Series(table.apply(rows, columns).kept))
+        return rows.filter(pl.Series(table._keep(rows, columns)))
     if _is_a(rows, "pandas", "DataFrame"):
         import numpy as np
 
@@ -73,9 +73,9 @@ def deduplicate(
         names = (columns or table.policy.columns).read(table.keep)
         is_complete = set(names) <= set(rows.columns)
         identity = rows.loc[:, [name in names for name in rows.columns]] if is_complete else rows
-        return rows[np.asarray(table.apply(identity, columns).kept)]
+        return rows[np.asarray(table._keep(identity, columns))]
     rows = _native.collect(rows)
-    return _native.filter_rows(rows, table.apply(rows, columns).kept)
+    return _native.filter_rows(rows, table._keep(rows, columns))
 
 
 def audit(
