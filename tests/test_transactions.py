@@ -453,7 +453,7 @@ def test_bad_rows_are_refused_and_leave_no_trace(name: str) -> None:
     for _ in range(2):
         with pytest.raises(fp.BatchError) as refused:
             index.apply(rows)
-        assert (str(refused.value), refused.value.column, refused.value.row) == (message, column, row)
+        assert (refused.value.message, refused.value.column, refused.value.row) == (message, column, row)
     assert index.log_end(0) is None
     assert outcomes(index, SOME) == SOME_OUTCOMES
 
