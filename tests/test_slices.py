@@ -172,7 +172,7 @@ def test_an_outage_ends_no_watch(
     before = signal.getsignal(signal.SIGTERM)
     code = cli.main(["dedup", *(str(tmp_path / it) for it in ("source", "state", "sink")), "--watch", "1ms"])
     out, complaints = capsys.readouterr()
-    assert (code, complaints) == (0, "fencepost: the disk does not answer\n")
+    assert (code, complaints) == (0, "fencepost: [FP303] the disk does not answer\n")
     assert "version 1 of" in out
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -277,7 +277,7 @@ def test_what_is_no_source(tmp_path: Path) -> None:
     inside = [root / "eu", root / "us"]
     DedupJob(inside, tmp_path / "state", root / "clean")
     for source, sink in [(inside, root / "us/clean"), (inside, root / "us"), (str(root / "**/events"), root / "clean")]:
-        with pytest.raises(fp.SinkError, match="lies in"):
+        with pytest.raises(fp.SinkError, match="is inside"):
             DedupJob(source, tmp_path / "state", sink)  # type: ignore[arg-type]
     for source, problem in [
         ([], "no paths"),

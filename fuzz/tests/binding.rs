@@ -56,7 +56,7 @@ fn a_panic_behind_a_stream_of_arrow_is_an_error() {
     let mut reader = ArrowArrayStreamReader::try_new(FFI_ArrowArrayStream::new(Box::new(stream))).expect("a stream");
     assert_eq!(reader.next().expect("rows").expect("rows"), rows());
     let error = reader.next().expect("an error").expect_err("a panic");
-    assert!(error.to_string().contains("the stream broke off: no room for 2 rows"), "{error}");
+    assert!(error.to_string().contains("the stream failed: no room for 2 rows"), "{error}");
     assert_eq!(reader.next().expect("rows").expect("rows"), rows());
 }
 

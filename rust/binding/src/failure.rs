@@ -137,7 +137,7 @@ impl Failure {
             }
             Failure::Value(message) => pyo3::exceptions::PyValueError::new_err(message),
             Failure::Poisoned => {
-                let message = "an earlier call on this table broke off midway; restore it from its last snapshot";
+                let message = "an earlier call on this table failed midway; restore the table from its last snapshot";
                 error_of(py, "PoisonedError", message.into(), |_| Ok(()))
             }
             Failure::PoisonedLog(message) => error_of(py, "PoisonedError", message, |_| Ok(())),

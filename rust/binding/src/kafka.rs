@@ -34,7 +34,7 @@ enum Stop {
     Broken,
 }
 
-const BROKEN: &str = "an earlier read of this stream broke off midway; read it anew";
+const BROKEN: &str = "an earlier read of this stream failed midway; open the stream again";
 
 impl From<kafka::Error> for Stop {
     fn from(error: kafka::Error) -> Stop {
@@ -204,7 +204,7 @@ pub fn without_panic<T>(pull: impl FnOnce() -> Option<Result<T, ArrowError>>) ->
     catch_unwind(AssertUnwindSafe(pull)).unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-        Some(Err(ArrowError::ExternalError(format!("the stream broke off: {said}").into())))
+        Some(Err(ArrowError::ExternalError(format!("the stream failed: {said}").into())))
     })
 }
 

@@ -16,7 +16,7 @@ impl KeyValue {
     pub(crate) fn of(value: &Bound<'_, PyAny>, kind: &KeyKind, role: &str) -> Result<KeyValue, Failure> {
         let wrong = || {
             let found = value.repr().map(|it| it.to_string()).unwrap_or_default();
-            Failure::batch(role, None, format!("{found} is no key of this table, whose keys are of type {kind}"))
+            Failure::batch(role, None, format!("{found} is not a key of this table, whose keys have the type {kind}"))
         };
         match kind {
             KeyKind::Plain if role == "partition" && value.is_none() => Ok(KeyValue::Plain(0)),
@@ -49,7 +49,7 @@ impl KeyValue {
                 Ok(PartKind::Binary)
             } else {
                 let found = value.repr().map(|it| it.to_string()).unwrap_or_default();
-                Err(Failure::batch("partition", None, format!("{found} is no int, str, bytes or tuple of them")))
+                Err(Failure::batch("partition", None, format!("{found} is not an int, str, bytes or a tuple of them")))
             }
         };
         match value.cast::<PyTuple>() {

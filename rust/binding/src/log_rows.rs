@@ -32,13 +32,13 @@ impl LogColumns {
         let py = columns.py();
         let class = py.import("fencepost.policy")?.getattr("BatchColumns")?;
         if !columns.is_instance(&class)? {
-            let message = format!("columns={}: a fencepost.BatchColumns was expected", columns.repr()?);
+            let message = format!("columns={}: expected a fencepost.BatchColumns", columns.repr()?);
             return Err(Failure::Policy(message).raise(py));
         }
         let needed = |role: &str| match columns.getattr(role)?.extract::<Option<String>>()? {
             Some(name) => Ok(name),
             None => {
-                let message = format!("BatchColumns({role}=None): what is decided cannot be told without this column");
+                let message = format!("BatchColumns({role}=None): outcomes cannot be found without this column");
                 Err(Failure::Policy(message).raise(py))
             }
         };

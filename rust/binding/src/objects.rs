@@ -108,7 +108,8 @@ fn ask<T>(question: impl FnOnce(Python<'_>) -> PyResult<T>) -> io::Result<T> {
     Python::attach(|py| {
         question(py).map_err(|error| {
             // To make a text of it is a call that would meet the interrupt.
-            let text = error.value(py).to_string();
+            let value = error.value(py);
+            let text = value.getattr("message").and_then(|it| it.extract()).unwrap_or_else(|_| value.to_string());
             interrupt_again(py, &error);
             io::Error::other(text)
         })

@@ -42,7 +42,7 @@ impl Rows {
         for item in mapping.items()? {
             let (name, values): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
             let Ok(name) = name.extract::<String>() else {
-                return Err(not_tabular(rows, &format!(" ({} is no column name)", name.repr()?)));
+                return Err(not_tabular(rows, &format!(" ({} is not a column name)", name.repr()?)));
             };
             let is_wanted = wanted.is_none_or(|wanted| wanted.contains(&name.as_str()));
             let column = if is_wanted { Some(take_column(&name, &values)?) } else { None };
@@ -212,7 +212,7 @@ fn copied(numbers: &ArrayRef) -> Result<ArrayRef, Failure> {
     let bytes = &buffer[data.offset() * width..][..data.len() * width];
     let mut copy = Vec::new();
     let count = bytes.len();
-    let refused = |_| Failure::Memory(format!("the rows need {count} bytes more, and the system gives none"));
+    let refused = |_| Failure::Memory(format!("the rows need {count} bytes more, but the system has no memory left"));
     copy.try_reserve_exact(count).map_err(refused)?;
     copy.extend_from_slice(bytes);
     let copy = data.into_builder().offset(0).buffers(vec![copy.into()]).align_buffers(true);
@@ -227,7 +227,7 @@ fn positions(found: &[&str], names: &[&str]) -> Result<Vec<usize>, Failure> {
             (None, _) => {
                 Err(Failure::batch(name, None, format!("missing; the rows have the columns {}", found.join(", "))))
             }
-            (Some(_), Some(_)) => Err(Failure::batch(name, None, "stands twice in the rows")),
+            (Some(_), Some(_)) => Err(Failure::batch(name, None, "occurs twice in the rows")),
         }
     };
     names.iter().map(position).collect()

@@ -198,7 +198,7 @@ impl RunScan {
 
 impl RunScan {
     fn lock(&self) -> Result<std::sync::MutexGuard<'_, Scan>, Failure> {
-        self.scan.lock().map_err(|_| Failure::Value("an earlier call on this scan broke off midway".into()))
+        self.scan.lock().map_err(|_| Failure::Value("an earlier call on this scan failed midway".into()))
     }
 }
 
@@ -343,7 +343,7 @@ impl Scan {
     /// Takes in the next rows; false at the end of the file.
     pub(crate) fn step(&mut self) -> Result<bool, Failure> {
         if self.is_broken {
-            let message = format!("{}: an earlier call broke off here", self.path.display());
+            let message = format!("{}: an earlier call failed here", self.path.display());
             return Err(Failure::Source { path: self.path.display().to_string(), position: None, message });
         }
         self.is_broken = true;
@@ -369,7 +369,7 @@ impl Scan {
         let order: Vec<ArrayRef> = self.order.iter().map(|it| of_origin(&it.origin)).collect();
         for (column, Order { name, .. }) in order.iter().zip(&self.order) {
             if let Some(row) = column.logical_nulls().and_then(|nulls| (0..rows).find(|&row| nulls.is_null(row))) {
-                return Err(Failure::batch(name, Some(rows_before + row), "null; an order needs a value"));
+                return Err(Failure::batch(name, Some(rows_before + row), "null, but order_by needs a value"));
             }
         }
         let identity = Identity::of_columns(&self.asked.names, identity, rows_before)?;

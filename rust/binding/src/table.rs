@@ -362,7 +362,7 @@ impl StateTable {
         };
         let other = other.get();
         if std::ptr::eq(self, other) {
-            return Err(Failure::Policy("a table cannot take in itself".into()).raise(py));
+            return Err(Failure::Policy("a table cannot merge with itself".into()).raise(py));
         }
         let overlap = py.detach(|| {
             // Always in the same order: two threads that merge two tables into each other must not wait for ever.

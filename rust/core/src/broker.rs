@@ -382,12 +382,12 @@ impl ProducerEntry {
             return Some("a number below 0".into());
         }
         if self.coordinator_epoch < -1 || self.open_from < NONE || (self.open_from != NONE && !self.is_open) {
-            return Some("its transaction is told in a way that makes no sense".into());
+            return Some("its transaction is inconsistent".into());
         }
         if self.batches.len() > window.into() {
             return Some(format!("{} batches, the window holds {window}", self.batches.len()));
         }
-        (!self.batches.iter().all(is_batch)).then(|| "a batch whose numbers make no sense".into())
+        (!self.batches.iter().all(is_batch)).then(|| "a batch with inconsistent numbers".into())
     }
 }
 

@@ -52,9 +52,11 @@ impl fmt::Display for Error {
             Error::Batch { column, row: Some(row), problem } => write!(f, "column '{column}', row {row}: {problem}"),
             Error::Batch { column, row: None, problem } => write!(f, "column '{column}': {problem}"),
             Error::Policy(problem) | Error::Snapshot(problem) => f.write_str(problem),
-            Error::Memory { bytes } => write!(f, "the table needs {bytes} bytes more, and the system gives none"),
+            Error::Memory { bytes } => {
+                write!(f, "the table needs {bytes} bytes more, but the system has no memory left")
+            }
             Error::Capacity { limit, needed, what } => {
-                write!(f, "this call could need {needed} {what}, the table is bounded to {limit}")
+                write!(f, "this call could need {needed} {what}, but the limit of the table is {limit}")
             }
         }
     }

@@ -104,7 +104,7 @@ impl StateTable {
     pub fn apply_delta(&mut self, mut bytes: &[u8]) -> Result<()> {
         let (mut input, header) = Incoming::open(&mut bytes, DELTA)?;
         if self.changes().since() != header.follows || !self.changes().is_none() {
-            return refuse("the delta follows another snapshot than the one this table is as yet");
+            return refuse("the delta follows another snapshot than the one of this table");
         }
         if !Options::of(self).allows(&header.options) {
             return refuse("the delta is of a table with another policy or other options");
@@ -461,7 +461,7 @@ fn add_key(dictionary: &mut Dictionary, parts: &[PartKind], bytes: &[u8]) -> Res
     let count = dictionary.len() as u32;
     let is_sorted = count == 0 || dictionary.bytes(count - 1) < bytes;
     if !is_sorted || bytes.len() > KEY_BYTES_MAX || decode_parts(parts, bytes).is_none() || count >= i32::MAX as u32 {
-        return refuse("the dictionary is out of order or holds what is no key");
+        return refuse("the dictionary is out of order or has an invalid key");
     }
     dictionary.intern(bytes).map(drop)
 }

@@ -386,7 +386,7 @@ fn a_delta_that_does_not_follow_is_refused_and_changes_nothing() {
     let mut table = table("any_order", true);
     let chain = chain(&mut table, 5, 3);
     let mut back = StateTable::restore(&chain[0]).expect("a whole snapshot");
-    let follows = "the delta follows another snapshot than the one this table is as yet";
+    let follows = "the delta follows another snapshot than the one of this table";
     let refused = |table: &mut StateTable, delta: &[u8], expected: &str| {
         let before = table.snapshot();
         match table.apply_delta(delta) {

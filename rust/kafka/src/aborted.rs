@@ -38,7 +38,7 @@ pub fn read(bytes: &[u8]) -> Result<Vec<AbortedTxn>> {
         let field = |at: usize| i64::from_be_bytes(std::array::from_fn(|byte| entry[at + byte]));
         let [pid, first, last, last_stable_offset] = [2, 10, 18, 26].map(field);
         if pid < 0 || first < 0 || last < first {
-            return fail(Kind::Field, format!("producer {pid}, offsets {first} to {last} cannot be"));
+            return fail(Kind::Field, format!("producer {pid}: offsets {first} to {last} are not possible"));
         }
         if last <= last_offset {
             return fail(Kind::Offsets, format!("last offset {last} follows {last_offset}: they must rise"));

@@ -92,13 +92,13 @@ impl Decompressor {
             self.add_snappy_block(block)?;
             rest = others;
         }
-        if rest.is_empty() { Ok(()) } else { Err(damaged("snappy", "bytes are left behind its last block")) }
+        if rest.is_empty() { Ok(()) } else { Err(damaged("snappy", "bytes follow its last block")) }
     }
 
     fn add_snappy_block(&mut self, block: &[u8]) -> Result<(), Complaint> {
         let length = snap::raw::decompress_len(block).map_err(|error| damaged("snappy", error))?;
         if length > block.len().saturating_mul(SNAPPY_RATIO_MAX) {
-            return Err(damaged("snappy", format!("{} bytes cannot hold the {length} that are told", block.len())));
+            return Err(damaged("snappy", format!("{} bytes cannot hold the {length} that are declared", block.len())));
         }
         let start = self.bytes.len();
         if length > self.bytes_max - start {

@@ -212,16 +212,19 @@ impl BatchHeader {
         }
         if payload < 0 {
             let length = self.length;
-            return fail(Kind::Field, format!("a batch of length {length} is told, which is less than its header"));
+            return fail(Kind::Field, format!("a batch declares the length {length}, which is less than its header"));
         }
         if self.bytes() > i32::MAX as u64 {
-            return fail(Kind::Field, format!("a batch of length {} is told, more than there can be", self.length));
+            return fail(
+                Kind::Field,
+                format!("a batch declares the length {}, which is more than possible", self.length),
+            );
         }
         if self.bytes() > rest {
             let bytes = self.bytes();
             return fail(
                 Kind::Torn,
-                format!("a batch of {bytes} bytes is told, the file has {rest} left: torn or damaged"),
+                format!("a batch declares {bytes} bytes, but the file has {rest} left: torn or damaged"),
             );
         }
         if self.compression().is_none() {
@@ -231,16 +234,19 @@ impl BatchHeader {
         let (first, delta) = (self.base_offset, self.last_offset_delta);
         // Behind the last offset there is another one, where the log ends.
         if first < 0 || delta < 0 || first.checked_add(delta.into()).is_none_or(|last| last == i64::MAX) {
-            return fail(Kind::Field, format!("base offset {first} with last offset delta {delta} cannot be"));
+            return fail(
+                Kind::Field,
+                format!("the base offset {first} is not possible with the last offset delta {delta}"),
+            );
         }
         if first <= last_offset {
             return fail(Kind::Offsets, format!("offset {first} follows {last_offset}: offsets go back"));
         }
         let count = self.count;
         if count < 0 || i64::from(count) > i64::from(delta) + 1 {
-            return fail(Kind::Field, format!("{count} records are told for {} offsets", i64::from(delta) + 1));
+            return fail(Kind::Field, format!("a batch declares {count} records for {} offsets", i64::from(delta) + 1));
         }
-        fail(Kind::Field, format!("{count} records are told, behind the header are {payload} bytes"))
+        fail(Kind::Field, format!("a batch declares {count} records, but has {payload} bytes after its header"))
     }
 }
 

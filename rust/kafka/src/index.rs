@@ -30,7 +30,7 @@ pub fn read(bytes: &[u8], base_offset: i64) -> Result<Vec<IndexEntry>> {
         let fail = |reason: String| Err(Error::new(Kind::Offsets, (number * ENTRY_BYTES) as u64, reason));
         let [relative, position] = [0, 4].map(|at| u32::from_be_bytes(std::array::from_fn(|byte| entry[at + byte])));
         let Some(offset) = base_offset.checked_add(relative.into()) else {
-            return fail(format!("offset {base_offset} + {relative} cannot be"));
+            return fail(format!("the offset {base_offset} + {relative} is not possible"));
         };
         if let Some(last) = before
             && (offset <= last.offset || position <= last.position)
@@ -99,14 +99,14 @@ impl IndexCheck {
     /// Behind the last batch.
     pub fn finish(&mut self) -> Result<()> {
         match self.entries.as_slice().first() {
-            Some(entry) => Err(self.fail(entry, "behind the segment's last batch")),
+            Some(entry) => Err(self.fail(entry, "after the segment's last batch")),
             None => Ok(()),
         }
     }
 
     fn fail(&self, entry: &IndexEntry, where_it_points: &str) -> Error {
         let IndexEntry { offset, position } = entry;
-        let reason = format!("offset {offset} is said to lie at byte {position} of the segment, {where_it_points}");
+        let reason = format!("the index places offset {offset} at byte {position} of the segment, {where_it_points}");
         Error::new(Kind::Index, self.number * ENTRY_BYTES as u64, reason)
     }
 }
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(check(&[(5, 100), (20, 250)]), Ok(()));
         assert_eq!(check(&[]), Ok(()));
         for (entries, at, what) in [
-            (&[(5, 100), (20, 251)][..], 8, "behind the segment's last"),
+            (&[(5, 100), (20, 251)][..], 8, "after the segment's last"),
             (&[(5, 99)], 0, "inside a batch"),
             (&[(4, 100)], 0, "from 45 on"),
         ] {

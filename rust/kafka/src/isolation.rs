@@ -86,7 +86,7 @@ impl Outcomes {
         if let Some((pid, first)) = self.open().find(|&(pid, first)| !is_told(pid, first)) {
             let reason = format!(
                 "the transaction of producer {pid} at offset {first} ends in another segment or is open: whether it was \
-                 committed cannot be told from this one; read the folder"
+                 committed is not known from this one; read the folder"
             );
             return Err(Error::new(Kind::Undecided, None, reason));
         }

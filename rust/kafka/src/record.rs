@@ -37,11 +37,11 @@ impl<'a> Record<'a> {
         fields.take(1).ok_or("its attributes are missing")?;
         let timestamp_delta = fields.long().ok_or("its timestamp cannot be read")?;
         let offset_delta = fields.int().ok_or("its offset cannot be read")?;
-        let key = fields.bytes().ok_or("its key has a length that cannot be")?;
-        let value = fields.bytes().ok_or("its value has a length that cannot be")?;
+        let key = fields.bytes().ok_or("its key has an invalid length")?;
+        let value = fields.bytes().ok_or("its value has an invalid length")?;
         let headers = fields.headers()?;
         if !fields.0.is_empty() {
-            return Err("it has bytes behind its last header");
+            return Err("it has bytes after its last header");
         }
         Ok((Record { timestamp_delta, offset_delta, key, value, headers }, start + length))
     }
@@ -96,8 +96,8 @@ impl<'a> Fields<'a> {
         let count = u32::try_from(count).map_err(|_| "the number of its headers is negative")?;
         let bytes = self.0;
         for _ in 0..count {
-            self.bytes().flatten().ok_or("a header has a key that cannot be")?;
-            self.bytes().ok_or("a header has a value that cannot be")?;
+            self.bytes().flatten().ok_or("a header has an invalid key")?;
+            self.bytes().ok_or("a header has an invalid value")?;
         }
         Ok(Headers(&bytes[..bytes.len() - self.0.len()]))
     }

@@ -219,7 +219,10 @@ fn open_batch(
     let found = crc32c::crc32c(&batch[CHECKED_FROM..]);
     if found != header.crc {
         let told = header.crc;
-        return fail(Kind::Checksum, format!("the batch has the CRC-32C {found:08x}, {told:08x} is told: damaged"));
+        return fail(
+            Kind::Checksum,
+            format!("the batch has the CRC-32C {found:08x}, but declares {told:08x}: damaged"),
+        );
     }
     if header.is_control() || header.count == 0 {
         return Ok(None);
@@ -233,7 +236,10 @@ fn open_batch(
             let bytes = decompressor.bytes().len() as i64;
             if i64::from(header.count) * RECORD_BYTES_MIN > bytes {
                 let count = header.count;
-                return fail(Kind::Field, format!("{count} records are told, decompressed are {bytes} bytes"));
+                return fail(
+                    Kind::Field,
+                    format!("a batch declares {count} records, but has {bytes} bytes once decompressed"),
+                );
             }
         }
         None => return fail(Kind::Compression, "its compression is unknown".into()),
@@ -268,7 +274,7 @@ impl OpenBatch {
         }
         if self.at < bytes.len() {
             let rest = bytes.len() - self.at;
-            let reason = format!("the batch has {rest} bytes behind its last record");
+            let reason = format!("the batch has {rest} bytes after its last record");
             return Err(Error::new(Kind::Field, self.position, reason));
         }
         Ok(true)

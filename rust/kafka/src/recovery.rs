@@ -56,7 +56,7 @@ impl RecoveryScan {
             }
             let found = crc32c::crc32c(&self.scan.batch(&header)?[CHECKED_FROM..]);
             if found != header.crc {
-                let reason = format!("the batch has the CRC-32C {found:08x}, {:08x} is told: damaged", header.crc);
+                let reason = format!("the batch has the CRC-32C {found:08x}, but declares {:08x}: damaged", header.crc);
                 return Err(Error::new(Kind::Checksum, position, reason));
             }
             if header.is_control() {
@@ -88,7 +88,8 @@ impl RecoveryScan {
                 }
                 let length = header.bytes();
                 let Some(left) = to_sum.checked_sub(length) else {
-                    let reason = "what follows looks like batches nearly everywhere: given up".to_string();
+                    let reason =
+                        "no batch could be found: nearly every position after this one looks like one".to_string();
                     return Err(Error::new(Kind::Field, at, reason));
                 };
                 to_sum = left;

@@ -53,13 +53,13 @@ pub fn read(bytes: &[u8]) -> Result<Vec<ProducerEntry>> {
     let wanted = usize::try_from(count).ok().and_then(|count| count.checked_mul(ENTRY_BYTES));
     if wanted != Some(body.len()) {
         let reason = format!(
-            "{count} entries of {ENTRY_BYTES} bytes are told, {} bytes follow: cut short or damaged",
+            "the snapshot declares {count} entries of {ENTRY_BYTES} bytes, but {} bytes follow: cut short or damaged",
             body.len()
         );
         return fail(Kind::Torn, CHECKED_FROM, reason);
     }
     if found != told {
-        return fail(Kind::Checksum, 2, format!("the CRC-32C is {found:08x}, {told:08x} is told: damaged"));
+        return fail(Kind::Checksum, 2, format!("the CRC-32C is {found:08x}, but {told:08x} is declared: damaged"));
     }
     let mut pids = HashSet::with_capacity(count as usize);
     let mut entries = Vec::with_capacity(count as usize);

@@ -384,7 +384,7 @@ fn each_damage_has_a_name() {
         (next(&put(16, &[1])), Kind::Version, "(magic 1)"),
         (next(&put(16, &[3])), Kind::Version, "(magic 3) is unknown"),
         (next(&put(8, &i32::MAX.to_be_bytes())), Kind::Field, "2147483647"),
-        (next(&put(8, &1000i32.to_be_bytes())), Kind::Torn, "a batch of 1012 bytes is told"),
+        (next(&put(8, &1000i32.to_be_bytes())), Kind::Torn, "a batch declares 1012 bytes"),
         (next(&put(8, &48i32.to_be_bytes())), Kind::Field, "less than its header"),
         (next(&put(8, &(-1i32).to_be_bytes())), Kind::Field, "length -1"),
         (next(&put(0, &4i64.to_be_bytes())), Kind::Offsets, "offset 4 follows 4"),
@@ -394,8 +394,8 @@ fn each_damage_has_a_name() {
         (next(&put(23, &(-1i32).to_be_bytes())), Kind::Field, "delta -1"),
         (next(&put(22, &[5])), Kind::Compression, "compression 5 is unknown"),
         (next(&put(57, &(-1i32).to_be_bytes())), Kind::Field, "-1 records"),
-        (next(&put(57, &6i32.to_be_bytes())), Kind::Field, "6 records are told for 5 offsets"),
-        (next(&put(57, &0i32.to_be_bytes())), Kind::Field, "0 records are told, behind the header are"),
+        (next(&put(57, &6i32.to_be_bytes())), Kind::Field, "declares 6 records for 5 offsets"),
+        (next(&put(57, &0i32.to_be_bytes())), Kind::Field, "declares 0 records, but has"),
     ];
     for (error, kind, reason) in cases {
         assert_eq!((error.kind, error.position), (kind, Some(end)), "{error}");
@@ -420,12 +420,8 @@ fn damage_in_records_has_a_name_too() {
         (bytes(&|batch| batch.compression = (2, <[u8]>::to_vec)), Kind::Compression, "as snappy"),
         (bytes(&|batch| batch.compression = (3, <[u8]>::to_vec)), Kind::Compression, "as lz4"),
         (bytes(&|batch| batch.compression = (4, <[u8]>::to_vec)), Kind::Compression, "as zstd"),
-        (
-            bytes(&|batch| batch.compression = (4, |_| zstd(b"some bytes"))),
-            Kind::Field,
-            "5 records are told, decompressed",
-        ),
-        (bytes(&|batch| batch.compression = (0, |records| [records, b"?"].concat())), Kind::Field, "1 bytes behind"),
+        (bytes(&|batch| batch.compression = (4, |_| zstd(b"some bytes"))), Kind::Field, "declares 5 records, but has"),
+        (bytes(&|batch| batch.compression = (0, |records| [records, b"?"].concat())), Kind::Field, "1 bytes after"),
     ];
     for (number, (mut bytes, kind, reason)) in cases.into_iter().enumerate() {
         match number {

@@ -33,7 +33,7 @@ impl ParquetFile {
             schema.columns().iter().position(|column| is_it(&column)).ok_or_else(|| Error::Column {
                 path: path.into(),
                 name: name.into(),
-                problem: "missing, or no plain column".into(),
+                problem: "missing, or not a plain column".into(),
             })
         });
         let leaves = leaves.collect::<Result<Vec<usize>>>()?;

@@ -64,7 +64,7 @@ impl Columns {
         })?;
         let Some(batch) = batch else {
             if self.rows_read != self.rows {
-                let problem = format!("its pages hold {} rows, its footer says {}", self.rows_read, self.rows);
+                let problem = format!("its pages have {} rows, but its footer declares {}", self.rows_read, self.rows);
                 return Err(Error::source(&self.path, None, problem));
             }
             return Ok(None);
@@ -82,7 +82,7 @@ fn root(file: &ParquetFile, name: &str) -> Result<usize> {
     let mut found = (0..fields.len()).filter(|&at| fields[at].name() == name);
     let problem = match (found.next(), found.next()) {
         (Some(root), None) => return Ok(root),
-        (Some(_), Some(_)) => "stands in it more than once".to_string(),
+        (Some(_), Some(_)) => "occurs more than once in it".to_string(),
         (None, _) => {
             let names: Vec<&str> = fields.iter().map(|field| field.name()).collect();
             format!("missing; it has {}", names.join(", "))

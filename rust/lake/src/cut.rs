@@ -289,7 +289,7 @@ impl<'a> Source<'a> {
 
     fn with_rows(&mut self, packed: Packed) -> Result<Read> {
         let (Kind::First { values, .. } | Kind::Second { values, .. }) = packed.header.kind else {
-            return Err(ParquetError::General(String::from("a dictionary lies behind another page")));
+            return Err(ParquetError::General(String::from("a dictionary follows another page")));
         };
         let max = self.chunk.column.column_descr().max_rep_level();
         let mut read = Read { packed, items: values as usize, unpacked: None, repetitions: vec![] };

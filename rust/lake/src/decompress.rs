@@ -78,7 +78,8 @@ impl Decompressor {
         }
         if out.len() != end {
             let found = out.len() + count - end;
-            let problem = format!("a page has {found} bytes or more once decompressed, its header says {count}");
+            let problem =
+                format!("a page has {found} bytes or more once decompressed, but its header declares {count}");
             return Err(ParquetError::General(problem));
         }
         Ok(())
@@ -87,7 +88,7 @@ impl Decompressor {
 
 fn check_ratio(codec: &str, packed: &[u8], count: usize, ratio_max: usize) -> Result<()> {
     if count > packed.len().saturating_mul(ratio_max) {
-        return Err(damaged(codec, format!("{} bytes cannot hold the {count} that its header says", packed.len())));
+        return Err(damaged(codec, format!("{} bytes cannot hold the {count} that its header declares", packed.len())));
     }
     Ok(())
 }

@@ -75,7 +75,7 @@ impl Error {
     /// What came of a read outside of a decoder. A file that ends before its own end was cut short.
     pub(crate) fn read(path: &Path, position: Option<u64>, error: io::Error) -> Error {
         match error.kind() {
-            io::ErrorKind::UnexpectedEof => Error::source(path, position, "ends before its end: cut short meanwhile"),
+            io::ErrorKind::UnexpectedEof => Error::source(path, position, "ends too early: cut short meanwhile"),
             _ => Error::Read { path: path.into(), error },
         }
     }
@@ -111,7 +111,7 @@ pub(crate) fn guard<T>(path: &Path, source: &Source, decode: impl FnOnce() -> Re
     let decoded = catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-        Err(Error::decoding(path, None, &format!("the decoder gave up: {said}")))
+        Err(Error::decoding(path, None, &format!("the decoder failed: {said}")))
     });
     source.failure().map_or(decoded, |error| Err(Error::Read { path: path.into(), error }))
 }

@@ -119,7 +119,7 @@ impl Buffers {
         dictionary: Option<&Dictionary>,
     ) -> Result<Page<'a>> {
         let (Kind::First { values, encoding, .. } | Kind::Second { values, encoding, .. }) = kind else {
-            return Err(ParquetError::General(String::from("a dictionary lies behind pages of data")));
+            return Err(ParquetError::General(String::from("a dictionary follows pages of data")));
         };
         let descriptor = column.column_descr();
         let items = values as usize;

@@ -222,24 +222,24 @@ impl ParquetFile {
         let rows: Option<i64> = groups
             .iter()
             .try_fold(0i64, |sum, group| if group.num_rows() < 0 { None } else { sum.checked_add(group.num_rows()) });
-        let Some(rows) = rows else { return fail("a row group has a number of rows that cannot be".into()) };
+        let Some(rows) = rows else { return fail("a row group has an invalid number of rows".into()) };
         let told = self.metadata.file_metadata().num_rows();
         if told != rows {
-            return fail(format!("the footer says {told} rows, its row groups have {rows}"));
+            return fail(format!("the footer declares {told} rows, but its row groups have {rows}"));
         }
         let schema = self.metadata.file_metadata().schema_descr();
         for column in schema.columns().iter().filter(|it| it.physical_type() == Type::FIXED_LEN_BYTE_ARRAY) {
             let length = u64::try_from(column.type_length()).unwrap_or(u64::MAX);
             if length > FIXED_BYTES_MAX.max(self.bytes()) {
                 let (path, length) = (column.path(), column.type_length());
-                return fail(format!("column {path} has values of {length} bytes, the file has {}", self.bytes()));
+                return fail(format!("column {path} has values of {length} bytes, but the file has {}", self.bytes()));
             }
         }
         let columns = schema.num_columns();
         for (number, group) in groups.iter().enumerate() {
             if group.columns().len() != columns {
                 let found = group.columns().len();
-                return fail(format!("row group {number} has {found} columns, the schema has {columns}"));
+                return fail(format!("row group {number} has {found} columns, but the schema has {columns}"));
             }
             for column in group.columns() {
                 let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
@@ -292,7 +292,7 @@ fn read_footer(path: &Path, source: &Source) -> Result<(u64, Vec<u8>)> {
     }
     let length = u64::from(u32::from_le_bytes([length[0], length[1], length[2], length[3]]));
     let Some(start) = at.checked_sub(length).filter(|&start| start >= HEAD_BYTES) else {
-        return fail(&format!("a footer of {length} bytes is told, the file has {end}: cut short or damaged"));
+        return fail(&format!("the footer declares {length} bytes, but the file has {end}: cut short or damaged"));
     };
     let mut footer = vec![0; length as usize];
     source.read(start, &mut footer).map_err(|error| Error::read(path, Some(start), error))?;

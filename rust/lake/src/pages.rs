@@ -187,7 +187,7 @@ impl Pages {
 
     fn count(&mut self, values: u32) -> Result<()> {
         self.values_left = self.values_left.checked_sub(values.into()).ok_or_else(|| {
-            ParquetError::General(format!("a page has {values} values, its chunk only {} more", self.values_left))
+            ParquetError::General(format!("a page has {values} values, but its chunk only {} more", self.values_left))
         })?;
         Ok(())
     }
@@ -276,7 +276,7 @@ impl Pages {
             Type::FIXED_LEN_BYTE_ARRAY => 8 * descriptor.type_length().max(1) as u64,
         };
         if values > 8 * buf.len() as u64 / bits {
-            let problem = format!("a dictionary has {values} values, {} bytes cannot hold them", buf.len());
+            let problem = format!("a dictionary has {values} values, but {} bytes cannot hold them", buf.len());
             return Err(ParquetError::General(problem));
         }
         Ok(())

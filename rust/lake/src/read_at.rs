@@ -131,7 +131,7 @@ impl ChunkReader for Source {
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
         // Lengths come from the file: none may ask for memory that the file cannot fill.
         if start.checked_add(length as u64).is_none_or(|end| end > self.bytes) {
-            let problem = format!("{length} bytes at {start} are wanted, the file has {}", self.bytes);
+            let problem = format!("{length} bytes at {start} are needed, but the file has {}", self.bytes);
             return Err(ParquetError::EOF(problem));
         }
         let mut lent = Lent { buffer: self.spare.take(length), length, spare: self.spare.clone() };

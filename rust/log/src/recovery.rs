@@ -141,7 +141,7 @@ fn damage(kind: Kind, position: Option<u64>, reason: String) -> Damage {
 
 /// The same damage, with what can be done about it.
 fn give_up(damage: Damage, offset: i64) -> Damage {
-    let what = format!("Nothing was changed; on_damage=\"cut\" gives up everything from offset {offset} on");
+    let what = format!("Nothing was changed; on_damage=\"cut\" removes everything from offset {offset} on");
     Damage { reason: format!("{}. {what}", damage.reason), ..damage }
 }
 
@@ -261,7 +261,7 @@ impl<'a> Replay<'a> {
     fn lost(&self, offset: i64) -> Error {
         let reason = format!(
             "the log ends at offset {}, but everything below {offset} was on disk when the state of that offset was \
-             written. Nothing was changed; on_damage=\"cut\" goes on from where it ends",
+             written. Nothing was changed; on_damage=\"cut\" continues from where it ends",
             self.end
         );
         damage(Kind::Gap, None, reason).in_file(&self.disk.path("")).into()

@@ -54,7 +54,7 @@ pub(crate) fn cut(disk: &dyn Disk) -> Result<Cut> {
 }
 
 /// What an error says that came once files were removed.
-const UNFINISHED: &str = "what is damaged was cut off in part; open the log with on_damage=\"cut\" again";
+const UNFINISHED: &str = "the damaged part was removed only partly; open the log with on_damage=\"cut\" again";
 
 fn find_end(disk: &dyn Disk, bases: &[i64]) -> Result<End> {
     let mut end = End { offset: bases[0], segment: 0, bytes: 0 };

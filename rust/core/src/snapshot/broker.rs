@@ -56,7 +56,7 @@ impl BrokerTable {
     pub fn read_snapshot(input: &mut impl Read) -> Result<BrokerTable> {
         let mut frames = Reader::new(input);
         if frames.head::<8>()? != MAGIC {
-            return refuse("these bytes are no snapshot of a BrokerTable");
+            return refuse("these bytes are not a snapshot of a BrokerTable");
         }
         match u16::from_le_bytes(frames.head()?) {
             VERSION => {}
@@ -165,7 +165,7 @@ fn read_ends<R: Read>(
                     bounds.check(0, partition)?;
                     table.set_log_end(partition, end)?;
                 }
-                _ => return refuse("the ends of logs are out of order or make no sense"),
+                _ => return refuse("the ends of logs are out of order or invalid"),
             }
         }
         left -= rows as u64;

@@ -43,7 +43,11 @@ impl StateTable {
     fn check_mergeable(&self, other: &StateTable) -> Result<()> {
         let refuse = |problem: String| Err(Error::Policy(problem));
         if self.policy() != other.policy() {
-            return refuse(format!("a table of [{}] cannot take in one of [{}]", self.policy(), other.policy()));
+            return refuse(format!(
+                "a table of policy [{}] cannot merge with one of policy [{}]",
+                self.policy(),
+                other.policy()
+            ));
         }
         if self.policy().admit != Admit::Any {
             return refuse("only tables of admit='any' merge: elsewhere verdicts depend on the order of rows".into());
