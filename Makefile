@@ -6,6 +6,7 @@ MVN ?= mvn
 GO ?= go
 VENV := .venv
 VENV43 := .venv-spark43
+VENV_MINIMUM := .venv-minimum
 VENV_RELEASE := .venv-release
 VENV_DOCS := .venv-docs
 VENV_AIRFLOW := .venv-airflow
@@ -75,7 +76,7 @@ SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-chain test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql mariadb model \
-	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark43-part test-free-threaded asan asan-part miri fuzz test-spark-connect \
+	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark43-part test-minimum test-free-threaded asan asan-part miri fuzz test-spark-connect \
 	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores test-docs test-airflow docs jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels release-check \
 	develop format errors requirements tools java clean
 
@@ -98,7 +99,7 @@ test-matrix: ## All of what `make test` runs in part: libFuzzer, benchmarks, the
 SUITES := java postgresql mariadb $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-spark-frames test-python \
 	test-spark-jobs test-jobs test-tables test-sql test-spark-delta test-rust test-kafka test-cluster test-fuzz-part lint test-spark43-part \
 	test-spark-connect-part test-docs test-bench
-MATRIX := java postgresql mariadb $(S3_SERVER) test-fuzz test-spark43 asan test-spark-connect test-portable test-marked test-airflow test-stores
+MATRIX := java postgresql mariadb $(S3_SERVER) test-fuzz test-spark43 test-minimum asan test-spark-connect test-portable test-marked test-airflow test-stores
 
 # Suites at a time. Each waits for servers, JVMs and other processes: six leave a seventh of two cores idle.
 JOBS ?= 8
@@ -114,7 +115,7 @@ together = @$(PYTHON) .ci/suite.py --clear || exit 1; \
 # and reading and verifying classes from jars another third. A JVM with other jars passes over the archive; what it has
 # to say of it must not stand in what tests read.
 BRIEF_JVM := -Djava.io.tmpdir=$(or $(TMPDIR),/tmp) -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr
-WITH_JVM := test-python test-bench test-marked test-spark-frames test-spark-jobs test-spark43 test-spark43-part \
+WITH_JVM := test-python test-minimum test-bench test-marked test-spark-frames test-spark-jobs test-spark43 test-spark43-part \
 	test-spark-delta test-spark-connect test-spark-connect-part test-kafka test-cluster test-stores
 $(WITH_JVM): export JDK_JAVA_OPTIONS = $(BRIEF_JVM) -XX:SharedArchiveFile=$(abspath $(SPARK_CLASSES))
 $(WITH_JVM): $(SPARK_CLASSES)
@@ -284,6 +285,14 @@ test-spark43 test-spark43-part: java postgresql $(VENV43)/tests ## The Spark sui
 	PYSPARK_PYTHON=$(abspath $(VENV43)/bin/python) $(TIMED) $(VENV43)/bin/python -m pytest \
 		$(if $(findstring part,$@),$(SPARK43_PART),tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources iceberg examples tutorials))
 
+# Vectorized functions over Arrow came with PySpark 4.1.
+MINIMUM_PART := $(addprefix tests/test_,deduplicate.py table.py cli.py lake.py delta.py object_sinks.py) \
+	$(addprefix tests/spark/test_spark_,job.py deduplicate.py::TestColumns sql.py::test_the_function \
+	sql.py::test_the_table_function udf.py::test_each_row_gets_its_verdict streams.py::test_each_batch_is_a_version)
+test-minimum: java $(VENV_MINIMUM)/tests ## The oldest versions of packages that pyproject.toml admits, PySpark 4.0 among them
+	PYSPARK_PYTHON=$(abspath $(VENV_MINIMUM)/bin/python) $(TIMED) $(VENV_MINIMUM)/bin/python -m pytest $(MINIMUM_PART) \
+		-k 'not test_each_row_gets_its_verdict[arrow]'
+
 bench: java $(S3_SERVER) $(S3A_IF_MAVEN) $(VENV)/installed ## Minutes: small sizes, every contestant, answers checked
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(BIN)/python bench/run.py --quick
 
@@ -339,6 +348,8 @@ errors: $(VENV)/dependencies ## Write the pages on errors from the sources
 requirements: $(UV) ## Compile the requirement files, hashes included
 	for name in uv dev spark43 workers release docs airflow; do $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 		--no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt || exit 1; done
+	$(UV) pip compile --quiet --generate-hashes --python-version 3.11 --no-header --no-annotate requirements/minimum.in \
+		-o requirements/minimum.txt
 
 tools:
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is missing: apt-get install python3 python3-venv"; exit 1; }
@@ -437,6 +448,15 @@ $(SPARK_CLASSES): tests/spark_classes.py tests/spark_session.py $(VENV)/dependen
 $(VENV43)/dependencies: requirements/spark43.txt $(UV)
 	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV43)
 	$(TIMED) $(UV) pip install --quiet --python $(VENV43)/bin/python --require-hashes -r requirements/spark43.txt
+	@touch $@
+
+$(VENV_MINIMUM)/dependencies: requirements/minimum.txt $(UV)
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV_MINIMUM)
+	$(TIMED) $(UV) pip install --quiet --python $(VENV_MINIMUM)/bin/python --require-hashes -r requirements/minimum.txt
+	@touch $@
+
+$(VENV_MINIMUM)/tests: $(VENV_MINIMUM)/dependencies dist/tests dist/spark
+	$(call install_wheels,$(VENV_MINIMUM),dist/tests/*.whl dist/spark/*.whl)
 	@touch $@
 
 $(VENV43)/tests: $(VENV43)/dependencies dist/tests dist/spark
