@@ -484,10 +484,10 @@ class RemoteStore:
                     raise error from None  # it does not exist: retry
             return True
 
-        return self._retry("put", name, attempt)
+        return self._retry("write", name, attempt)
 
     def replace(self, name: str, data: bytes) -> None:
-        self._retry("put", name, lambda: self._client.put(self._store, name, data, use_multipart=False))
+        self._retry("write", name, lambda: self._client.put(self._store, name, data, use_multipart=False))
 
     def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
         def attempt() -> bytes:
