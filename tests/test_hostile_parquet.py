@@ -99,7 +99,7 @@ HOSTILE = {
                 has_dictionary=True,
             )
         ),
-        "a dictionary has 2147483647 values, 5 bytes cannot hold them",
+        "a dictionary has 2147483647 values, but 5 bytes cannot hold them",
     ),
     "dictionary of numbers": (
         file_with(

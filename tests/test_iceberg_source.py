@@ -188,7 +188,7 @@ def test_a_table_that_was_taken_back(tmp_path: Path, catalog: SqlCatalog, table:
     first, second = (it.snapshot_id for it in catalog.load_table("db.events").snapshots())
     catalog.load_table("db.events").manage_snapshots().rollback_to_snapshot(first).commit()
     append(catalog, 3)
-    with pytest.raises(fp.SourceError, match=f"snapshot {second}, which was read last, .* was taken back"):
+    with pytest.raises(fp.SourceError, match=f"snapshot {second}, which was read last, .* was rolled back"):
         run(tmp_path)
 
 

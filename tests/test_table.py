@@ -204,7 +204,7 @@ def test_get_of_composites() -> None:
     ]:
         assert table.get(*unknown) is None
     for wrong in [("eu", ("orders", 0)), (("eu", 7, 1), ("orders", 0)), ((7, "eu"), ("orders", 0)), (7, 0)]:
-        with pytest.raises(fp.BatchError, match="is no key of this table"):
+        with pytest.raises(fp.BatchError, match="not a key of this table"):
             table.get(*wrong)
 
 
@@ -446,7 +446,7 @@ def test_forget_takes_keys_as_get_does() -> None:
     assert binary().forget(bytes(16), b"\0") == 1
     assert without_partition().forget(7) == 1
     assert empty().forget("whatever", ("its", "type")) == 0
-    with pytest.raises(fp.BatchError, match="is no key of this table"):
+    with pytest.raises(fp.BatchError, match="not a key of this table"):
         composite().forget("eu")
     table.forget(7)
     table.forget(2)

@@ -158,7 +158,7 @@ def test_vectors_that_are_not_what_the_table_says(tmp_path: Path) -> None:
     with pytest.raises(fp.SourceError, match="not the deletion vector of"):
         read_vector(LocalStore(tmp_path / "source"), place)
     file.unlink()
-    with pytest.raises(fp.SourceError, match="is gone"):
+    with pytest.raises(fp.SourceError, match="does not exist"):
         read_vector(LocalStore(tmp_path / "source"), place)
 
 

@@ -207,7 +207,7 @@ def test_the_command_line(
     assert (code, out) == (1, "")
     assert err.startswith("fencepost: [FP405] transactional id 'stage': no transaction is open (PREPARE_ABORT)")
     code, out, err = run(capsys, database_url, "describe", "nobody")
-    assert (code, out, err) == (1, "", "fencepost: transactional id 'nobody' is not known in this database\n")
+    assert (code, out, err) == (1, "", "fencepost: [FP407] transactional id 'nobody' is not known in this database\n")
 
 
 def test_a_file_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -438,7 +438,7 @@ def test_a_decision_that_could_not_be_completed_is_not_called_undone(engine: sa.
     identity = coordinator.init_producer("stage")
     coordinator.add_partitions(identity, [("out", 0)])
     try:
-        with pytest.raises(fp.ConcurrentTransactionError, match="is decided, and the database was lost"):
+        with pytest.raises(fp.ConcurrentTransactionError, match="is decided, but the database was lost"):
             coordinator.commit(identity)
     finally:
         server.start_again()

@@ -533,7 +533,7 @@ class RemoteStore:
                 raise FileNotFoundError(f"{self._uri}/{name}") from None
             return int(found["size"]), found["e_tag"] or ""
 
-        return self._retry("look at", name, attempt)
+        return self._retry("read the metadata of", name, attempt)
 
     def read_exactly(self, name: str, offset: int, length: int, etag: str) -> bytes:
         """Read a range of an object with this etag. Raises FileNotFoundError, and StoreError if the object changed."""
