@@ -307,6 +307,14 @@ fn names_of_forgotten_producers_go_too() {
 }
 
 #[test]
+fn an_empty_table_forgets_nothing() {
+    let any_order = Policy::preset("any_order").expect("a preset");
+    let mut table = StateTable::new(any_order).expect("valid").with_keep_timestamp(true);
+    assert_eq!(table.evict(20, 0).expect("timestamps are kept"), 0);
+    assert_eq!(name_and_apply(&mut table, 0..1, 30), [Verdict::Accepted as u8]);
+}
+
+#[test]
 fn a_table_that_keeps_timestamps_needs_them() {
     let any_order = Policy::preset("any_order").expect("a preset");
     let batch = Batch { pid: &[1], partition: &[0], epoch: Some(&[0]), seq: Seqs::I32(&[0]), timestamp: None };
@@ -353,7 +361,7 @@ fn a_refused_merge_names_the_key_and_the_reason() {
         refusal(forward, forward),
         "only tables of admit='any' merge: elsewhere verdicts depend on the order of rows"
     );
-    assert!(refusal("wrap=16", "wrap=8").starts_with("a table of [admit=any epochs=key first=any window=5"));
+    assert!(refusal("wrap=16", "wrap=8").starts_with("a table of policy [admit=any epochs=key first=any window=5"));
     assert_eq!(
         table("").merge(&table("").with_keep_timestamp(true)).expect_err("no merge").to_string(),
         "a table that keeps timestamps and one that does not cannot merge"

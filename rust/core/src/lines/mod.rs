@@ -367,7 +367,7 @@ impl<L: Line> Lines<L> {
     fn growth(&self, more: usize, expected: usize) -> Growth {
         let bytes: usize = self.segments.iter().map(Segment::bytes).sum();
         let is_alone = self.segments.len() == 1 && L::DOUBLES;
-        let expected = expected / self.segments.len();
+        let expected = expected / self.segments.len().max(1); // an empty table has none
         Growth { empty: 0, more, expected, is_small: bytes < SMALL_BYTES, is_alone }
     }
 
