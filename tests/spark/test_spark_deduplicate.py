@@ -206,7 +206,7 @@ class TestColumns:
     def test_columns_of_one_name_are_refused(self, spark: SparkSession) -> None:
         df = spark.createDataFrame([(7, 0, 0, seq % 3, 1, 2) for seq in range(6)], [*IDENTITY, "x", "y"])
         twins = df.select(*IDENTITY, "x", F.col("y").alias("x"))
-        with pytest.raises(fp.BatchError, match=r"column 'x': occurs twice in the DataFrame$"):
+        with pytest.raises(fp.BatchError, match=r"column 'x': occurs twice in the DataFrame"):
             deduplicate(twins)
 
 
@@ -386,16 +386,16 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("ddl", "column", "message"),
         [
-            ("pid long, epoch short, partition int", "seq", "^column 'seq': missing; the rows have the columns "),
+            ("pid long, epoch short, partition int", "seq", "column 'seq': missing; the rows have the columns "),
             (
                 "pid double, epoch short, partition int, seq int",
                 "pid",
-                "^column 'pid': is double; identity columns are ",
+                "column 'pid': is double; identity columns are ",
             ),
-            ("pid long, epoch string, partition int, seq int", "epoch", "^column 'epoch': "),
-            ("pid long, epoch short, partition int, seq string", "seq", "^column 'seq': "),
-            ("pid long, epoch short, partition date, seq int", "partition", "^column 'partition': is date"),
-            ("pid array<long>, epoch short, partition int, seq int", "pid", r"^column 'pid': is array<bigint>"),
+            ("pid long, epoch string, partition int, seq int", "epoch", "column 'epoch': "),
+            ("pid long, epoch short, partition int, seq string", "seq", "column 'seq': "),
+            ("pid long, epoch short, partition date, seq int", "partition", "column 'partition': is date"),
+            ("pid array<long>, epoch short, partition int, seq int", "pid", r"column 'pid': is array<bigint>"),
         ],
     )
     def test_columns(self, spark: SparkSession, ddl: str, column: str, message: str) -> None:
@@ -439,7 +439,7 @@ class TestRefused:
             deduplicate(df)
 
     def test_untracked_rows_on_request(self, df: DataFrame) -> None:
-        with pytest.raises(PythonException, match="BatchError: column 'pid', row "):
+        with pytest.raises(PythonException, match=r"BatchError: \[FP101\] column 'pid', row "):
             deduplicate(df, untracked="fail").count()
 
     def test_bad_rows_are_named_in_the_drivers_message(self, spark: SparkSession) -> None:
@@ -450,7 +450,7 @@ class TestRefused:
         ):
             df = spark.createDataFrame([(7, 0, 0, 0, 0), row], DDL)
             with pytest.raises(
-                PythonException, match=rf"BatchError: column '{column}', row \d: .*of Spark partition \d; pid=7, epoch="
+                PythonException, match=rf"BatchError: \[FP101\] column '{column}', row \d: .*of Spark partition \d; pid=7, epoch="
             ):
                 deduplicate(df).collect()
 

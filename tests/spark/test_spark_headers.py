@@ -119,7 +119,7 @@ MORE = {"a": {"0": 9}, "b": {"0": 8}}
     [
         (OFFSETS, {"a": {"0": 9}}, {}, BEFORE, "topic b: was deleted, with all its rows after {'0': 7}. Nothing was"),
         (OFFSETS, {**MORE, "b": {"0": 6}}, {}, BEFORE, "topic b, partition 0: ends at offset 6, but was read up to 7"),
-        (OFFSETS, MORE, {"b": Topic("z", {0: 0})}, BEFORE, "topic b: was recreated: its id is z, and was y"),
+        (OFFSETS, MORE, {"b": Topic("z", {0: 0})}, BEFORE, "topic b: was recreated: its id is z, but was y"),
         (OFFSETS, MORE, {"a": Topic("x", {0: 6})}, BEFORE, "topic a, partition 0: offsets 5 to 5 were deleted"),
         (OFFSETS, MORE, {"a": Topic("x", {0: 10})}, None, "topic a, partition 0: offsets 5 to 8 were deleted"),
     ],

@@ -480,7 +480,7 @@ class TestChanges:
     def test_a_file_that_vanishes(self, spark: SparkSession, folder: Path) -> None:
         kept = deduplicate(spark.read.parquet(str(folder)))
         (folder / "1.parquet").unlink()
-        self.check(kept, "rows/1.parquet", "vanished")
+        self.check(kept, "rows/1.parquet", "was deleted")
 
     def test_a_file_that_comes(self, spark: SparkSession, folder: Path) -> None:
         """Is not in the frame, as of any scan, unless Spark lists the folder anew."""

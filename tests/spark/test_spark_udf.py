@@ -197,7 +197,7 @@ def test_rows_are_counted_over_all_batches_of_a_task(spark: SparkSession, kind: 
 
 
 def test_a_wrong_type_is_named(spark: SparkSession, kind: Any) -> None:
-    with pytest.raises(PythonException, match="BatchError: column 'pid': "):
+    with pytest.raises(PythonException, match=r"BatchError: \[FP101\] column 'pid': "):
         judged(frame(spark, [(7.0, 0, 0, 0)], "pid double, epoch short, partition int, seq int"), kind=kind)
 
 

@@ -97,7 +97,9 @@ def test_one_partition_unless_somebody_says_more(place: Any) -> None:
         new(partitions=2)
 
 
-@pytest.mark.parametrize("position", [None, "value"])
+@pytest.mark.parametrize(
+    ("place", "position"), [*((kind, None) for kind in KINDS), ("landing", "value")], indirect=["place"]
+)
 def test_a_producer_takes_the_number_of_its_transport(place: Any, position: str | None) -> None:
     new, _ = place
     transport, of = new(partitions=2), {"name": "reader", "position": position} if position else {}
