@@ -109,7 +109,7 @@ HOSTILE = {
                 has_dictionary=True,
             )
         ),
-        "a dictionary has 2147483647 values, 8 bytes cannot hold them",
+        "a dictionary has 2147483647 values, but 8 bytes cannot hold them",
     ),
     "lengths as deltas": (
         file_with(text(raw.data_page(3, raw.deltas(1 << 40), encoding=raw.DELTA_LENGTH))),

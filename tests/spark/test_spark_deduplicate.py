@@ -450,7 +450,8 @@ class TestRefused:
         ):
             df = spark.createDataFrame([(7, 0, 0, 0, 0), row], DDL)
             with pytest.raises(
-                PythonException, match=rf"BatchError: \[FP101\] column '{column}', row \d: .*of Spark partition \d; pid=7, epoch="
+                PythonException,
+                match=rf"BatchError: \[FP101\] column '{column}', row \d: .*of Spark partition \d; pid=7, epoch=",
             ):
                 deduplicate(df).collect()
 

@@ -280,7 +280,11 @@ def test_a_batch_that_is_too_large_fails_the_query(spark: SparkSession) -> None:
     [
         (DATA / "nowhere", {}, "no such file or folder"),
         (DATA, {"rows": "messages"}, "rows='messages': expected one of records, batches"),
-        (DATA, {"isolation": "serializable"}, "isolation='serializable': expected one of read_uncommitted, read_committed"),
+        (
+            DATA,
+            {"isolation": "serializable"},
+            "isolation='serializable': expected one of read_uncommitted, read_committed",
+        ),
         (DATA, {"rows": "batches", "isolation": "read_committed"}, "applies to records only"),
         (DATA, {"batchBytesMax": "much"}, "batchBytesMax='much': expected a number of bytes"),
         (DATA, {"pushdown": "always"}, "pushdown='always': expected one of off, once"),
