@@ -130,7 +130,10 @@ class Round:
             wait_until(lambda reached=reached: self._applied() >= reached, f"fewer than {reached} are applied")
             self._act(fault)
             self._check_alive()
-        wait_until(lambda: self._applied() >= len(self.sent), "not all is applied")
+        try:
+            wait_until(lambda: self._applied() >= len(self.sent), "not all is applied")
+        except AssertionError as error:
+            raise Broken(f"seed {self.seed}: {error}: {self._progress()}") from None
         wait_until(lambda: len(self._ask(_DEAD)) >= self.poison, "not all poison is set aside")
         for process in self.consumers:
             process.terminate()
@@ -206,6 +209,13 @@ class Round:
 
     def _applied(self) -> int:
         return int(self._ask("SELECT count(*) FROM orders")[0])
+
+    def _progress(self) -> str:
+        """What is applied of each partition, and which consumers have ended: what a round that stands still shows."""
+        applied = Counter(number % self.partitions for number in self._ask("SELECT number FROM orders"))
+        sent = Counter(number % self.partitions for number in self.sent)
+        codes = [it.exitcode for it in self.consumers]
+        return f"applied {sorted(applied.items())} of {sorted(sent.items())}, exit codes {codes}, faults {self.faults}"
 
     def _check_alive(self) -> None:
         codes = [it.exitcode for it in self.consumers]
