@@ -104,9 +104,7 @@ def _work(pipe: Any) -> None:
 
 
 def _main(told: dict[str, Any]) -> None:
-    from fencepost.lake import DedupJob, KafkaLog, LocalEngine, judging
-
-    judging.DRIVER_RUNS_MAX = -1  # shards are judged in tasks, which open the state's store
+    from fencepost.lake import DedupJob, KafkaLog, LocalEngine
 
     def progress(step: str, done: int, total: int) -> None:
         if step == told["step"] and done == total:
@@ -126,7 +124,8 @@ def _main(told: dict[str, Any]) -> None:
 
         sink = StagedTable(told["url"], told["table"], sink)
     options = {name: told[name] for name in ("state_options", "source_options", "sink_options") if name in told}
-    DedupJob(source, told["state"], sink, engine=engine, **options).run(progress)
+    # Shards are judged in tasks, which open the state's store.
+    DedupJob(source, told["state"], sink, engine=engine, driver_runs_max=0, **options).run(progress)
     print("came to its end")
 
 

@@ -63,7 +63,6 @@ def with_few_descriptors(root: Path) -> list[dict[str, Any]]:
     """A run of each plan whose tasks hand on many more files than a process may have open."""
     plan.TASK_BYTES = 1
     scan.RUNS_TOGETHER, scan.RUNS_OF_A_SHARD = 16, 1
-    judging.DRIVER_RUNS_MAX = -1
     judging.groups_of_shards = lambda runs, *_: [(at, at + 1) for at in range(len(runs))]  # type: ignore[assignment]
     exchanges: list[int] = []
     by_shard = judge.by_shard
@@ -77,7 +76,8 @@ def with_few_descriptors(root: Path) -> list[dict[str, Any]]:
     found = []
     for wanted in plan.PLANS:
         own = root / wanted
-        job = DedupJob(root / "source", own / "state", own / "sink", plan=wanted, shards=16, engine=LocalEngine(4))
+        options: dict[str, Any] = {"plan": wanted, "shards": 16, "engine": LocalEngine(4), "driver_runs_max": 0}
+        job = DedupJob(root / "source", own / "state", own / "sink", **options)
         found.append({**outcome_of(job.run), "exchanges": max(exchanges)})
         exchanges.clear()
     return found

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from fencepost import state
 from fencepost.generate import LandingZone, generate
-from fencepost.lake import DedupJob, LocalEngine, RunReport, judging, plan
+from fencepost.lake import DedupJob, LocalEngine, RunReport, plan
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -396,13 +396,12 @@ def test_bounds_of_what_the_driver_judges(tmp_path: Path) -> None:
     assert judged(driver_runs_max=0) == judged(driver_runs_max=1, driver_state_bytes_max=10**9) == "in tasks"
 
 
-def test_tasks_that_run_more_than_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_that_run_more_than_once(tmp_path: Path) -> None:
     """As on a cluster: items and results are pickled, losing attempts leave files, and only winners count."""
-    monkeypatch.setattr(judging, "DRIVER_RUNS_MAX", -1)
     land_some(tmp_path)
     once, often = tmp_path / "once", tmp_path / "often"
-    DedupJob(tmp_path / "source", once / "state", once / "sink").run()
-    job = DedupJob(tmp_path / "source", often / "state", often / "sink", engine=RetryingEngine())
+    DedupJob(tmp_path / "source", once / "state", once / "sink", driver_runs_max=0).run()
+    job = DedupJob(tmp_path / "source", often / "state", often / "sink", engine=RetryingEngine(), driver_runs_max=0)
     assert job.run().engine == "retrying"
     assert job.run().version is None
     assert state_hashes(often) == state_hashes(once)

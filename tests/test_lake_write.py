@@ -109,7 +109,6 @@ def test_a_task_reads_the_refused_rows_of_its_files_only(tmp_path: Path, monkeyp
     """Together the tasks that write read each byte of what the tasks that judge have written once."""
     monkeypatch.setattr("fencepost.lake.plan.TASK_BYTES", 1)
     monkeypatch.setattr("fencepost.lake.plan.FILE_BYTES", 1)
-    monkeypatch.setattr("fencepost.lake.judging.DRIVER_RUNS_MAX", -1)
     for number in range(4):
         seqs = [*range(100 * number, 100 * number + 100)] * (1 + number % 2)
         rows = pa.table({"pid": [1] * len(seqs), "epoch": [0] * len(seqs), "partition": [0] * len(seqs), "seq": seqs})
@@ -122,6 +121,6 @@ def test_a_task_reads_the_refused_rows_of_its_files_only(tmp_path: Path, monkeyp
         return real(self, ranges)
 
     monkeypatch.setattr(FolderScratch, "read_ranges", counted)
-    report = make_job(tmp_path, plan="interval", shards=1).run()
+    report = make_job(tmp_path, plan="interval", shards=1, driver_runs_max=0).run()
     assert report.counts == {"ACCEPTED": 400, "DUPLICATE": 200}
     assert [(begin, end) for _, begin, end in sorted(read)] == [(0, 21), (21, 42)], "a range each of two files"

@@ -168,7 +168,6 @@ def test_the_output_is_that_of_a_folder(bucket: Bucket, plan: Any) -> None:
 @pytest.mark.parametrize("plan", ["interval", "aligned"])
 def test_workers_that_share_no_folder(bucket: Bucket, plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks in processes of their own, each with a folder of its own that is gone after it."""
-    monkeypatch.setattr("fencepost.lake.judging.DRIVER_RUNS_MAX", -1)
     monkeypatch.setattr("fencepost.lake.plan.TASK_BYTES", 1)
     monkeypatch.setattr("fencepost.lake.plan.FILE_BYTES", 1)
     for name in ("COPIES_OF_A_TASK", "REMOVED_OF_A_TASK"):
@@ -189,7 +188,7 @@ def test_workers_that_share_no_folder(bucket: Bucket, plan: Any, monkeypatch: py
     monkeypatch.setattr(RemoteStore, "delete", deleted)
     land_some(bucket)
     options: dict[str, Any] = {"compare_content": True, "keep_checksums": "all"} if plan == "interval" else {}
-    far = {**options, "plan": plan, "engine": ProcessEngine()}
+    far = {**options, "plan": plan, "engine": ProcessEngine(), "driver_runs_max": 0}
     assert bucket.near(**options).run().counts == bucket.job(**far).run().counts == COUNTS
     bucket.check(1)
     bucket.land("day=2/late.parquet", rows(400, 300, pid=2))
@@ -452,13 +451,12 @@ def test_puts_of_which_nobody_knows(bucket: Bucket, lie: str) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS_OF_READS)
-def test_reads_that_are_wrong(bucket: Bucket, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_that_are_wrong(bucket: Bucket, fault: str) -> None:
     """What tasks hand on is read as it was written, or again."""
-    monkeypatch.setattr("fencepost.lake.judging.DRIVER_RUNS_MAX", -1)
     land_some(bucket)
     bucket.near().run()
     with Liar(bucket.options["endpoint"], (fault,), share=0.5, verb="GET") as liar:
-        job = bucket.job(sink_endpoint=liar.endpoint, engine=Apart())
+        job = bucket.job(sink_endpoint=liar.endpoint, engine=Apart(), driver_runs_max=0)
         assert job.run().counts == COUNTS
         assert liar.told[fault] > 0
     bucket.check(1)

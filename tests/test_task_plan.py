@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from fencepost import Policy
 from fencepost.kafka.source import Object
-from fencepost.lake import judging
 from fencepost.lake.aligned import AlignItem
 from fencepost.lake.hot import DealItem, PartItem
 from fencepost.lake.judge import JudgeItem
@@ -58,14 +57,9 @@ class Bomb:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.fixture(autouse=True)
-def judge_in_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "DRIVER_RUNS_MAX", -1)
-
-
 def test_a_job_whose_tasks_are_processes(tmp_path: Path) -> None:
     land_some(tmp_path)
-    make_job(tmp_path, engine=ProcessEngine(), plan="interval").run()
+    make_job(tmp_path, engine=ProcessEngine(), plan="interval", driver_runs_max=0).run()
     assert read_sink(tmp_path)["origin"].to_list() == first_of_each(read_source(tmp_path))["origin"].to_list()
 
 
@@ -80,7 +74,8 @@ def test_a_plan_that_someone_else_wrote_is_refused(tmp_path: Path, stage: str, k
         "cut": lambda data: data[: len(data) // 2],
     }
     engine = Tampering(stage, changes[kind])
-    job = make_job(tmp_path, engine=engine, plan="aligned" if stage == "align" else "interval")
+    plan = "aligned" if stage == "align" else "interval"
+    job = make_job(tmp_path, engine=engine, plan=plan, driver_runs_max=0)
     with pytest.raises(fp.StoreError, match=r"\.plan, bytes 0 to .*: not the plan that this run wrote"):
         job.run()
     assert engine.changed == 1

@@ -28,7 +28,7 @@ from disturbances import (
 from faults.cases import finish, prepare
 from faults.driver import Drive
 from faults.mutants import MUTANTS
-from faults.spark import small_tasks
+from faults.spark import IN_TASKS, small_tasks
 from faults.world import demand, job, visible
 from fencepost import SinkChangedError
 from fencepost.lake import DedupJob, dataset
@@ -89,7 +89,7 @@ def run_disturbed(root: Path, spark: SparkSession, stages: tuple[str, ...], dist
     drive = Drive()
     world = prepare(root, drive)
     with small_tasks():
-        report = job(world, {"shards": 4}, engine=DisturbedEngine(spark, stages, disturb)).run()
+        report = job(world, IN_TASKS, engine=DisturbedEngine(spark, stages, disturb)).run()
     demand(report.version == 2 and report.engine == "spark", f"version {report.version}, engine {report.engine}")
     before = visible(world)
     demand(any(marks.iterdir()), "no task was disturbed")
@@ -149,7 +149,7 @@ def test_workers_that_share_no_folder(spark: SparkSession, tmp_path: Path, marks
         given = dict.fromkeys(("source_options", "state_options", "sink_options"), options)
         places = [f"{root}/{name}" for name in ("source", "state", "sink")]
         with small_tasks():
-            far = DedupJob(*places, engine=engine, shards=4, plan="interval", **given).run()  # type: ignore[arg-type]
+            far = DedupJob(*places, engine=engine, plan="interval", **IN_TASKS, **given).run()  # type: ignore[arg-type]
         near = DedupJob(*[tmp_path / name for name in ("source", "state", "sink")], shards=4).run()
         assert far.counts == near.counts == {"ACCEPTED": 5500, "DUPLICATE": 500}
         rows = dataset(f"{root}/sink", options).to_table()

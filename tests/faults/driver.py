@@ -219,14 +219,14 @@ def make_job(world: World, drive: Drive) -> DedupJob:
     placing.COPIES_OF_A_TASK = placing.REMOVED_OF_A_TASK = 1
     stores.PAUSE_SECONDS = 0.001
     if drive.judge_in_tasks:
-        judging.DRIVER_RUNS_MAX = -1
         judging.groups_of_shards = lambda runs, *_: [(at, at + 1) for at in range(len(runs))]  # type: ignore[assignment]
     if drive.clock_years:
         _shift_clock(drive.clock_years * YEAR_SECONDS)
     if drive.file_bytes_max is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (drive.file_bytes_max, resource.RLIM_INFINITY))
     engine = Threads(2) if drive.engine == "threads" else PoolEngine(world, drive.engine, drive.seed)
-    options = {"shards": 4, "engine": engine} | drive.options
+    in_tasks = {"driver_runs_max": 0} if drive.judge_in_tasks else {}
+    options = {"shards": 4, "engine": engine} | in_tasks | drive.options
     made = job(world, options)
     if drive.mutant:
         MUTANTS[drive.mutant](made)

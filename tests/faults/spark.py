@@ -124,16 +124,20 @@ class DisturbedEngine:
         return self.engine.run(stage, Disturbed(work, self.mode, self.folder), items, progress)
 
 
+IN_TASKS = {"shards": 4, "driver_runs_max": 0}
+"""Options of a job of which the driver judges no shard."""
+
+
 @contextmanager
 def small_tasks() -> Iterator[None]:
-    """A task a file, a task a shard, and none in the driver."""
-    before = plan.TASK_BYTES, judging.DRIVER_RUNS_MAX, judging.groups_of_shards, placing.COPIES_OF_A_TASK
-    plan.TASK_BYTES, judging.DRIVER_RUNS_MAX, placing.COPIES_OF_A_TASK = 1, -1, 1
+    """A task a file, and a task a shard: for jobs of `IN_TASKS`."""
+    before = plan.TASK_BYTES, judging.groups_of_shards, placing.COPIES_OF_A_TASK
+    plan.TASK_BYTES, placing.COPIES_OF_A_TASK = 1, 1
     judging.groups_of_shards = lambda runs, *_: [(at, at + 1) for at in range(len(runs))]  # type: ignore[assignment]
     try:
         yield
     finally:
-        plan.TASK_BYTES, judging.DRIVER_RUNS_MAX, judging.groups_of_shards, placing.COPIES_OF_A_TASK = before
+        plan.TASK_BYTES, judging.groups_of_shards, placing.COPIES_OF_A_TASK = before
 
 
 def disturbed_workers(root: Path, spark: SparkSession, mode: str, chosen: str | None = None, mutant: str = "") -> None:
@@ -145,7 +149,7 @@ def disturbed_workers(root: Path, spark: SparkSession, mode: str, chosen: str | 
     marks = root / "workers"
     marks.mkdir()
     with small_tasks(), shooting(marks):
-        made = job(world, {"shards": 4} | drive.options, engine=DisturbedEngine(spark, mode, marks))
+        made = job(world, IN_TASKS | drive.options, engine=DisturbedEngine(spark, mode, marks))
         if mutant:
             MUTANTS[mutant](made)
         report = made.run()
@@ -212,10 +216,10 @@ def goes_on_elsewhere(root: Path, spark: SparkSession) -> None:
     demand(go(world, Drive(at=("apply", "before"), act="kill")).kind == "killed", "not killed")
     world.change("overwrite", 78)
     with small_tasks():
-        report = job(world, {"shards": 4}, engine=SparkEngine(spark, driver_bytes_max=0)).run()
+        report = job(world, IN_TASKS, engine=SparkEngine(spark, driver_bytes_max=0)).run()
         demand((report.recovered, report.version) == ((2,), 3), f"{report.recovered}, {report.version}")
         demand(
-            job(world, {"shards": 4}, engine=SparkEngine(spark, driver_bytes_max=0)).run().version is None,
+            job(world, IN_TASKS, engine=SparkEngine(spark, driver_bytes_max=0)).run().version is None,
             "always something new",
         )
     check(world, {})
@@ -263,7 +267,7 @@ def die(root: str, chosen: str, step: str, moment: str) -> None:
 
     with tempfile.TemporaryDirectory() as folder, small_tasks():
         spark = session(Path(folder))
-        options = {"shards": 4, "plan": chosen or None}
+        options = IN_TASKS | {"plan": chosen or None}
         job(World(Path(root)), options, engine=SparkEngine(spark, driver_bytes_max=0)).run(progress)
 
 

@@ -198,7 +198,6 @@ def test_progress_comes_by_step(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_plan_in_tasks(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Judged in tasks as well, and a task a file, or a part of one: the same rows and state as threads give."""
-    monkeypatch.setattr(lake.judging, "DRIVER_RUNS_MAX", -1)
     monkeypatch.setattr(lake.plan, "FILE_BYTES", lake.plan.TASK_BYTES)
     source, columns = tmp_path / "source", fp.Columns(partition=("topic", "partition"))
     deliver(source, landed()[:6])
@@ -207,7 +206,8 @@ def test_every_plan_in_tasks(spark: SparkSession, tmp_path: Path, monkeypatch: p
     size = 100_000 if plan == "row" else 256 << 20
     for make in (DedupJob, lake.DedupJob):
         root = tmp_path / make.__module__
-        job = make(source, root / "state", root / "sink", columns=columns, plan=plan, shards=3, task_bytes_max=size)
+        sizes: dict[str, Any] = {"shards": 3, "task_bytes_max": size, "driver_runs_max": 0}
+        job = make(source, root / "state", root / "sink", columns=columns, plan=plan, **sizes)
         found = job.run()
         assert found.judged == "in tasks"
         decided = state.open(root / "state").latest()
@@ -226,11 +226,11 @@ def test_repeats_of_earlier_runs_are_compared_in_tasks(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same conflicts, and the same checksums in the state, as with threads."""
-    monkeypatch.setattr(lake.judging, "DRIVER_RUNS_MAX", -1)
     monkeypatch.setattr(lake.plan, "FILE_BYTES", lake.plan.TASK_BYTES)
     source = tmp_path / "source"
     source.mkdir()
     options: dict[str, Any] = {"compare_content": True, "keep_checksums": "all", "on_conflict": "drop", "shards": 3}
+    options["driver_runs_max"] = 0
     for run in range(3):
         for file in range(2):
             pid = [file, *range(10, 20)]

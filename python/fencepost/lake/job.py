@@ -29,7 +29,16 @@ from fencepost.lake.arranging import arrangement_of
 from fencepost.lake.conflicts import OnConflict
 from fencepost.lake.kafka_log import KafkaLog
 from fencepost.lake.left_out import OnBadFile
-from fencepost.lake.plan import PLANS, SHARD_BYTES_MAX, SHARDS, TASK_BYTES_MAX, TASK_RUNS_MAX, Plan
+from fencepost.lake.plan import (
+    DRIVER_RUNS_MAX,
+    DRIVER_STATE_BYTES_MAX,
+    PLANS,
+    SHARD_BYTES_MAX,
+    SHARDS,
+    TASK_BYTES_MAX,
+    TASK_RUNS_MAX,
+    Plan,
+)
 from fencepost.lake.report import RunReport
 from fencepost.lake.run import Run
 from fencepost.lake.scan import check_names
@@ -143,8 +152,8 @@ class DedupJob:
         task_runs_max: Shards with more runs (of consecutive rows) in this run are judged by several tasks, if the
             policy accepts any order (`fencepost.lake.hot`).
         driver_runs_max: Maximum number of runs (of consecutive rows) that the driver judges itself; more are judged by
-            tasks. 0 always starts tasks. Default: 5,000,000.
-        driver_state_bytes_max: Maximum bytes of the state of the shards that the driver judges itself. Default: 256 MB.
+            tasks. 0 always starts tasks.
+        driver_state_bytes_max: Maximum bytes of the state of the shards that the driver judges itself.
         layout: "delta" for a Delta table as sink, "run" for folders. Default: the existing sink's layout, or folders.
         schema: "strict" refuses a file whose columns or types differ from those of the sink's files, before the
             decision (`on_bad_file`). "merge" also accepts new and missing columns, which are null elsewhere, and other
@@ -206,8 +215,8 @@ class DedupJob:
         shard_bytes_max: int | None = SHARD_BYTES_MAX,
         task_bytes_max: int = TASK_BYTES_MAX,
         task_runs_max: int = TASK_RUNS_MAX,
-        driver_runs_max: int | None = None,
-        driver_state_bytes_max: int | None = None,
+        driver_runs_max: int = DRIVER_RUNS_MAX,
+        driver_state_bytes_max: int = DRIVER_STATE_BYTES_MAX,
         layout: Layout | None = None,
         schema: SchemaRule = "strict",
         source_immutable: bool = False,
@@ -273,7 +282,7 @@ class DedupJob:
             ("driver_runs_max", driver_runs_max),
             ("driver_state_bytes_max", driver_state_bytes_max),
         ):
-            if value is not None and value < 0:
+            if value < 0:
                 raise ValueError(f"{name}={value}: expected at least 0")
         if max_idle_ms is None and clock_gap_max_ms is not None:
             raise ValueError(

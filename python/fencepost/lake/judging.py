@@ -21,7 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost.lake.found import Found
 from fencepost.lake.hot import DealItem, Dealt, JudgedPart, PartItem, deal, judge_part, several_epochs, why_whole
 from fencepost.lake.judge import ExchangeFiles, Judged, JudgeItem, Parts, judge
-from fencepost.lake.plan import DRIVER_RUNS_MAX, DRIVER_STATE_BYTES_MAX, groups_of_shards, parts_of_shards
+from fencepost.lake.plan import groups_of_shards, parts_of_shards
 from fencepost.lake.scan import Exchange, Reading
 from fencepost.state.decision import Shard
 from fencepost.state.engine import groups
@@ -87,10 +87,8 @@ def judge_runs(run: Run, found: Found, reading: Reading) -> list[Judged]:
     state_bytes = sum(map(_bytes, _before(run, runs)))
     run.eviction = run.next_eviction(found)
     hot = _hot_shards(run, runs)
-    runs_max, bytes_max = run.job.driver_runs_max, run.job.driver_state_bytes_max
-    runs_max = DRIVER_RUNS_MAX if runs_max is None else runs_max
-    bytes_max = DRIVER_STATE_BYTES_MAX if bytes_max is None else bytes_max
-    is_small = not hot and sum(runs.values()) <= runs_max and state_bytes <= bytes_max
+    is_few = sum(runs.values()) <= run.job.driver_runs_max and state_bytes <= run.job.driver_state_bytes_max
+    is_small = is_few and not hot
     run.plan |= {
         "judged": "in the driver" if is_small else "in tasks",
         "runs": sum(runs.values()),
