@@ -63,6 +63,13 @@ libfuzzer = mkdir -p target/fuzz/found/$(1) && $(TIMED) $(FUZZ_DIR)/$(HOST)/fuzz
 # A folder that a build was to fill is there only when it did: one that was broken off must not look done.
 built = rm -rf $@ $@.unfinished && $(1) $@.unfinished && mv $@.unfinished $@
 
+# Makes the environment that a requirement file, the first prerequisite, describes.
+define environment
+$(UV) venv --quiet --allow-existing --python $(PYTHON) $(@D)
+$(TIMED) $(UV) pip install --quiet --python $(@D)/bin/python --require-hashes -r $<
+@touch $@
+endef
+
 # Runs tests that need jars. Where they cannot be fetched it says what is left out; CI leaves nothing out.
 JARS_IF_MAVEN := $(if $(shell command -v $(MVN)),jars)
 S3A_IF_MAVEN := $(if $(shell command -v $(MVN)),.tools/s3a)
@@ -322,9 +329,7 @@ dist/sdist: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(SPARK_SOURCES) $(VENV)/dependen
 	$(BIN)/maturin sdist --quiet --out $@
 
 $(VENV_RELEASE)/dependencies: requirements/release.txt $(UV)
-	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV_RELEASE)
-	$(UV) pip install --quiet --python $(VENV_RELEASE)/bin/python --require-hashes -r requirements/release.txt
-	touch $@
+	$(environment)
 
 $(ACTIONLINT):
 	@command -v $(GO) >/dev/null || { echo "Go is missing, which actionlint is built with: apt-get install golang"; exit 1; }
@@ -401,9 +406,7 @@ $(UV): requirements/uv.txt | tools
 	@touch $@
 
 $(VENV)/dependencies: requirements/dev.txt $(UV)
-	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV)
-	$(TIMED) $(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
-	@touch $@
+	$(environment)
 
 # Installs wheels without touching their dependencies: $(call install_wheels,environment,wheels).
 install_wheels = $(UV) pip install --quiet --python $(1)/bin/python --no-deps --reinstall $(2)
@@ -446,14 +449,10 @@ $(SPARK_CLASSES): tests/spark_classes.py tests/spark_session.py $(VENV)/dependen
 	@if [ -e $@.unfinished ]; then mv $@.unfinished $@; else touch $@; fi
 
 $(VENV43)/dependencies: requirements/spark43.txt $(UV)
-	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV43)
-	$(TIMED) $(UV) pip install --quiet --python $(VENV43)/bin/python --require-hashes -r requirements/spark43.txt
-	@touch $@
+	$(environment)
 
 $(VENV_MINIMUM)/dependencies: requirements/minimum.txt $(UV)
-	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV_MINIMUM)
-	$(TIMED) $(UV) pip install --quiet --python $(VENV_MINIMUM)/bin/python --require-hashes -r requirements/minimum.txt
-	@touch $@
+	$(environment)
 
 $(VENV_MINIMUM)/tests: $(VENV_MINIMUM)/dependencies dist/tests dist/spark
 	$(call install_wheels,$(VENV_MINIMUM),dist/tests/*.whl dist/spark/*.whl)
@@ -464,9 +463,7 @@ $(VENV43)/tests: $(VENV43)/dependencies dist/tests dist/spark
 	@touch $@
 
 $(VENV_DOCS)/dependencies: requirements/docs.txt $(UV)
-	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV_DOCS)
-	$(TIMED) $(UV) pip install --quiet --python $(VENV_DOCS)/bin/python --require-hashes -r requirements/docs.txt
-	@touch $@
+	$(environment)
 
 # The command-line reference is the help of the installed commands.
 $(VENV_DOCS)/tests: $(VENV_DOCS)/dependencies dist/tests
@@ -474,9 +471,7 @@ $(VENV_DOCS)/tests: $(VENV_DOCS)/dependencies dist/tests
 	@touch $@
 
 $(VENV_AIRFLOW)/dependencies: requirements/airflow.txt $(UV)
-	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV_AIRFLOW)
-	$(TIMED) $(UV) pip install --quiet --python $(VENV_AIRFLOW)/bin/python --require-hashes -r requirements/airflow.txt
-	@touch $@
+	$(environment)
 
 MERMAID_SHA256 := 07e37dfa97b337ccc85365d57eddf99b9706f09db3b59b260d0333b23b343c4b
 $(MERMAID):
@@ -487,4 +482,4 @@ $(MERMAID):
 	mv $(@D)/mermaid/package/dist/mermaid.min.js $@
 
 clean: ## Remove everything that was built, environments included
-	rm -rf .venv .venv-spark43 .venv-docs .venv-airflow .venv-free-threaded .tools dist target demo-out
+	rm -rf .venv .venv-* .tools dist target demo-out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
@@ -14,16 +13,13 @@ import typer
 import yaml
 from fencepost.cli import app
 from fencepost.consumer.metrics import ABOUT
+from scripts import load_script
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 LINES_MAX = 300
 
-_spec = importlib.util.spec_from_file_location("site_hook", ROOT / ".ci" / "docs.py")
-assert _spec is not None
-assert _spec.loader is not None
-site_hook = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(site_hook)
+site_hook: Any = load_script(ROOT / ".ci" / "docs.py")
 
 
 class _Loader(yaml.SafeLoader):

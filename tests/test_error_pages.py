@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
+from typing import Any
 
 import fencepost as fp
 import fencepost.errors
 import pytest
+from scripts import load_script
 
 ROOT = Path(__file__).parent.parent
 
-_spec = importlib.util.spec_from_file_location("error_pages", ROOT / ".ci" / "error_pages.py")
-assert _spec is not None
-assert _spec.loader is not None
-error_pages = importlib.util.module_from_spec(_spec)
-sys.modules["error_pages"] = error_pages
-_spec.loader.exec_module(error_pages)
+error_pages: Any = load_script(ROOT / ".ci" / "error_pages.py")
 
 MESSAGES_MIN = 900
 CLASSES_MIN = 25

@@ -6,7 +6,6 @@ tests/test_gateway.py. `make test-airflow` reads the DAG with Airflow itself.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -22,6 +21,7 @@ import pytest
 import yaml
 from databricks.bundles.jobs import Job
 from fencepost.generate import LandingZone, generate
+from scripts import load_script
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -80,12 +80,7 @@ def dag(monkeypatch: pytest.MonkeyPatch) -> Any:
         for name, kind in names.items():
             setattr(sys.modules[place], name, kind)
     monkeypatch.setattr(Operator, "made", [])
-    spec = importlib.util.spec_from_file_location("fencepost_dedup", EXAMPLES / "airflow" / "fencepost_dedup.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(EXAMPLES / "airflow" / "fencepost_dedup.py")
 
 
 def test_the_tasks_of_the_airflow_dag(dag: Any, tmp_path: Path) -> None:

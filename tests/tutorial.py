@@ -44,16 +44,9 @@ def do(page: Path, folder: Path, environment: Mapping[str, str] | None = None) -
             assert name, f"{where}: the first line names the program's file: # name.py"
             (folder / name[1]).write_text(block, "utf-8")
         elif kind == "sh":
-            command = ["bash", "-e", "-o", "pipefail", "-c", block]
-            ran = subprocess.run(
-                command,
-                cwd=folder,
-                env=variables,
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE_SECONDS,
-                check=False,
-            )
+            # Commands may run until something happens: they end, even if nobody is left who waits for them.
+            command = ["timeout", str(PATIENCE_SECONDS), "bash", "-e", "-o", "pipefail", "-c", block]
+            ran = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
             assert ran.returncode == 0, f"{where}: exit code {ran.returncode}\n{ran.stdout}{ran.stderr}"
             printed = ran.stdout
             done.append(block)

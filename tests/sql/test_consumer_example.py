@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_kafka import Cluster, FakeClient
+from scripts import load_script
 from sqlalchemy import Engine, text
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "consumer" / "consume.py"
@@ -17,12 +17,7 @@ PARTITIONS = [("orders", 0), ("orders", 1)]
 
 @pytest.fixture
 def consume() -> Any:
-    spec = importlib.util.spec_from_file_location("consume", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(EXAMPLE)
 
 
 def balances(engine: Engine) -> dict[str, int]:

@@ -5,7 +5,7 @@ The results are the shards' new segments, ranges of refused rows by file, and ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -54,11 +54,10 @@ class ExchangeFiles:
     """Index into `schemas` for each file."""
 
     @staticmethod
-    def of(exchanges: Iterable[Exchange]) -> ExchangeFiles:
-        found = [*exchanges]
-        schemas = [it.schema.serialize().to_pybytes() for it in found]
+    def of(exchanges: list[Exchange]) -> ExchangeFiles:
+        schemas = [it.schema.serialize().to_pybytes() for it in exchanges]
         places = {schema: place for place, schema in enumerate(dict.fromkeys(schemas))}
-        return ExchangeFiles([it.name for it in found], [*places], [places[schema] for schema in schemas])
+        return ExchangeFiles([it.name for it in exchanges], [*places], [places[schema] for schema in schemas])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -410,10 +410,11 @@ def _read_range(rows: Table, partition: int, begin: int, end: int, connection: C
     found = connection.execute(wanted.order_by(rows.c.log_offset)).mappings().all()
     if len(found) != end - begin:
         raise SourceError(
-            (f"{rows.name}, partition {partition}: {end - begin} rows are listed from offset {begin} on, but "
-f"{len(found)} exist"),
-            path=rows.name, position=begin,
-        )  # fmt: skip
+            f"{rows.name}, partition {partition}: {end - begin} rows are listed from offset {begin} on, but "
+            f"{len(found)} exist",
+            path=rows.name,
+            position=begin,
+        )
     return pa.table({column.name: pa.array([row[column.name] for row in found]) for column in rows.c})
 
 

@@ -307,11 +307,17 @@ fn hash(bytes: &[u8]) -> u64 {
         let product = (hash ^ word).wrapping_mul(FACTOR);
         product ^ product >> 32
     };
+    fold_words(bytes, mix).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+}
+
+/// Folds the length of a string and its words of 8 bytes, the last one filled up with zeros.
+#[inline]
+pub(crate) fn fold_words(bytes: &[u8], mix: impl Fn(u64, u64) -> u64) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let hash = words.iter().fold(bytes.len() as u64, |hash, word| mix(hash, u64::from_le_bytes(*word)));
     let mut last = [0; 8];
     last[..rest.len()].copy_from_slice(rest);
-    mix(hash, u64::from_le_bytes(last)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+    mix(hash, u64::from_le_bytes(last))
 }
 
 #[cfg(test)]

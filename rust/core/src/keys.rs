@@ -4,7 +4,7 @@
 //! several columns) is encoded into bytes whose order is the order of the values, and the bytes are
 //! numbered by a [`Dictionary`]. Two keys are the same if and only if their bytes are: never by hash.
 
-use crate::dictionary::Dictionary;
+use crate::dictionary::{Dictionary, fold_words};
 use crate::lines::BLOCK;
 use crate::{Column, Error, Result};
 use std::cmp::Ordering;
@@ -168,14 +168,7 @@ fn spread(value: u64) -> u64 {
 }
 
 fn hash_bytes(bytes: &[u8]) -> u64 {
-    let mut hash = bytes.len() as u64;
-    let (words, rest) = bytes.as_chunks::<8>();
-    for word in words {
-        hash = spread(hash ^ u64::from_le_bytes(*word));
-    }
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    spread(hash ^ u64::from_le_bytes(last))
+    fold_words(bytes, |hash, word| spread(hash ^ word))
 }
 
 /// One half of a key: its type once known, and its dictionary if the type needs one.

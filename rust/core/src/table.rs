@@ -301,13 +301,14 @@ impl StateTable {
         self.advance(batches, None, true)
     }
 
-    /// The same verdicts, for callers that never ask for [`Judged::missing`]: it is empty, and nothing is gathered for it.
+    /// The same verdicts, for callers that never ask for [`Judged::missing`]: it is empty, and nothing is gathered for
+    /// it.
     pub fn apply_without_missing(&mut self, batches: &[Batch<'_>]) -> Result<Judged> {
         self.advance(batches, None, false)
     }
 
-    /// The same as [`StateTable::apply`] for rows that were gathered into runs: each line of a batch stands for as many rows as its
-    /// number in `lengths` says. Their sequence numbers continue from `seq`; they share the line's timestamp.
+    /// The same as [`StateTable::apply`] for rows that were gathered into runs: each line of a batch stands for as many
+    /// rows as its number in `lengths` says. Their sequence numbers continue from `seq`; they share the line's timestamp.
     /// Verdicts are one a row; in errors, rows are lines.
     ///
     /// # Panics

@@ -320,8 +320,8 @@ impl<L: Line> Lines<L> {
         if self.room < more { self.grow(more, 0) } else { Ok(()) }
     }
 
-    /// The same in a call that has begun, which will add `expected` lines as far as one can tell: where there is no memory, the lines that a segment may hold above
-    /// its load serve as a reserve, so that the call can be finished and the next one is refused.
+    /// The same in a call that has begun, which will add `expected` lines as far as one can tell. Without memory, the
+    /// lines that a segment may hold above its load are a reserve: the call can be finished, and the next one is refused.
     #[inline]
     pub(crate) fn reserve_midway(&mut self, more: usize, expected: usize) -> Result<()> {
         if self.room >= more {

@@ -126,8 +126,8 @@ fn of_step<T: Copy>(column: &[T], first: usize) -> [T; STEP] {
     *column[first..].first_chunk().expect("as many lines follow")
 }
 
-/// Prefetches the rows of a later step. Columns are read in order, but lines and tags at random in between, and the processor
-/// does not recognize the order then.
+/// Prefetches the rows of a later step. Columns are read in order, but lines and tags at random in between, and the
+/// processor does not recognize the order then.
 #[inline(always)]
 fn prefetch_ahead<T>(column: &[T], first: usize) {
     const AHEAD: usize = CHUNK;
@@ -198,8 +198,8 @@ impl Coming {
 
     /// How many lines the remaining runs will add, if keys go on coming as they did since the last time.
     ///
-    /// If some runs found their lines, so many lines are known of all that come: with keys by chance, the share of runs that
-    /// found theirs is that of known lines. Half of those since the last time were known on average.
+    /// If some runs found their lines, so many lines are known of all that come: with keys by chance, the share of runs
+    /// that found theirs is that of known lines. Half of those since the last time were known on average.
     fn lines_of(&mut self, left: usize, runs: usize, lines: usize) -> usize {
         let (of_runs, added) = (runs - self.runs, lines.saturating_sub(self.lines));
         if of_runs < Self::RUNS_MIN {
