@@ -205,8 +205,8 @@ class Simulated:
         found.rows, found.untracked, found.footer_crc = [self.rows] * count, [0] * count, [7] * count
         runs = np.full(shards, count * self.runs // shards, np.uint32)
         schema = pa.schema([("pid", pa.int64()), ("partition", pa.int32())])
-        numbers, offsets = np.arange(shards, dtype=np.uint32), np.arange(shards + 1) * 1000
-        exchange = {"shards": numbers, "runs": runs, "rows": count * self.rows, "offsets": offsets}
+        numbers, sizes = np.arange(shards, dtype=np.uint32), np.full(shards, 1_000, np.uint32)
+        exchange = {"shards": numbers, "runs": runs, "rows": count * self.rows, "bytes": sizes}
         found.exchanges = [Exchange(name=str(item.first), schema=schema, **exchange)]
         return found
 

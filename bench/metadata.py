@@ -363,7 +363,7 @@ class Dealing(Instant):
                 rows=rows,
                 shards=np.arange(shards, dtype=np.uint32),
                 runs=np.full(shards, self.runs, np.uint32),
-                offsets=np.arange(shards + 1, dtype=np.int64) * 1_000,
+                bytes=np.full(shards, 1_000, np.uint32),
             )
             found.exchanges = [exchange]
         return found

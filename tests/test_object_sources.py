@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from fencepost import Columns
 from fencepost._native import RunScan
-from fencepost.lake import DedupJob, LocalEngine, asking, audit, dataset
-from fencepost.lake.ahead import ColumnsAhead
+from fencepost.errors import StoreError
+from fencepost.lake import DedupJob, LocalEngine, ahead, asking, audit, dataset
+from fencepost.lake.ahead import ColumnsAhead, WholeFile
 from fencepost.lake.plan import PLANS
 from fencepost.lake.storage import ObjectStorage, open_storage
 from fencepost.state import stores
@@ -331,6 +332,57 @@ def test_row_groups_are_read_ahead(landing: Landing, tmp_path: Path, monkeypatch
     assert sum(columns) < 200_000
 
 
+@pytest.mark.parametrize("fault", ["", *FAULTS_OF_READS])
+def test_a_whole_file_is_streamed(landing: Landing, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """A request per STREAM_BYTES and one for the end, in order and around it; a broken one is replaced."""
+    for name, value in {"STREAM_BYTES": 4_000, "BLOCK_BYTES": 1_000, "PIECE_BYTES": 600}.items():
+        monkeypatch.setattr(ahead, name, value)
+    for name in ("CHUNK_BYTES", "TAIL_BYTES"):
+        monkeypatch.setattr(stores, name, 300)
+    monkeypatch.setattr(ahead, "TAIL_BYTES", 300)
+    data = os.urandom(10_500)
+    landing.put("large", data)
+    landing.put("small", data[:4_000])
+    with Liar(landing.options["endpoint"], (fault,) if fault else (), verb="GET" if fault else "", lies_max=3) as proxy:
+        store = stores.open_store(landing.uri, options={**landing.options, "endpoint": proxy.endpoint})
+        assert isinstance(store, stores.RemoteStore)
+
+        def check(name: str, places: list[tuple[int, int]]) -> int:
+            size, before = store.size(name), proxy.asked["GET"]
+            block = 1_000 if name == "large" else size
+            with WholeFile(store.object(name, size)) as file:
+                for offset, length in places:
+                    is_tail = offset + length == size == len(data)
+                    count = length if is_tail else min(length, 600, block - offset % block)
+                    assert file.read(offset, length) == data[offset : offset + count]
+            return proxy.asked["GET"] - before
+
+        forward = [(10_200, 300), *((at, 500) for at in range(0, 10_500, 500)), (10_200, 300)]
+        back_and_forth = [(at + step, 300) for at in range(0, 10_000, 1_000) for step in (0, 900, 100)]
+        anywhere = [(at, 100) for at in (9_000, 10, 5_000, 4_400, 0, 9_900, 3_999)]
+        counts = [
+            check("large", forward),
+            check("large", back_and_forth),
+            check("small", [(3_700, 300), (0, 9), (99, 9)]),
+        ]
+        check("large", anywhere)
+    if not fault:
+        assert counts == [1 + 3 + 1, 3, 1], "without an etag the end is not kept"
+    else:
+        assert proxy.told[fault] == 3
+
+
+def test_a_whole_file_that_changes(landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "STREAM_BYTES", 1_000)
+    monkeypatch.setattr(ahead, "BLOCK_BYTES", 1_000)
+    landing.put("a", os.urandom(5_000))
+    with WholeFile(landing.store.object("a", *landing.store.head("a"))) as file:
+        file.read(0, 100)
+        landing.put("a", os.urandom(5_000))
+        with pytest.raises(StoreError, match="changed while it was read"):
+            file.read(4_000, 100)
+
+
 def test_large_objects_are_split_among_tasks(landing: Landing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task asks for the identity columns of its own row groups only, and source and sink are in the store."""
     payload = pa.array([os.urandom(500) for _ in range(6_000)])
@@ -362,14 +414,14 @@ def test_columns_in_the_end_of_a_file(landing: Landing) -> None:
     path = landing.folder / "a.parquet"
     size, ranges = path.stat().st_size, landing.store.object("a.parquet", path.stat().st_size)
     names = ("pid", "epoch", "partition", "seq")
-    ahead, tail = ColumnsAhead(ranges, names), size - (64 << 10)
-    assert ahead.read(tail, size - tail) == path.read_bytes()[tail:]
-    spans = [span for spans in ahead.groups for span in spans]
+    columns, tail = ColumnsAhead(ranges, names), size - (64 << 10)
+    assert columns.read(tail, size - tail) == path.read_bytes()[tail:]
+    spans = [span for spans in columns.groups for span in spans]
     assert len(spans) == 40
     assert spans[-1][0] > tail
-    assert ahead.read(tail, size - tail) == path.read_bytes()[tail:], "whole, though it begins within columns"
+    assert columns.read(tail, size - tail) == path.read_bytes()[tail:], "whole, though it begins within columns"
     for start, end in spans:
-        assert ahead.read(start, size) == path.read_bytes()[start:end]
+        assert columns.read(start, size) == path.read_bytes()[start:end]
     scan = RunScan("a.parquet", Columns(), 1, object=ColumnsAhead(ranges, names))
     batches = [batch for dealt in iter(lambda: scan.next(1), None) for _, batch in dealt]
     assert sum(pa.record_batch(batch)["_length"].to_numpy().sum() for batch in batches) == 4_000

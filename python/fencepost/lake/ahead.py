@@ -1,4 +1,4 @@
-"""Reads some columns of a Parquet file in an object store ahead, with few requests, several at a time."""
+"""Reads Parquet files in an object store ahead of native code, with few requests: some columns, or whole files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from fencepost.state.stores import Ranges
+from fencepost.state.stores import TAIL_BYTES, Ranges
 
 GAP_BYTES = 1 << 20
 """Chunks with a smaller gap are read in one request: a request takes as long as reading 1 MB."""
@@ -15,6 +15,10 @@ GROUP_BYTES_MAX = 8 << 20
 """Row groups with more bytes in these columns are not held: native code reads them in blocks."""
 GROUPS_AHEAD = 2
 REQUESTS_AT_ONCE = 4
+STREAM_BYTES = 64 << 20
+"""Maximum bytes per request for whole files. Smaller files are read by one request."""
+BLOCK_BYTES, PIECE_BYTES = 16 << 20, 4 << 20
+"""Bytes of a larger file that are held together, and maximum bytes that are passed on at once."""
 
 Span = tuple[int, int]
 """First byte and end."""
@@ -110,3 +114,80 @@ def _together(spans: list[Span]) -> list[Span]:
         else:
             found.append((start, end))
     return found
+
+
+class WholeFile:
+    """An object that native code reads from the first byte to the last, after its footer.
+
+    A request streams up to STREAM_BYTES. Native code returns to earlier bytes of a row group, so the block before the
+    current one is held, and the next one is read ahead. Reads in any other order return the same bytes by more
+    requests. Memory: STREAM_BYTES.
+    """
+
+    def __init__(self, ranges: Ranges) -> None:
+        self.ranges = ranges
+        self.block_bytes = BLOCK_BYTES if ranges.size() > STREAM_BYTES else max(1, ranges.size())
+        self.blocks: dict[int, Future[memoryview]] = {}
+        """By number."""
+        self.pool = ThreadPoolExecutor(1)
+        self.stream: _Stream | None = None
+        """Only the thread of `pool` uses it."""
+
+    def __enter__(self) -> WholeFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+    def size(self) -> int:
+        return self.ranges.size()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read a range (see `Ranges.read`). May return less, at least one byte."""
+        if offset + length == self.size() and length <= TAIL_BYTES and self.block_bytes < self.size():
+            return self.ranges.read(offset, length)
+        number, begin = divmod(offset, self.block_bytes)
+        return bytes(self._block(number)[begin : begin + min(length, PIECE_BYTES)])
+
+    def _block(self, number: int) -> memoryview:
+        for other in self.blocks.keys() - {number - 1, number, number + 1}:
+            self.blocks.pop(other).cancel()
+        for wanted in (number, number + 1):
+            if wanted not in self.blocks and wanted * self.block_bytes < self.size():
+                self.blocks[wanted] = self.pool.submit(self._load, wanted)
+        return self.blocks[number].result()
+
+    def _load(self, number: int) -> memoryview:
+        begin = number * self.block_bytes
+        length = min(self.block_bytes, self.size() - begin)
+        try:
+            if self.stream is None or self.stream.position != begin or begin == self.stream.end:
+                self.stream = _Stream(self.ranges, begin)
+            return self.stream.take(length)
+        except Exception:  # this request retries, and reports what is wrong
+            self.stream = None
+            return memoryview(self.ranges.read(begin, length))
+
+
+class _Stream:
+    """The response to one request for a range of an object."""
+
+    def __init__(self, ranges: Ranges, begin: int) -> None:
+        self.position, self.end = begin, min(begin + STREAM_BYTES, ranges.size())
+        self.chunks = ranges.chunks(begin, self.end - begin)
+        self.rest = memoryview(b"")
+        """The part of the last chunk that was not taken."""
+
+    def take(self, length: int) -> memoryview:
+        """Return the next bytes. Raises EOFError if the response is too short, and errors of the store's client."""
+        block, filled = bytearray(length), 0
+        while filled < length:
+            if not self.rest:
+                self.rest = memoryview(next(self.chunks, b""))
+            if not self.rest:
+                raise EOFError(f"the response ends at {self.position + filled}, before {self.end}")
+            taken = self.rest[: length - filled]
+            block[filled : filled + len(taken)] = taken
+            filled, self.rest = filled + len(taken), self.rest[len(taken) :]
+        self.position += length
+        return memoryview(block)

@@ -79,7 +79,7 @@ def align(places: Places, item: AlignItem) -> Aligned:
     refused_rows = []
     border = 0
     for exchange in scanned.exchanges:
-        (data,) = scratch.read_ranges([(exchange.name, *exchange.offsets[:2].tolist())])
+        (data,) = scratch.read_ranges([(exchange.name, 0, int(exchange.bytes[0]))])
         runs = pa.Table.from_batches([read_batch(data, exchange.schema)])
         verdicts = table.apply_runs(runs, LENGTH, reading.policy.columns)
         refused_rows.append(refused_ranges(runs, np.asarray(pa.array(verdicts.verdict))))

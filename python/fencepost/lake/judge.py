@@ -68,8 +68,8 @@ class Parts:
     exchange: npt.NDArray[np.int32]
     """Index into the `ExchangeFiles` of the stage."""
     begin: npt.NDArray[np.int64]
-    end: npt.NDArray[np.int64]
-    """End position in the exchange file."""
+    """Position in the exchange file."""
+    bytes: npt.NDArray[np.uint32]
 
     def take(self, lines: slice | npt.NDArray[Any]) -> Parts:
         """Return some of the lines."""
@@ -78,7 +78,7 @@ class Parts:
             shard=self.shard[lines],
             exchange=self.exchange[lines],
             begin=self.begin[lines],
-            end=self.end[lines],
+            bytes=self.bytes[lines],
         )
 
 
@@ -263,8 +263,8 @@ def by_shard(scratch: Scratch, exchanges: ExchangeFiles, parts: Parts) -> Iterat
         if first < end:
             batches = []
             for place in range(first, end):
-                exchange, begin = int(parts.exchange[place]), int(parts.begin[place])
-                data = read[exchange].slice(begin - first_bytes[exchange], int(parts.end[place]) - begin)
+                exchange = int(parts.exchange[place])
+                data = read[exchange].slice(int(parts.begin[place]) - first_bytes[exchange], int(parts.bytes[place]))
                 batches.append(read_batch(data, schemas[exchanges.schema[exchange]]))
             yield int(parts.shard[first]), gather(batches)
 
@@ -277,7 +277,7 @@ def _read(scratch: Scratch, names: list[str], parts: Parts) -> tuple[dict[int, p
     order = np.argsort(parts.exchange, kind="stable")
     places, firsts = np.unique(parts.exchange[order], return_index=True)
     begins = np.minimum.reduceat(parts.begin[order], firsts).tolist() if len(order) else []
-    ends = np.maximum.reduceat(parts.end[order], firsts).tolist() if len(order) else []
+    ends = np.maximum.reduceat((parts.begin + parts.bytes)[order], firsts).tolist() if len(order) else []
     numbers = places.tolist()
     read = scratch.read_ranges([(names[at], *range_) for at, *range_ in zip(numbers, begins, ends, strict=True)])
     return dict(zip(numbers, read, strict=True)), dict(zip(numbers, begins, strict=True))

@@ -45,22 +45,22 @@ class ExchangeBatches:
     def of(exchanges: list[Exchange], first: int = 0) -> ExchangeBatches:
         """Return the batches of all exchange files. `first`: index of the first one in the `ExchangeFiles`.
 
-        Memory: 28 bytes per record batch. A large run has millions, so nothing is sorted or copied.
+        Memory: 24 bytes per record batch. A large run has millions, so nothing is sorted or copied.
         """
         shards = 1 + max((int(it.shards[-1]) for it in exchanges), default=-1)
         of_shard = np.zeros(shards, np.int64)
         for it in exchanges:
             of_shard[it.shards] += 1
         count = int(of_shard.sum())
-        exchange, begin, end = np.empty(count, np.int32), np.empty(count, np.int64), np.empty(count, np.int64)
-        runs = np.empty(count, np.uint32)
+        exchange, begin = np.empty(count, np.int32), np.empty(count, np.int64)
+        bytes_, runs = np.empty(count, np.uint32), np.empty(count, np.uint32)
         following = np.cumsum(of_shard) - of_shard
         for place, it in enumerate(exchanges, first):
             at = following[it.shards]
-            exchange[at], begin[at], end[at], runs[at] = place, it.offsets[:-1], it.offsets[1:], it.runs
+            exchange[at], begin[at], bytes_[at], runs[at] = place, it.ends - it.bytes, it.bytes, it.runs
             following[it.shards] += 1
         shard = np.repeat(np.arange(shards, dtype=np.uint32), of_shard)
-        return ExchangeBatches(Parts(shard=shard, exchange=exchange, begin=begin, end=end), runs)
+        return ExchangeBatches(Parts(shard=shard, exchange=exchange, begin=begin, bytes=bytes_), runs)
 
     def of_shards(self, shards: Iterable[int], are_in: bool = True) -> ExchangeBatches:
         """Return the batches of some shards, or of all others."""
@@ -81,7 +81,7 @@ class ExchangeBatches:
 
 
 def judge_runs(run: Run, found: Found, reading: Reading) -> list[Judged]:
-    """Judge the runs of all shards in the cheapest way."""
+    """Judge the runs of all shards in the cheapest way. Empties `found.exchanges`."""
     lines = ExchangeBatches.of(found.exchanges)
     runs = lines.runs_of_shards()
     state_bytes = sum(map(_bytes, _before(run, runs)))
@@ -111,6 +111,7 @@ def judge_runs(run: Run, found: Found, reading: Reading) -> list[Judged]:
         *_judge_items(run, settled, reading, engine.slots, is_settled=True),
     ]
     judged = run.tasks("judge", partial(judge, run.job.state.store, run.scratch, exchanges), items, engine)
+    found.exchanges.clear()  # frees 12 bytes per record batch before the outputs need memory
     return [*(it.judged for it in done), *judged]
 
 

@@ -136,8 +136,13 @@ class Exchange:
     """The shard of each record batch, ascending, without repeats."""
     runs: npt.NDArray[np.uint32]
     """Number of runs of each record batch."""
-    offsets: npt.NDArray[np.int64]
-    """The start of each batch in the file, and the end of the last one."""
+    bytes: npt.NDArray[np.uint32]
+    """Size of each record batch. They follow each other in the file."""
+
+    @property
+    def ends(self) -> npt.NDArray[np.int64]:
+        """The end of each record batch in the file."""
+        return np.cumsum(self.bytes, dtype=np.int64)
 
 
 Status = Literal["read", "vanished", "left out"]
@@ -427,11 +432,8 @@ def write_exchange(scratch: Scratch, batches: dict[int, pa.RecordBatch]) -> Exch
     """Write an exchange file of runs by shard, which must ascend."""
     name = f"{uuid4().hex}.runs"
     schema = next(iter(batches.values())).schema
-    offsets = [0]
     with scratch.new(name) as path, open(path, "xb") as file:
-        for batch in batches.values():
-            file.write(batch.serialize())
-            offsets.append(file.tell())
+        sizes = [file.write(batch.serialize()) for batch in batches.values()]
     runs = [len(batch) for batch in batches.values()]
     rows = sum(int(batch.column(LENGTH).to_numpy().sum(dtype=np.int64)) for batch in batches.values())
     return Exchange(
@@ -440,7 +442,7 @@ def write_exchange(scratch: Scratch, batches: dict[int, pa.RecordBatch]) -> Exch
         rows=rows,
         shards=np.array(list(batches), np.uint32),
         runs=np.array(runs, np.uint32),
-        offsets=np.array(offsets, np.int64),
+        bytes=np.array(sizes, np.uint32),
     )
 
 
@@ -451,7 +453,6 @@ def read_batch(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
 
 def files_in(scratch: Scratch, exchange: Exchange) -> list[int]:
     """Return the ordinals of the files whose runs are in the exchange file."""
-    ends = exchange.offsets.tolist()
-    ranges = [(exchange.name, begin, end) for begin, end in pairwise(ends)]
+    ranges = [(exchange.name, begin, end) for begin, end in pairwise([0, *exchange.ends.tolist()])]
     batches = [read_batch(data, exchange.schema) for data in scratch.read_ranges(ranges)]
     return sorted({ordinal for batch in batches for ordinal in batch.column(FILE).unique().to_pylist()})

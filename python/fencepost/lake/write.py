@@ -16,12 +16,12 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from fencepost import Verdict
 from fencepost._native import Rewritten, parquet_footer, rewrite
 from fencepost.errors import SourceError
+from fencepost.lake.ahead import WholeFile
 from fencepost.lake.files import Files
 from fencepost.lake.parts import Span
 from fencepost.lake.refused import by_file, read_refused, within
 from fencepost.lake.storage import ChangedError, Storage, retry, unchanged
 from fencepost.state.scratch import Scratch
-from fencepost.state.stores import ReadAhead
 from fencepost.state.vectors import Bitmap, VectorFile, ranges_of, rows_of
 
 Schemas = dict[bytes, str]
@@ -283,10 +283,9 @@ def _rewrite(
 ) -> Rewritten:
     path = item.files.full_path(place)
     ranges = places.storage.object(path, item.files.facts(place))
-    # Most row groups have no quarantined rows, so the block after the current one is rarely needed.
-    is_read_through = ranges is not None and not keep
+    # Most row groups have no quarantined rows, so a file of them is not read as a whole.
     with (
-        ReadAhead(ranges) if is_read_through else nullcontext(ranges) as object_,
+        WholeFile(ranges) if ranges is not None and not keep else nullcontext(ranges) as object_,
         places.outputs.new(name, lasts=True) as target,
     ):
         done = retry(lambda: rewrite(path, str(target), *_ranges(refused_rows), keep=keep, object=object_))

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -44,6 +44,8 @@ TAIL_BYTES, TAILS_MAX = 64 << 10, 256
 """Size and number of cached file ends: each step of a run reads a file's footer."""
 PIECES_AHEAD = 2
 """Number of pieces to read ahead in a sequential read of an object."""
+CHUNK_BYTES = 1 << 20
+"""Minimum size of a chunk of a response, except the last one."""
 COPY_BYTES_MAX = 5 << 30
 """Maximum bytes that a store copies itself."""
 PROBE_WRITERS, PROBE_ROUNDS = 8, 4
@@ -539,9 +541,8 @@ class RemoteStore:
         """Read a range of an object with this etag. Raises FileNotFoundError, and StoreError if the object changed."""
 
         def attempt() -> bytes:
-            options = {"range": (offset, offset + length), **({"if_match": etag} if etag else {})}
             try:
-                data = bytes(self._client.get(self._store, name, options=options).bytes())
+                data = bytes(self._get(name, offset, length, etag).bytes())
             except (self._errors.NotFoundError, FileNotFoundError):
                 raise FileNotFoundError(f"{self._uri}/{name}") from None
             except self._errors.PreconditionError:
@@ -552,6 +553,14 @@ class RemoteStore:
             return data
 
         return self._retry("read", name, attempt) if length else b""
+
+    def chunks(self, name: str, offset: int, length: int, etag: str) -> Iterator[bytes]:
+        """See `Ranges.chunks`."""
+        return map(bytes, self._get(name, offset, length, etag).stream(CHUNK_BYTES))
+
+    def _get(self, name: str, offset: int, length: int, etag: str) -> Any:
+        options = {"range": (offset, offset + length), **({"if_match": etag} if etag else {})}
+        return self._client.get(self._store, name, options=options)
 
     def read_tail(self, name: str, offset: int, length: int, etag: str) -> bytes:
         """Read the end of an object as `read_exactly`, with a cache: an etag identifies the content."""
@@ -698,48 +707,13 @@ class Ranges:
                 ahead.extend(pool.submit(self.read, *span) for span in islice(spans, 1))
                 yield data
 
+    def chunks(self, offset: int, length: int) -> Iterator[bytes]:
+        """Yield a range in chunks as one request delivers them. Does not retry: any of its errors may be temporary."""
+        return self.store.chunks(self.name, offset, length, self.etag)
+
     def open(self) -> IO[bytes]:
         """Open as a file object."""
         return io.BufferedReader(_Reader(self), 1 << 20)
-
-
-WHOLE_BYTES = 32 << 20
-"""Maximum size in bytes of objects that are read in one request: twice the block size of larger ones."""
-
-
-class ReadAhead:
-    """An object for sequential reads by native code, with one block of read-ahead.
-
-    A small object is read by one request. Reads in another order work, too.
-    """
-
-    def __init__(self, ranges: Ranges) -> None:
-        self.ranges = ranges
-        self.whole: bytes | None = None
-        self.pool = ThreadPoolExecutor(1)
-        self.ahead: tuple[tuple[int, int], Future[bytes]] | None = None
-
-    def __enter__(self) -> ReadAhead:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.pool.shutdown()
-
-    def size(self) -> int:
-        return self.ranges.size()
-
-    def read(self, offset: int, length: int) -> bytes:
-        """See `Ranges.read`."""
-        if self.size() <= WHOLE_BYTES:
-            if self.whole is None:
-                self.whole = self.ranges.read(0, self.size())
-            return self.whole[offset : offset + length]
-        ahead, self.ahead = self.ahead, None
-        data = ahead[1].result() if ahead and ahead[0] == (offset, length) else self.ranges.read(offset, length)
-        following = offset + length, min(length, self.size() - offset - length)
-        if following[1] > 0:
-            self.ahead = following, self.pool.submit(self.ranges.read, *following)
-        return data
 
 
 class _Reader(io.RawIOBase):
