@@ -103,7 +103,7 @@ class Cluster:
 
 class FakeClient:
     """A member of a group, which has the partitions that a test gives it. `when_idle`: called when a poll finds nothing
-    and nothing is paused."""
+    and none of its partitions is paused."""
 
     def __init__(self, cluster: Cluster, partitions: Sequence[Key]) -> None:
         self.cluster = cluster
@@ -127,13 +127,12 @@ class FakeClient:
         self._changes.append(lambda: self._callbacks["on_assign"](self, [Place(*key) for key in keys]))
 
     def take(self, *keys: Key, lost: bool = False) -> None:
-        """The group takes these away at the next poll."""
+        """The group takes these away at the next poll. Those that are paused stay so, as with librdkafka."""
 
         def change() -> None:
             self._callbacks["on_lost" if lost else "on_revoke"](self, [Place(*key) for key in keys])
             for key in keys:
                 self.reading.pop(key, None)
-                self.paused.discard(key)
 
         self._changes.append(change)
 
@@ -155,7 +154,7 @@ class FakeClient:
                 if found is not None:
                     self.reading[key] = found.offset() + 1
                     return found
-        if self.paused:
+        if self.paused & self.reading.keys():
             self.polls_while_paused += 1
         elif timeout > 0:
             self.when_idle()

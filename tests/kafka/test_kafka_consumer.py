@@ -9,10 +9,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import sqlalchemy
 from aiokafka import AIOKafkaConsumer
@@ -20,10 +24,11 @@ from broker import ANSWER_SECONDS, Broker
 from confluent_kafka import Consumer
 from faults.loop import FAULTS, Round
 from fencepost.consumer import AsyncConsumerLoop, ConsumerLoop
+from fencepost.errors import StoreError
 from fencepost.sql import AsyncSqlSink, SqlSink
 from postgres import PostgresServer
 from processes import fork_server
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from waiting import PATIENCE_SECONDS, wait_until
 
@@ -217,6 +222,63 @@ def test_two_consumers_a_rebalance_a_kill_and_a_crash_of_the_database(
     assert orders.stored() == orders.sent
     assert orders.ask("SELECT error_type FROM fencepost_dead_letters") == ["JSONDecodeError"]
     assert orders.ask("SELECT more FROM fencepost_claims") == [None, None]
+    orders.engine.dispose()
+
+
+def test_a_partition_that_moves_in_an_outage_is_read_when_it_returns(broker: Broker, server: PostgresServer) -> None:
+    """A second consumer takes it while the first waits for the database, and gives it back afterwards."""
+    orders = Orders(broker, server, "orders-that-return")
+    is_away, seen = threading.Event(), Counter[int]()
+
+    def effect(_: Connection, kept: pa.Table) -> None:
+        if is_away.is_set():
+            raise StoreError("away")
+        seen.update(kept["number"].to_pylist())
+
+    @contextmanager
+    def consuming() -> Iterator[ConsumerLoop]:
+        client = Consumer(
+            {
+                "bootstrap.servers": broker.address,
+                "group.id": orders.topic,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "isolation.level": "read_committed",
+                "partition.assignment.strategy": "cooperative-sticky",
+                "log_level": 0,
+            }
+        )
+        sink = SqlSink(orders.engine, None, "billing", policy="kafka_offsets", columns="kafka")
+        loop = ConsumerLoop(client, sink, [orders.topic], decode=lambda it: dict(json.loads(it.value())), effect=effect)
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        try:
+            yield loop
+        finally:
+            loop.stop()
+            thread.join(PATIENCE_SECONDS)
+
+    def wait_for(loop: ConsumerLoop, name: str, value: object) -> None:
+        wait_until(lambda: loop.metrics()[name] == value, f"{name} is not {value}")
+
+    def wait_for_all() -> None:
+        wait_until(lambda: seen.keys() >= set(orders.sent), "not all is applied")
+
+    with consuming() as first:
+        orders.send(10)
+        wait_for_all()
+        is_away.set()
+        orders.send(10)
+        wait_for(first, "is_paused", True)
+        with consuming() as second:
+            wait_for(second, "partitions", 1)
+            is_away.clear()
+            wait_for_all()
+            wait_for(first, "is_paused", False)
+        wait_for(first, "partitions", 2)
+        orders.send(10)
+        wait_for_all()
+    assert seen == Counter(orders.sent)
     orders.engine.dispose()
 
 

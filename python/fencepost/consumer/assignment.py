@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -16,6 +17,7 @@ OnReset: TypeAlias = Literal["stop", "report"]
 UntilUp: TypeAlias = Callable[[Callable[[], Any]], Any]
 logger = logging.getLogger("fencepost.consumer")
 _ANSWER_S = 10.0
+_ENDS_EVERY_S = 0.5
 
 
 class Assignment:
@@ -29,6 +31,8 @@ class Assignment:
         self._client, self._sink, self._start, self._on_reset = client, sink, start, on_reset
         self._until_up = until_up
         self._partitions: dict[tuple[str, int], Partition] = {}
+        self._ends: dict[str, int] = {}
+        self._ends_read_at = float("-inf")
         self.failure: Exception | None = None
         self.is_paused = False
         self.changes = 0
@@ -70,6 +74,9 @@ class Assignment:
             self._partitions[partition.handle.topic, partition.handle.partition] = partition
         if self.is_paused:
             self._client.pause(handles)
+        else:
+            # librdkafka keeps a partition paused that was taken away in an outage, and `resume` did not reach it.
+            self._client.resume(handles)
         logger.info("assigned: %s", ", ".join(f"{it.source} from {it.position}" for it in found) or "nothing")
 
     def taken_away(self, _: Any, handles: list[TopicPartition]) -> None:
@@ -202,11 +209,20 @@ class Assignment:
         except Exception as error:
             logger.info("the positions were not stored in Kafka: %s", error)
 
+    def read_ends(self) -> None:
+        """Reads where the client knows the partitions to end, at most once in `_ENDS_EVERY_S`.
+
+        To be called by the thread that polls: a client of confluent-kafka lets another thread wait for as long as it is
+        polled again and again.
+        """
+        now = time.monotonic()
+        if now - self._ends_read_at < _ENDS_EVERY_S:
+            return
+        self._ends_read_at = now
+        found = {it.source: self._client.get_watermark_offsets(it.handle, cached=True) for it in self.partitions}
+        self._ends = {source: bounds[1] for source, bounds in found.items() if bounds is not None and bounds[1] >= 0}
+
     def lag(self) -> dict[str, int]:
-        """By source, the offsets between its position and the end that the client knows."""
-        found = {}
-        for partition in self.partitions:
-            bounds = self._client.get_watermark_offsets(partition.handle, cached=True)
-            if bounds is not None and bounds[1] >= 0:
-                found[partition.source] = max(0, bounds[1] - partition.position)
-        return found
+        """By source, the offsets between its position and the end that was last read. From any thread."""
+        ends = self._ends
+        return {it.source: max(0, ends[it.source] - it.position) for it in self.partitions if it.source in ends}

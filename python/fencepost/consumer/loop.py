@@ -154,7 +154,10 @@ class ConsumerLoop:
         logger.info("stopped")
 
     def metrics(self) -> dict[str, Any]:
-        """Counters of this process (`fencepost.consumer.metrics.ABOUT`), `is_paused`, `partitions`, `lag` by source."""
+        """Counters of this process (`fencepost.consumer.metrics.ABOUT`), `is_paused`, `partitions`, `lag` by source.
+
+        From any thread. It asks neither Kafka nor the database.
+        """
         found: dict[str, Any] = dict(self._counts)
         assignment = self._assignment
         found["rebalances"] = assignment.changes
@@ -187,6 +190,7 @@ class ConsumerLoop:
 
     def _poll(self, timeout_s: float) -> list[Item]:
         message = self._client.poll(timeout_s)
+        self._assignment.read_ends()
         return [] if message is None and self._assignment.failure is None else self._accepted([message])
 
     def _accepted(self, messages: Sequence[Message | None]) -> list[Item]:
