@@ -648,7 +648,7 @@ def test_the_report_for_people_programs_and_frames() -> None:
         "    DUPLICATE     2  28.57%, came before\n"
         "  missing         5  rows that never came, in 2 ranges\n"
         "  stale epoch     0  rows of producers that a later epoch had replaced\n"
-        "  resets          0  keys that numbered anew under another epoch\n"
+        "  resets          0  keys whose numbers start again under another epoch\n"
         "                  ?  keys under the same epoch: not looked for, no timestamp column was named\n"
         "  producers       1\n"
         "\n"

@@ -8,6 +8,7 @@ import inspect
 import io
 import json
 import os
+import platform
 import pty
 import re
 import signal
@@ -407,6 +408,34 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     code, out, _ = run(capsys, "doctor", "--spark", "--json")
     java = next(it for it in json.loads(out) if it["name"] == "java")
     assert (code, java["is_good"], java["found"]) == (1, False, "not found: install Java 17 and set JAVA_HOME")
+
+
+@pytest.mark.parametrize(
+    ("program", "is_good", "found"),
+    [
+        (f'exec "{sys.executable}" "$@"', True, f"{platform.python_version()}, fencepost-spark "),
+        ("echo 3.7.1 9.9.9", False, f"is Python 3.7.1, this is {platform.python_version()}: set PYSPARK_PYTHON="),
+        ("echo No module named numpy >&2; exit 1", False, ": No module named numpy: set PYSPARK_PYTHON="),
+        (None, False, ": No such file or directory: set PYSPARK_PYTHON="),
+    ],
+)
+def test_doctor_runs_the_python_of_workers(
+    program: str | None,
+    is_good: bool,
+    found: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    python = tmp_path / "python"
+    if program is not None:
+        python.write_text(f"#!/bin/sh\n{program}\n")
+        python.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(python))
+    checks = json.loads(run(capsys, "doctor", "--spark", "--json")[1])
+    check = next(it for it in checks if it["name"] == "workers' python")
+    assert check["is_good"] is is_good
+    assert found in check["found"]
 
 
 # What all commands have in common

@@ -440,7 +440,7 @@ def test_report_for_people_and_programs(tmp_path: Path) -> None:
     report = make_job(tmp_path).run()
     text = str(report)
     assert text.splitlines()[0] == f"version 1 of {tmp_path / 'sink'}, policy any_order"
-    assert f"  read            2,400  rows in 4 new files, 0.0 MB, {report.runs:,} runs\n" in text
+    assert f"  read            2,400  rows in 4 new files, 0.0 MB, {report.runs:,} spans\n" in text
     assert (
         "  plan                   interval, judged in the driver: files may share keys, as their statistics say\n"
         in text

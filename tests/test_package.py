@@ -424,14 +424,16 @@ def test_stubs_say_what_the_extension_is(module: str, tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     # Names that an import that fails binds while it fails; types with an option in them, which stubtest takes for
     # classes.
-    options = "fencepost\\.cli\\.(identity|state|terminal|transactions|kafka_audit|kafka_export|databases)\\.[A-Z].*"
+    options = "fencepost\\.cli\\.(identity|state|terminal|transactions|kafka_audit|kafka_export|databases|sql)\\.[A-Z].*"
     literals = (
         "(job\\.Layout|plan\\.Plan|scan\\.Status|segments\\.Isolation|schemas\\.SchemaRule|write\\.(InPlace|Rejects))"
     )
     literals = f"fencepost\\.(lake\\.{literals}|sql\\.transaction\\.Outcome|(lake|sql)\\.[a-z_]+\\.On[A-Z][A-Za-z]+)"
     literals += "|fencepost\\.consumer\\.assignment\\.(OnReset|Start)|fencepost\\.sql\\.sink\\.ReapBy"
     literals += "|fencepost\\.(pages\\.charts\\.(Size|Theme)|pages\\.page\\.Mood|timeline\\.Unit)"
+    literals += "|fencepost\\.sql\\.asynchronous\\.AsyncEffect"
     for_types = "fencepost\\.(inputs|(producer|transports)\\.\\w+)\\.pa"
+    for_types += "|fencepost\\.consumer\\.asynchronous\\.(AIOKafkaConsumer|ConsumerRecord|Listener.*)"
     allowed.write_text(f"fencepost\\.cli\\.(package|problem)\n{options}\n{literals}\n{for_types}\n")
     command = [sys.executable, "-m", "mypy.stubtest", module, "--mypy-config-file", str(ROOT / "pyproject.toml")]
     done = subprocess.run(

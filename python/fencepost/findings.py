@@ -252,12 +252,13 @@ class AuditReport:
             yield f"  {name}", f"{count:,}", f"{count / self.rows:.2%}{_NOTES.get(name, '')}"
         yield "missing", f"{self.missing_rows:,}", f"rows that never came, in {self.missing_ranges:,} ranges"
         yield "stale epoch", f"{self.stale_epoch:,}", "rows of producers that a later epoch had replaced"
-        yield "resets", f"{len(self.resets):,}", "keys that numbered anew under another epoch"
+        yield "resets", f"{len(self.resets):,}", "keys whose numbers start again under another epoch"
         if self.suspected_resets is None:
             yield "", "?", "keys under the same epoch: not looked for, no timestamp column was named"
         else:
             rule = reset_rule(self.reset_rows_min)
-            yield "", f"{len(self.suspected_resets):,}", f"keys that seem to number anew under the same epoch: {rule}"
+            note = f"keys whose numbers seem to start again under the same epoch: {rule}"
+            yield "", f"{len(self.suspected_resets):,}", note
         if self.content_compared is not None:
             number = f"{self.counts.get('CONFLICT', 0):,}"
             yield "conflicts", number, f"repeats with other content, of {self.content_compared:,} that were compared"

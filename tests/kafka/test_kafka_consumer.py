@@ -314,7 +314,7 @@ def test_the_tutorial(broker: Broker, server: PostgresServer, tmp_path: Path) ->
     """The programs of docs/consumer.md, one after the other; the consumer is killed in the middle."""
     page = (Path(__file__).parents[2] / "docs" / "consumer.md").read_text()
     programs = dict(re.findall(r"^```python no-run\n# (\w+\.py)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
-    assert list(programs) == ["create.py", "produce.py", "consume.py", "check.py"]
+    assert list(programs) == ["create.py", "produce.py", "consume.py", "kill.py", "check.py"]
     for name, program in programs.items():
         (tmp_path / name).write_text(program)
     url = server.new_database()
@@ -332,10 +332,8 @@ def test_the_tutorial(broker: Broker, server: PostgresServer, tmp_path: Path) ->
         with engine.connect() as connection:
             return int(connection.execute(text("SELECT count(*) FROM orders")).scalar_one())
 
-    consumer = start("consume.py", stderr=subprocess.DEVNULL)
-    wait_until(lambda: applied() > 0, "nothing is applied")
-    consumer.kill()
-    consumer.wait()
+    said = start("kill.py", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).communicate(timeout=PATIENCE_SECONDS)[0]
+    assert said == "exit code -9\n" * 3
     assert applied() < 19_999
     consumer = start("consume.py", stderr=subprocess.DEVNULL)
     wait_until(lambda: applied() >= 19_999, "not all is applied")

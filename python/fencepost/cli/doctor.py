@@ -28,7 +28,7 @@ EXTRAS = {
 
 
 def doctor_command(
-    spark: Annotated[bool, typer.Option("--spark", help="Also check Spark and Java.")] = False,
+    spark: Annotated[bool, typer.Option("--spark", help="Also check Spark, Java and the Python of workers.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check fencepost's dependencies. Exit code 1 if a required one is missing or too old."""
@@ -68,6 +68,9 @@ def _spark_checks() -> Iterator[Check]:
     yield "pyspark", is_new, spark or f"not installed: pip install 'pyspark>={wanted}'"
     ours = _version("fencepost-spark")
     yield "fencepost-spark", ours is not None, ours or "not installed: pip install fencepost-spark"
+    pandas = _version("pandas")
+    yield "pandas", pandas is not None, pandas or "not installed: pip install pandas"
+    yield "workers' python", *_worker_check()
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.path.exists(java):
@@ -75,7 +78,26 @@ def _spark_checks() -> Iterator[Check]:
         return
     said = subprocess.run([java, "-version"], check=False, capture_output=True, text=True).stderr
     number = re.search(r'version "(\d+)([^"]*)"', said)
-    yield "java", number is not None and int(number[1]) >= JAVA_MIN, number[0] if number else "no version told"
+    is_java_new = number is not None and int(number[1]) >= JAVA_MIN
+    yield "java", is_java_new, number[0] if number else "did not print its version"
+
+
+def _worker_check() -> tuple[bool, str]:
+    """Run the Python that Spark's workers will run on this machine: with the driver's version, and our packages."""
+    python = os.environ.get("PYSPARK_PYTHON") or "python3"
+    remedy = 'set PYSPARK_PYTHON="$(which python)" in this environment'
+    script = "import platform, fencepost_spark as it, numpy, pyarrow; print(platform.python_version(), it.__version__)"
+    try:
+        done = subprocess.run([python, "-c", script], check=False, capture_output=True, text=True)
+    except OSError as error:
+        return False, f"{python}: {error.strerror}: {remedy}"
+    if done.returncode != 0:
+        problem = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return False, f"{python}: {problem}: {remedy}"
+    found, ours = done.stdout.split()
+    if found.rpartition(".")[0] != platform.python_version().rpartition(".")[0]:
+        return False, f"{python} is Python {found}, this is {platform.python_version()}: {remedy}"
+    return ours == _version("fencepost-spark"), f"{found}, fencepost-spark {ours}, {python}"
 
 
 def _version(package: str) -> str | None:

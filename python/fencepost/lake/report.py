@@ -191,7 +191,7 @@ class RunReport:
             (
                 "read",
                 f"{self.rows:,}",
-                f"rows in {self.files:,} new files, {self.bytes / 1e6:,.1f} MB, {self.runs:,} runs",
+                f"rows in {self.files:,} new files, {self.bytes / 1e6:,.1f} MB, {self.runs:,} spans",
             ),
             *self._files_left_out(),
             ("kept", f"{self.kept:,}", self._share(self.kept)),
@@ -226,7 +226,7 @@ class RunReport:
             reason = "only timestamps tell a restarted counter from repeats, and without max_idle none are read"
             return [("resets", "?", f"not looked for: {reason}")]
         number = f"{len(self.suspected_resets):,}"
-        return [("resets", number, f"keys that seem to number anew: {reset_rule(self.reset_rows_min)}")]
+        return [("resets", number, f"keys whose numbers seem to start again: {reset_rule(self.reset_rows_min)}")]
 
     def _of_state(self) -> str:
         moved = f"{self.state_bytes_read / 1e6:,.1f} MB read, {self.state_bytes_written / 1e6:,.1f} MB written"

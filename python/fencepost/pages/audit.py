@@ -243,15 +243,16 @@ class _Audit:
             commands = [Command("Look for counters that restarted", line)]
             return Section("restarts", question, "Not known", answer, "unknown", tables=tables, commands=commands)
         if not len(report.suspected_resets):
-            answer = f"No key seems to number anew under the same epoch. {renewed}"
+            answer = f"No key seems to start again under the same epoch. {renewed}"
             return Section("restarts", question, "No", answer, "good", tables=tables)
         count = len(report.suspected_resets)
-        suspects = table_of("Keys that seem to number anew", report.suspected_resets, self._kinds(), names=self.names)
+        title = "Keys whose numbers seem to start again"
+        suspects = table_of(title, report.suspected_resets, self._kinds(), names=self.names)
         return Section(
             "restarts",
             question,
             plural(count, "key"),
-            f"probably numbered anew under the same epoch: their repeats carry other timestamps than "
+            f"probably started their numbers again under the same epoch: their repeats carry other timestamps than "
             f"the rows they repeat. Such rows are new events that look like repeats. {renewed}",
             "bad",
             tables=[suspects, *self._examples("RETIMED", "Examples of repeats with another timestamp"), *tables],

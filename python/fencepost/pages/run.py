@@ -118,9 +118,9 @@ class _Run:
             return Section("restarts", question, "Not known", answer, "unknown")
         count = len(report.suspected_resets)
         if not count:
-            return Section("restarts", question, "No", "No key seems to number anew.", "good")
-        answer = "probably numbered anew under the same epoch. Their new events look like repeats."
-        tables = [self._table("Keys that seem to number anew", report.suspected_resets)]
+            return Section("restarts", question, "No", "No key seems to start again.", "good")
+        answer = "probably started their numbers again under the same epoch. Their new events look like repeats."
+        tables = [self._table("Keys whose numbers seem to start again", report.suspected_resets)]
         return Section("restarts", question, plural(count, "key"), answer, "bad", tables=tables)
 
     def left_out(self) -> Iterator[Section]:

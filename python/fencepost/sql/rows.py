@@ -176,10 +176,8 @@ def statement(of: str) -> TextClause:
     return text(of.replace(":", "\\:"))
 
 
-@lru_cache(maxsize=256)
-def prepared(of: str) -> TextClause:
-    """A statement that is run again and again: SQLAlchemy takes as long to read its text as the database to run it."""
-    return text(of)
+prepared = lru_cache(maxsize=256)(text)
+"""A statement that is run again and again: SQLAlchemy takes as long to read its text as the database to run it."""
 
 
 def _takes_copy(connection: Connection, table: Table) -> bool:

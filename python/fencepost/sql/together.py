@@ -51,8 +51,7 @@ def write_together(
         raise RacedError
 
 
-@lru_cache(maxsize=256)
-def _query(clock: str, has_new: bool, has_changed: bool, has_positions: bool, insert: str) -> TextClause | None:
+def _make_query(clock: str, has_new: bool, has_changed: bool, has_positions: bool, insert: str) -> TextClause | None:
     """The statement; None where nothing is to be written. Made once: to read its text takes as long as to run it."""
     parts = {
         "new": f"{insert_of('new', clock)} RETURNING 1" if has_new else "",
@@ -62,6 +61,9 @@ def _query(clock: str, has_new: bool, has_changed: bool, has_positions: bool, in
     }
     given = ", ".join(f"{name} AS ({part})" for name, part in parts.items() if part)
     return text(f"WITH {given} SELECT {'count(*) FROM new' if has_new else '0'}") if given else None
+
+
+_query = lru_cache(maxsize=256)(_make_query)
 
 
 _MOVED = """
