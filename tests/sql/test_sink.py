@@ -681,7 +681,7 @@ def test_claims_of_a_newer_version_are_refused(events: Engine) -> None:
     SqlSink(events, "events", "billing")
     with events.begin() as connection:
         connection.execute(text("UPDATE fencepost_schema SET version = version + 1"))
-    with pytest.raises(fp.SchemaError, match="the tables of 'sink' have version 2, this package knows 1: upgrade"):
+    with pytest.raises(fp.SchemaError, match="the tables of 'sink' have version 3, this package knows 2: upgrade"):
         SqlSink(events, "events", "billing")
 
 

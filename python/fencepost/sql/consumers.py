@@ -2,6 +2,7 @@
 
 fencepost_consumers    a row a consumer: its settings for ever, the types of its keys, its horizon
 fencepost_claims       a row a (consumer, pid, partition): what was accepted, see `sequences`
+fencepost_holes        a row a range that a claim has not received, see `holes`
 fencepost_messages     a row a (consumer, message): the processed messages, see `messages`
 fencepost_applied      a row a (consumer, source): up to where it was applied
 fencepost_dead_letters a row a message that a `ConsumerLoop` has set aside
@@ -36,11 +37,10 @@ from fencepost.errors import BatchError, PolicyError, StateConflictError
 from fencepost.inputs import is_text
 from fencepost.sql.columns import INNODB, Int64, LongBinary, LongText, key_text
 from fencepost.sql.database import Database
-from fencepost.sql.migrations import Part
+from fencepost.sql.migrations import Migration, Part
 from fencepost.sql.upserts import insert_if_missing
 
 TABLES = MetaData()
-PART = Part("sink", 1, TABLES)
 _DEAD = MetaData()
 DEAD_LETTERS_PART = Part("dead_letters", 1, _DEAD)
 
@@ -82,6 +82,20 @@ CLAIMS = Table(
     postgresql_with=_HALF_FULL,
     **INNODB,
 )
+HOLES = Table(
+    "fencepost_holes",
+    TABLES,
+    # No foreign key, as for messages. Found by their last number: of those above a number the first is the one that
+    # may contain it.
+    Column("consumer", Integer, primary_key=True, autoincrement=False),
+    Column("pid", _Key, primary_key=True),
+    Column("partition", _Key, primary_key=True),
+    Column("epoch", SmallInteger, primary_key=True, autoincrement=False),
+    Column("last", Int64, primary_key=True, autoincrement=False),
+    Column("first", Int64, nullable=False),
+    Column("timestamp", Int64),
+    **INNODB,
+)
 MESSAGES = Table(
     "fencepost_messages",
     TABLES,
@@ -103,6 +117,8 @@ POSITIONS = Table(
     postgresql_with=_HALF_FULL,
     **INNODB,
 )
+# Since version 2 holes are rows. Those that a claim has in its value move when it next changes.
+PART = Part("sink", 2, TABLES, {2: Migration(tables=(HOLES,))})
 DEAD_LETTERS = Table(
     "fencepost_dead_letters",
     _DEAD,
@@ -124,15 +140,17 @@ DEAD_LETTERS = Table(
 
 @dataclass(frozen=True)
 class Storage:
-    """Where claims of one kind are: the columns of their key, and the one that tells their age."""
+    """Where claims of one kind are: the columns of their key, and the one that tells their age. `beside`: the table
+    whose rows belong to them, by the same key."""
 
     table: Table
     key: tuple[str, ...]
     timestamp: str
+    beside: Table | None = None
 
 
 STORAGES = {
-    "sequence": Storage(CLAIMS, ("pid", "partition"), "last_timestamp"),
+    "sequence": Storage(CLAIMS, ("pid", "partition"), "last_timestamp", HOLES),
     "message_id": Storage(MESSAGES, ("id", "version"), "timestamp"),
 }
 """By the kind of claims."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sqlalchemy import Column, Connection, Dialect, Integer, MetaData, String, Table, text
+from sqlalchemy.schema import CreateTable
 
 from fencepost.errors import SchemaError
 from fencepost.sql.columns import INNODB, key_text
@@ -28,11 +29,13 @@ SCHEMA = Table(
 class Migration:
     """Leads to a version from the one before it. `check` raises SchemaError where it cannot.
 
-    Names in `statements` that need quotes have double quotes, which occur nowhere else in them.
+    Names in `statements` that need quotes have double quotes, which occur nowhere else in them. `tables` are new with
+    this version.
     """
 
-    statements: tuple[str, ...]
+    statements: tuple[str, ...] = ()
     check: Callable[[Connection], None] | None = None
+    tables: tuple[Table, ...] = ()
 
     def run(self, connection: Connection) -> None:
         """Changes the tables; the version is the caller's to write."""
@@ -43,7 +46,14 @@ class Migration:
 
     def sql(self, dialect: Dialect) -> list[str]:
         """The statements, with names in the quotes of a dialect."""
-        return [it.replace('"', dialect.identifier_preparer.initial_quote) for it in self.statements]
+        made = [create_sql(it, dialect, if_not_exists=True) for it in self.tables]
+        return made + [it.replace('"', dialect.identifier_preparer.initial_quote) for it in self.statements]
+
+
+def create_sql(table: Table, dialect: Dialect, *, if_not_exists: bool = False) -> str:
+    """The statement that makes a table, as a person reads it."""
+    compiled = str(CreateTable(table, if_not_exists=if_not_exists).compile(dialect=dialect))
+    return "\n".join(line.rstrip().replace("\t", "    ") for line in compiled.strip().splitlines() if line.strip())
 
 
 @dataclass(frozen=True)

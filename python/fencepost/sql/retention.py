@@ -142,6 +142,11 @@ def _delete_behind(consumer: Consumer, storage: Storage, age: str, until_ms: int
             found = [tuple(row) for row in connection.execute(query.where(*piece))]
             if found:
                 last = (key <= found[-1], lead <= found[-1][0])
+                if storage.beside is not None:
+                    gone = select(*columns).where(*behind, *piece, *last)
+                    of_consumer = storage.beside.c.consumer == consumer.id
+                    names = tuple_(*(storage.beside.c[name] for name in storage.key))
+                    connection.execute(delete(storage.beside).where(of_consumer, names.in_(gone)))
                 connection.execute(delete(table).where(*behind, *piece, *last))
             return found
 

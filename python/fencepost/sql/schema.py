@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from sqlalchemy import Connection, Dialect, Engine, make_url, select
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.schema import CreateIndex
 
 from fencepost.errors import PolicyError, SchemaError
 from fencepost.sql import leases, requests, staged, transaction_tables
 from fencepost.sql.consumers import DEAD_LETTERS_PART
 from fencepost.sql.consumers import PART as SINK_PART
 from fencepost.sql.database import Database
-from fencepost.sql.migrations import SCHEMA, Part
+from fencepost.sql.migrations import SCHEMA, Part, create_sql
 
 PARTS = (SINK_PART, DEAD_LETTERS_PART, requests.PART, transaction_tables.PART, staged.PART, leases.PART)
 """All but those of transports, whose tables are named after another."""
@@ -45,7 +45,7 @@ def statements(dialect: str, parts: Iterable[Part] = PARTS, since: Mapping[str, 
     if unknown:
         raise PolicyError(f"part {min(unknown)!r}: expected one of {', '.join(sorted(it.name for it in found))}")
     if since is None:
-        return [_create(SCHEMA, of, if_not_exists=True), *(it for part in found for it in _created(part, of))]
+        return [create_sql(SCHEMA, of, if_not_exists=True), *(it for part in found for it in _created(part, of))]
     return [it for part in found if part.name in since for it in _upgraded(part, since[part.name], of)]
 
 
@@ -56,15 +56,10 @@ def ddl(dialect: str, parts: Iterable[Part] = PARTS, since: Mapping[str, int] | 
 
 def _created(part: Part, dialect: Dialect) -> Iterator[str]:
     for table in part.tables.sorted_tables:
-        yield _create(table, dialect)
+        yield create_sql(table, dialect)
         for index in sorted(table.indexes, key=lambda it: str(it.name)):
             yield str(CreateIndex(index).compile(dialect=dialect)).strip()
     yield f"INSERT INTO {SCHEMA.name} (part, version) VALUES ('{part.name}', {part.version})"
-
-
-def _create(table: object, dialect: Dialect, *, if_not_exists: bool = False) -> str:
-    compiled = str(CreateTable(table, if_not_exists=if_not_exists).compile(dialect=dialect))  # type: ignore[arg-type]
-    return "\n".join(line.rstrip().replace("\t", "    ") for line in compiled.strip().splitlines() if line.strip())
 
 
 def _upgraded(part: Part, found: int, dialect: Dialect) -> Iterator[str]:

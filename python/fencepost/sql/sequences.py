@@ -3,7 +3,8 @@
     pid, partition           as text: integers plainly, everything else as JSON; exact, and readable
     epoch, first, last       of the entry (of the highest epoch) that a state table keeps of that key
     last_timestamp           the latest of its entries, where timestamps are kept
-    more                     null, or all its entries as JSON where there is more to them: holes, a final range, epochs
+    more                     null, or all its entries as JSON where there is more to them: the number of their holes,
+                             a final range, epochs. The holes are rows of their own, see `holes`
 
 A call locks the rows of its keys in their order, lets a `StateTable` of just these entries judge, inserts the keys
 that are new and updates those that changed. So verdicts are the table's own. Whoever finds that a key that it took
@@ -20,10 +21,11 @@ newest row of a producer's partition, in sequence or in epoch, was there before.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,10 +35,13 @@ from fencepost._native import StateTable
 from fencepost.errors import BatchError, PolicyError
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy
 from fencepost.sql.consumers import KEY_BYTES_MAX, STORAGES, Consumer
+from fencepost.sql.holes import HIGHEST, LOWEST, NO_EPOCH, Hole, HoleChanges, Of, Span, read_holes
 from fencepost.sql.rows import array_of_integers, array_of_texts, prepared
 from fencepost.sql.upserts import RacedError, as_json, is_duplicate
 from fencepost.verdict import Verdict
 
+Key: TypeAlias = tuple[str, str]
+"""The pid and partition of a claim."""
 _OFFSETS = {preset.seq for preset in COLUMN_PRESETS.values() if preset.epoch is None}
 
 
@@ -61,6 +66,21 @@ class Claim(NamedTuple):
     last: int
     last_timestamp: int | None
     more: str | None
+
+
+class Entry(NamedTuple):
+    """An entry of a claim, with the holes that are read of it.
+
+    `holes`: in `more`, their number; in one that version 1 of the tables wrote, the holes themselves.
+    """
+
+    epoch: int | None
+    first: int
+    last: int
+    holes: Any
+    final_first: int | None
+    final_last: int | None
+    last_timestamp: int | None
 
 
 @dataclass(frozen=True)
@@ -94,6 +114,7 @@ class SequenceVerdicts:
     stale_epoch: int
     new: list[Claim]
     changed: list[Claim]
+    holes: HoleChanges
 
 
 class Sequences:
@@ -120,13 +141,15 @@ class Sequences:
         lenient = {"admit": "next", "epochs": epochs, "first": "any", "late": "out_of_order"}
         unbound = {"max_jump": None, "reach": None, "intervals_max": None}
         self._lister = policy.replace(**lenient, **unbound, window=1, columns=columns)
+        of_all = {"admit": "any", "epochs": "ignore" if policy.epochs == "ignore" else "key", "first": "any"}
+        self._spanner = Policy.any_order().replace(**of_all, wrap=policy.wrap, columns=columns)
 
     def prepare(self, rows: pa.Table) -> Keys:
         """The keys of the rows, every one of which is valid. Raises BatchError; asks no database."""
         lister = StateTable(self._lister, untracked=self.untracked)
         lister.apply(rows, self.columns)
         keys = pa.table(lister.entries())
-        columns = keys.select(_key_names(keys, "pid") + _key_names(keys, "partition")).replace_schema_metadata()
+        columns = _key_columns(keys).replace_schema_metadata()
         return Keys(rows, columns, _texts(columns))
 
     def claim(self, connection: Connection, keys: Keys, positions: Mapping[str, int]) -> SequenceVerdicts:
@@ -138,15 +161,22 @@ class Sequences:
         horizon_ms = self.consumer.horizon_ms(connection)
         if keys.texts:
             self.consumer.check_key_types(connection, keys.types)
-        table = self._table(keys, held, horizon_ms)
+        of_sources = keys.positions(positions) if self.are_offsets and positions else {}
+        entries_of = {claim[:2]: _entries_of(claim) for claim in held}
+        stored = self._read_holes(connection, keys, entries_of, of_sources, horizon_ms)
+        table = self._table(keys, entries_of, stored, horizon_ms)
         verdicts = table.apply(keys.rows, self.columns)
         entries = pa.table(table.entries())
-        if self.are_offsets and positions:
-            entries = _closed(entries, keys.positions(positions))
-        after = list(_claims(entries))
+        if of_sources:
+            entries = _closed(entries, of_sources)
+        holes = HoleChanges()
+        is_plain = all(it.more is None for it in held)
+        counted = partial(_counted, entries_of, stored, of_sources, holes)
+        after = list(_plain_claims(entries) if is_plain and _are_plain(entries) else _claims(entries, counted))
         known = {(it.pid, it.partition): it for it in held}
         new = sorted((it for it in after if it[:2] not in known), key=_in_bytes)  # as everybody inserts them
-        changed = [it for it in after if known.get(it[:2], it) != it]
+        touched = holes.keys
+        changed = [it for it in after if (before := known.get(it[:2])) and (it != before or it[:2] in touched)]
         codes = pa.array(verdicts.verdict)
         kept, counts = pa.array(verdicts.kept), dict(verdicts.counts)
         if self.in_log_order and counts[Verdict.FENCED]:
@@ -157,15 +187,68 @@ class Sequences:
             counts[Verdict.DUPLICATE] += counts[Verdict.FENCED]
             counts[Verdict.FENCED] = 0
         told = verdicts.missing, verdicts.expected, verdicts.stale_epoch
-        return SequenceVerdicts(codes, kept, counts, *told, new, changed)
+        return SequenceVerdicts(codes, kept, counts, *told, new, changed, holes)
 
     def save(self, connection: Connection, judged: SequenceVerdicts) -> None:
         """Leaves the claims as they are after the rows. Raises RacedError: to be done again, from the start."""
         self._insert(connection, judged.new)
         self._update(connection, judged.changed)
+        judged.holes.save(connection, self.consumer)
 
-    def _table(self, keys: Keys, held: Sequence[Claim], horizon_ms: int | None) -> StateTable:
-        entries = _entries(keys, held)
+    def _read_holes(
+        self,
+        connection: Connection,
+        keys: Keys,
+        entries_of: Mapping[Key, Sequence[Entry]],
+        of_sources: Mapping[Key, int],
+        horizon_ms: int | None,
+    ) -> dict[Of, list[Hole]]:
+        """The holes that the rows can fall into, and those that a position, a horizon or a reach can close."""
+        with_holes = [
+            (key, entry)
+            for key, entries in entries_of.items()
+            for entry in entries
+            if isinstance(entry.holes, int) and entry.holes
+        ]
+        if not with_holes:
+            return {}
+        is_bound = self.policy.reach is not None or self.policy.intervals_max is not None
+        reads_all = is_bound or horizon_ms is not None
+        spans = {} if reads_all else self._spans(keys)
+        wanted = []
+        for key, entry in with_holes:
+            of = _of(key, entry.epoch)
+            span = (LOWEST, HIGHEST) if reads_all else spans.get(of)
+            if key in of_sources:
+                span = min(of_sources[key], HIGHEST if span is None else span[0]), HIGHEST
+            elif span is not None and self._has_laps(span, entry):
+                span = LOWEST, HIGHEST
+            if span is not None:
+                wanted.append(Span(of, *span))
+        return read_holes(connection, self.consumer, wanted)
+
+    def _has_laps(self, span: tuple[int, int], entry: Entry) -> bool:
+        """Whether a sequence number of the rows can stand for several positions of an entry."""
+        first, last = min(span[0], entry.first), max(span[1], entry.last)
+        return self.policy.wrap is not None and not 0 <= first <= last < self.policy.wrap
+
+    def _spans(self, keys: Keys) -> dict[Of, tuple[int, int]]:
+        """The lowest and highest sequence number of the rows, by entry."""
+        table = StateTable(self._spanner, untracked=self.untracked)
+        table.apply(keys.rows, self.columns)
+        found = pa.table(table.entries())
+        columns = (found[name].to_pylist() for name in ("epoch", "first", "last"))
+        keyed = zip(_texts(_key_columns(found)), *columns, strict=True)
+        return {_of(key, epoch): (first, last) for key, epoch, first, last in keyed}
+
+    def _table(
+        self,
+        keys: Keys,
+        entries_of: Mapping[Key, Sequence[Entry]],
+        stored: Mapping[Of, Sequence[Hole]],
+        horizon_ms: int | None,
+    ) -> StateTable:
+        entries = _entries(keys, entries_of, stored)
         table = StateTable.from_entries(entries, self.policy, keep=self.keep, horizon_ms=horizon_ms)
         if horizon_ms is not None:
             # What a reap means for these entries, whether or not it has come by.
@@ -310,6 +393,10 @@ def _key_names(table: pa.Table, role: str) -> list[str]:
     return [name for name in table.column_names if name == role or name.startswith(f"{role}_")]
 
 
+def _key_columns(table: pa.Table) -> pa.Table:
+    return table.select(_key_names(table, "pid") + _key_names(table, "partition"))
+
+
 def _texts(keys: pa.Table) -> list[tuple[str, str]]:
     return list(zip(_role_texts(keys, "pid"), _role_texts(keys, "partition"), strict=True))
 
@@ -342,20 +429,34 @@ _PLAIN = [("epoch", pa.int16()), ("first", pa.int64()), ("last", pa.int64()), ("
 _FIELDS = [*_PLAIN, ("final_first", pa.int64()), ("final_last", pa.int64()), ("last_timestamp", pa.int64())]
 
 
-def _entries(keys: Keys, claims: Sequence[Claim]) -> pa.Table:
+def _of(key: Sequence[str], epoch: int | None) -> Of:
+    return Of(key[0], key[1], NO_EPOCH if epoch is None else epoch)
+
+
+def _entries_of(claim: Claim) -> list[Entry]:
+    """The entries of a claim as the database has them."""
+    if claim.more is None:
+        return [Entry(claim.epoch, claim.first, claim.last, 0, None, None, claim.last_timestamp)]
+    return [Entry(*it) for it in json.loads(claim.more)]
+
+
+def _holes_of(key: Key, entry: Entry, stored: Mapping[Of, Sequence[Hole]]) -> list[Hole]:
+    """The holes of an entry that are read."""
+    if isinstance(entry.holes, int):
+        return list(stored.get(_of(key, entry.epoch), ()))
+    return [Hole(*it) for it in entry.holes]
+
+
+def _entries(keys: Keys, entries_of: Mapping[Key, Sequence[Entry]], stored: Mapping[Of, Sequence[Hole]]) -> pa.Table:
     """What `StateTable.from_entries` takes of these claims."""
     numbers = {it: index for index, it in enumerate(keys.texts)}
     of_key: list[int] = []
     entries: list[Sequence[Any]] = []
-    for claim in claims:
-        number = numbers[claim[:2]]
-        if claim.more is None:
-            of_key.append(number)
-            entries.append((claim.epoch, claim.first, claim.last, (), None, None, claim.last_timestamp))
-            continue
-        for epoch, first, last, holes, *rest in json.loads(claim.more):
-            of_key.append(number)
-            entries.append((epoch, first, last, [dict(zip(_HOLE.names, it, strict=True)) for it in holes], *rest))
+    for key, of_claim in entries_of.items():
+        for entry in of_claim:
+            of_key.append(numbers[key])
+            holes = [it._asdict() for it in _holes_of(key, entry, stored)] if entry.holes else ()
+            entries.append((*entry[:3], holes, *entry[4:]))
     columns = keys.columns.take(pa.array(of_key, pa.int64()))
     values = zip(*entries, strict=True) if entries else [()] * len(_FIELDS)
     for (name, kind), column in zip(_FIELDS, values, strict=True):
@@ -363,9 +464,38 @@ def _entries(keys: Keys, claims: Sequence[Claim]) -> pa.Table:
     return columns
 
 
+def _counted(
+    entries_of: Mapping[Key, Sequence[Entry]],
+    stored: Mapping[Of, Sequence[Hole]],
+    of_sources: Mapping[Key, int],
+    changes: HoleChanges,
+    key: Key,
+    found: Sequence[Entry],
+) -> list[Entry]:
+    """The entries of a claim after a call, with the numbers of their holes; and what changes of these."""
+    before = {it.epoch: it for it in entries_of.get(key, ())}
+    counted = []
+    for entry in found:
+        of, old = _of(key, entry.epoch), before.pop(entry.epoch, None)
+        count = old.holes if old is not None and isinstance(old.holes, int) else 0
+        read, after = stored.get(of, []), [Hole(**it) for it in entry.holes]
+        end = of_sources.get(key)
+        if count and end is not None:
+            # All that end at or above the position are read; those below it go, read or not.
+            changes.deleted.append(Span(of, LOWEST, end - 1))
+            read = [it for it in read if it.last >= end]
+            count = len(read)
+        changes.replace(of, read, after)
+        counted.append(entry._replace(holes=count + len(after) - len(read)))
+    for epoch, gone in before.items():
+        if isinstance(gone.holes, int) and gone.holes:
+            changes.deleted.append(Span(_of(key, epoch), LOWEST, HIGHEST))
+    return counted
+
+
 def _closed(entries: pa.Table, positions: Mapping[tuple[str, str], int]) -> pa.Table:
     """Without the holes below these positions."""
-    texts = _texts(entries.select(_key_names(entries, "pid") + _key_names(entries, "partition")))
+    texts = _texts(_key_columns(entries))
     ends = [positions.get(key, 0) for key in texts]
     holes = entries["holes"].combine_chunks()
     left = [_holes_from(of_entry, end) for of_entry, end in zip(holes, ends, strict=True)]
@@ -380,31 +510,34 @@ def _holes_from(holes: pa.ListScalar, end: int) -> list[dict[str, Any]]:
     return [it | {"first": max(it["first"], end)} for it in holes.as_py() if it["last"] >= end]
 
 
-def _claims(entries: pa.Table) -> Iterator[Claim]:
-    """The claims that stand for these entries, which lie in the order of their keys, then epochs."""
-    names = _key_names(entries, "pid") + _key_names(entries, "partition")
-    texts = _texts(entries.select(names))
-    timestamps = entries["last_timestamp"].to_pylist()
-    epochs, firsts, lasts = (entries[name].to_pylist() for name in ("epoch", "first", "last"))
+def _are_plain(entries: pa.Table) -> bool:
+    """Whether each entry is one of a key of its own, without holes and a final range."""
     has_more = pc.or_(pc.greater(pc.list_value_length(entries["holes"]), 0), pc.is_valid(entries["final_first"]))
-    is_alone = not any(pc.unique(has_more).to_pylist()) and len(set(texts)) == len(texts)
-    if is_alone:
-        for (pid, partition), epoch, first, last, timestamp in zip(
-            texts, epochs, firsts, lasts, timestamps, strict=True
-        ):
-            yield Claim(pid, partition, epoch, first, last, timestamp, None)
-        return
-    odd = has_more.to_pylist()
-    whole = entries.select([name for name, _ in _FIELDS]).to_pylist()
-    for (pid, partition), group in groupby(range(len(texts)), texts.__getitem__):
-        rows = list(group)
-        newest = rows[-1]
-        epoch, first, last = epochs[newest], firsts[newest], lasts[newest]
-        last_timestamp = max((timestamps[it] for it in rows if timestamps[it] is not None), default=None)
-        is_plain = len(rows) == 1 and not odd[newest]
-        more = None if is_plain else json.dumps([_as_list(whole[it]) for it in rows], separators=(",", ":"))
-        yield Claim(pid, partition, epoch, first, last, last_timestamp, more)
+    if pc.any(has_more).as_py():
+        return False
+    texts = _texts(_key_columns(entries))
+    return len(set(texts)) == len(texts)
 
 
-def _as_list(entry: dict[str, Any]) -> list[Any]:
-    return list((entry | {"holes": [list(it.values()) for it in entry["holes"]]}).values())
+def _plain_claims(entries: pa.Table) -> Iterator[Claim]:
+    """What `_claims` gives for plain entries."""
+    columns = (entries[name].to_pylist() for name in ("epoch", "first", "last", "last_timestamp"))
+    for (pid, partition), epoch, first, last, at in zip(_texts(_key_columns(entries)), *columns, strict=True):
+        yield Claim(pid, partition, epoch, first, last, at, None)
+
+
+def _claims(entries: pa.Table, counted: Callable[[Key, list[Entry]], list[Entry]]) -> Iterator[Claim]:
+    """The claims that stand for these entries, which lie in the order of their keys, then epochs.
+
+    `counted`: gives the entries of a key with the numbers of their holes.
+    """
+    texts = _texts(_key_columns(entries))
+    columns = (entries[name].to_pylist() for name, _ in _FIELDS)
+    rows = zip(texts, map(Entry, *columns), strict=True)
+    for key, group in groupby(rows, lambda it: it[0]):
+        of_key = counted(key, [entry for _, entry in group])
+        newest = of_key[-1]
+        last_timestamp = max((it.last_timestamp for it in of_key if it.last_timestamp is not None), default=None)
+        is_plain = len(of_key) == 1 and not newest.holes and newest.final_first is None
+        more = None if is_plain else json.dumps(of_key, separators=(",", ":"))
+        yield Claim(key[0], key[1], newest.epoch, newest.first, newest.last, last_timestamp, more)

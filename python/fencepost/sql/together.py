@@ -49,6 +49,8 @@ def write_together(
         raise UnnamedError from error
     if inserted != len(judged.new):
         raise RacedError
+    if isinstance(judged, SequenceVerdicts):
+        judged.holes.save(connection, consumer)
 
 
 def _make_query(clock: str, has_new: bool, has_changed: bool, has_positions: bool, insert: str) -> TextClause | None:

@@ -13,6 +13,16 @@ CREATE TABLE fencepost_consumers (
     PRIMARY KEY (id),
     UNIQUE (name)
 )ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
+CREATE TABLE fencepost_holes (
+    consumer INTEGER NOT NULL,
+    pid VARBINARY(1000) NOT NULL,
+    `partition` VARBINARY(1000) NOT NULL,
+    epoch SMALLINT NOT NULL,
+    last BIGINT NOT NULL,
+    first BIGINT NOT NULL,
+    timestamp BIGINT,
+    PRIMARY KEY (consumer, pid, `partition`, epoch, last)
+)ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
 CREATE TABLE fencepost_messages (
     consumer INTEGER NOT NULL,
     id VARBINARY(2000) NOT NULL,
@@ -42,7 +52,7 @@ CREATE TABLE fencepost_claims (
     PRIMARY KEY (consumer, pid, `partition`),
     FOREIGN KEY(consumer) REFERENCES fencepost_consumers (id)
 )ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
-INSERT INTO fencepost_schema (part, version) VALUES ('sink', 1);
+INSERT INTO fencepost_schema (part, version) VALUES ('sink', 2);
 CREATE TABLE fencepost_dead_letters (
     consumer VARBINARY(1020) NOT NULL,
     topic VARBINARY(1020) NOT NULL,

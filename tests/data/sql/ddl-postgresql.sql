@@ -13,6 +13,16 @@ CREATE TABLE fencepost_consumers (
     PRIMARY KEY (id),
     UNIQUE (name)
 );
+CREATE TABLE fencepost_holes (
+    consumer INTEGER NOT NULL,
+    pid TEXT COLLATE "C" NOT NULL,
+    partition TEXT COLLATE "C" NOT NULL,
+    epoch SMALLINT NOT NULL,
+    last BIGINT NOT NULL,
+    first BIGINT NOT NULL,
+    timestamp BIGINT,
+    PRIMARY KEY (consumer, pid, partition, epoch, last)
+);
 CREATE TABLE fencepost_messages (
     consumer INTEGER NOT NULL,
     id TEXT COLLATE "C" NOT NULL,
@@ -44,7 +54,7 @@ CREATE TABLE fencepost_claims (
     FOREIGN KEY(consumer) REFERENCES fencepost_consumers (id)
 )
  WITH (fillfactor = 50);
-INSERT INTO fencepost_schema (part, version) VALUES ('sink', 1);
+INSERT INTO fencepost_schema (part, version) VALUES ('sink', 2);
 CREATE TABLE fencepost_dead_letters (
     consumer VARCHAR(255) NOT NULL,
     topic VARCHAR(255) NOT NULL,

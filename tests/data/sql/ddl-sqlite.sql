@@ -13,6 +13,16 @@ CREATE TABLE fencepost_consumers (
     PRIMARY KEY (id),
     UNIQUE (name)
 );
+CREATE TABLE fencepost_holes (
+    consumer INTEGER NOT NULL,
+    pid TEXT NOT NULL,
+    partition TEXT NOT NULL,
+    epoch SMALLINT NOT NULL,
+    last INTEGER NOT NULL,
+    first INTEGER NOT NULL,
+    timestamp INTEGER,
+    PRIMARY KEY (consumer, pid, partition, epoch, last)
+);
 CREATE TABLE fencepost_messages (
     consumer INTEGER NOT NULL,
     id TEXT NOT NULL,
@@ -42,7 +52,7 @@ CREATE TABLE fencepost_claims (
     PRIMARY KEY (consumer, pid, partition),
     FOREIGN KEY(consumer) REFERENCES fencepost_consumers (id)
 );
-INSERT INTO fencepost_schema (part, version) VALUES ('sink', 1);
+INSERT INTO fencepost_schema (part, version) VALUES ('sink', 2);
 CREATE TABLE fencepost_dead_letters (
     consumer VARCHAR(255) NOT NULL,
     topic VARCHAR(255) NOT NULL,
