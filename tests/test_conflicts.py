@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fencepost import auditor, lake
-from fencepost.lake import auditing, conflicts, repeats
+from fencepost.lake import auditing, comparing, conflicts, repeats
 from fencepost.lake.refused import REFUSED_RANGES
 from test_lake import hashes, land, make_job, make_rows, read_sink
 
@@ -165,7 +165,7 @@ def test_a_file_that_changes_before_it_is_compared_is_planned_anew(
             os.utime(path, (1, 1))
         return compare(*arguments)
 
-    monkeypatch.setattr(lake.run, "compare", change)
+    monkeypatch.setattr(comparing, "compare", change)
     report = make_job(tmp_path, on_conflict="drop", **CONTENT).run()
     assert (report.counts, changed, len(report.vanished)) == ({"ACCEPTED": 1, "CONFLICT": 1}, [1], 1)
 

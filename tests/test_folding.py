@@ -309,7 +309,7 @@ def others(root: Path) -> None:
 )
 def test_a_driver_that_wakes_after_a_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     """Nothing is shown twice, nothing is lost, and what later versions refer to stays."""
-    from fencepost.lake.run import Run
+    from fencepost.lake import run
     from fencepost.state.sinks import RunFolders
 
     go(tmp_path, 0)
@@ -326,7 +326,7 @@ def test_a_driver_that_wakes_after_a_fold(tmp_path: Path, monkeypatch: pytest.Mo
             others(tmp_path)
         return real_put(self, name, data)
 
-    owners = {"prepares": (Run, "prepare"), "applies": (RunFolders, "apply"), "finishes": (State, "finish")}
+    owners = {"prepares": (run, "prepare"), "applies": (RunFolders, "apply"), "finishes": (State, "finish")}
     owner, name = owners.get(moment, (State, "renew_hint"))
     with paused_at(monkeypatch, owner, name, lambda: others(tmp_path) if moment in owners else None):
         monkeypatch.setattr(LocalStore, "put", put)

@@ -12,7 +12,7 @@ import pyarrow.dataset as ds  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable
 from fencepost import kafka, state
-from fencepost.lake import DedupJob, KafkaLog, judging, sources
+from fencepost.lake import DedupJob, KafkaLog, judging, preparing, sources, writing
 from fencepost.lake import run as run_module
 from fencepost.lake.segments import Isolation
 from fencepost.state.sinks import RunFolders
@@ -236,13 +236,14 @@ def test_a_run_that_dies_before_it_decides_has_read_nothing(tmp_path: Path, monk
     copy_upto("orders-0", tmp_path / "logs", 100)
     make_job(tmp_path).run()
     copy_upto("orders-0", tmp_path / "logs", 10**9)
-    for step in ("scan", "judge", "write", "commit", "export"):
+    modules = {"export": sources, "scan": preparing, "judge": judging, "write": writing, "commit": run_module}
+    for step, module in modules.items():
 
         def die(*_: object) -> None:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr({"export": sources, "judge": judging}.get(step, run_module), step, die)
+            patch.setattr(module, step, die)
             with pytest.raises(KeyboardInterrupt):
                 make_job(tmp_path, plan="interval").run()
         [position] = [it.source_position for it in [state.open(tmp_path / "state").version(1)]]

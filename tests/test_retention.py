@@ -14,8 +14,8 @@ import fencepost as fp
 import polars as pl
 import polars.testing
 import pytest
-from fencepost import state
-from fencepost.lake import DedupJob
+from fencepost import lake, state
+from fencepost.lake import DedupJob, preparing
 from fencepost.state import folding, retention, versions
 from fencepost.state.history import explain
 from fencepost.state.ledger import read_ledger
@@ -156,18 +156,16 @@ def test_a_slow_run_whose_version_was_given_up_is_told_of_the_conflict(
     tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go(tmp_path, 0)
-    from fencepost.lake.run import Run
+    real = preparing.prepare
 
-    real = Run.prepare
-
-    def prepare(run: Run, files: Any) -> Any:
-        monkeypatch.setattr(Run, "prepare", real)
+    def prepare(run: Any, files: Any) -> Any:
+        monkeypatch.setattr(lake.run, "prepare", real)
         for number in range(2, 7):
             go(tmp_path, number, keep=1)
         return real(run, files)
 
     land(tmp_path / "source", "slow.parquet", make_rows(1, 40))
-    monkeypatch.setattr(Run, "prepare", prepare)
+    monkeypatch.setattr(lake.run, "prepare", prepare)
     with pytest.raises(fp.StateConflictError):
         make_job(tmp_path).run()
     check(tmp_path)

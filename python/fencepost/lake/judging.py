@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.lake.found import Found
 from fencepost.lake.hot import DealItem, Dealt, JudgedPart, PartItem, deal, judge_part, several_epochs, why_whole
-from fencepost.lake.judge import ExchangeFiles, Judged, JudgeItem, Parts, judge
+from fencepost.lake.judge import Eviction, ExchangeFiles, Judged, JudgeItem, Parts, judge
 from fencepost.lake.plan import groups_of_shards, parts_of_shards
 from fencepost.lake.scan import Exchange, Reading
 from fencepost.state.decision import Shard
@@ -29,6 +30,7 @@ from fencepost.state.engine import groups
 if TYPE_CHECKING:
     from fencepost.lake.run import Run
 
+TIMESTAMP_MIN = -(2**63)
 DEALERS = 4
 """Number of deal tasks per `task_runs_max` runs: dealing needs more memory per run than judging."""
 
@@ -85,7 +87,7 @@ def judge_runs(run: Run, found: Found, reading: Reading) -> list[Judged]:
     lines = ExchangeBatches.of(found.exchanges)
     runs = lines.runs_of_shards()
     state_bytes = sum(map(_bytes, _before(run, runs)))
-    run.eviction = run.next_eviction(found)
+    run.eviction = _next_eviction(run, found)
     hot = _hot_shards(run, runs)
     is_few = sum(runs.values()) <= run.job.driver_runs_max and state_bytes <= run.job.driver_state_bytes_max
     is_small = is_few and not hot
@@ -140,6 +142,25 @@ def _judge_items(
         )
         for first, end in groups_of_shards(list(runs.values()), list(map(_bytes, before)), slots)
     ]
+
+
+def _next_eviction(run: Run, found: Found) -> Eviction:
+    """Return the horizons of this run's tables: the clock follows the data's timestamps, within bounds."""
+    job, before = run.job, run.base
+    horizon = before.horizon_ms if before else None
+    if job.max_idle_ms is None or job.clock_gap_max_ms is None:
+        return Eviction(horizon_before=horizon, horizon_after=horizon)
+    clock = before.clock_ms if before else None
+    if found.newest_ms is not None:
+        if clock is None:
+            clock = min(found.newest_ms, time.time_ns() // 1_000_000 + job.clock_gap_max_ms)
+        else:
+            clock = min(max(found.newest_ms, clock), clock + job.clock_gap_max_ms)
+    after = None if clock is None else max(clock - job.max_idle_ms, TIMESTAMP_MIN)
+    if horizon is not None:
+        after = max(horizon, after) if after is not None else horizon
+    run.clock_ms = clock
+    return Eviction(horizon_before=horizon, horizon_after=after)
 
 
 # Hot shards

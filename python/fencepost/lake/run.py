@@ -5,51 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from itertools import pairwise
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
-import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from fencepost.errors import SnapshotError, SourceError, StateConflictError, StoreError
-from fencepost.lake.aligned import AlignItem, align, can_align
-from fencepost.lake.arranging import (
-    ArrangeItem,
-    Arrangement,
-    arrange,
-    batches,
-    check_arrangement,
-    spans_to_arrange,
-)
+from fencepost.errors import SnapshotError, StateConflictError, StoreError
 from fencepost.lake.asking import in_driver
-from fencepost.lake.checks import check_verdicts
-from fencepost.lake.column_types import check_types
-from fencepost.lake.conflicts import CompareItem, compare
-from fencepost.lake.deciding import make_decision
-from fencepost.lake.files import Constants, Files, constants_of
-from fencepost.lake.found import Found
-from fencepost.lake.judge import Eviction, Judged
-from fencepost.lake.judging import judge_runs
-from fencepost.lake.kept_content import ChecksumItem, ShardSums, SumItem, Summed, checked, rows_max, sum_rows
-from fencepost.lake.left_out import LeftOut, ReplanError
-from fencepost.lake.parts import Span, joined, tasks_of
-from fencepost.lake.plan import (
-    SHARDS,
-    choose,
-    groups_of_files,
-    parts_of_files,
-    shards_for,
-)
-from fencepost.lake.refused import Refused
+from fencepost.lake.files import Files
+from fencepost.lake.judge import Eviction
+from fencepost.lake.kept_content import checked
+from fencepost.lake.left_out import LeftOut
+from fencepost.lake.plan import SHARDS, shards_for
+from fencepost.lake.preparing import prepare
 from fencepost.lake.report import RunReport, make_report
-from fencepost.lake.scan import Reading, ScanItem, Scanned, files_in, scan
-from fencepost.lake.schemas import check_schemas, from_text
+from fencepost.lake.schemas import from_text
 from fencepost.lake.sources import InputOverride, NewInput, open_source
 from fencepost.lake.storage import ChangedError
-from fencepost.lake.write import InPlace, Places, WriteItem, Written, write
+from fencepost.lake.write import InPlace, Places
 from fencepost.state.commit import commit, conflict, recover
 from fencepost.state.decision import ABANDONED, Checksums, Decision
 from fencepost.state.disk import Disk
@@ -63,12 +37,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-TIMESTAMP_MIN = -(2**63)
 TRIES = 3
 """Maximum number of times that a run is planned because a file changed between its two passes."""
-
-
-Prepared = tuple[Decision | None, Found, list[Judged], list[Written]]
 
 
 class Run:
@@ -215,7 +185,7 @@ class Run:
                 self.outputs.remove()
                 return None
             self.collected = release(job.state, job.sink, self.before)
-            decision, found, judged, written = self.prepare(self.news.files)
+            decision, found, judged, written = prepare(self, self.news.files)
         except BaseException as error:
             self.discard()
             if isinstance(error, Exception) and self.has_lost_race():
@@ -256,349 +226,6 @@ class Run:
             return self.job.state.decided() >= self.version
         except (OSError, StoreError):
             return False
-
-    def parts_of(self, files: Files) -> list[int]:
-        """Return the number of parts of each file."""
-        return parts_of_files(files.bytes, self.job.engine.slots, self.job.task_bytes_max)
-
-    def scan_items(self, files: Files, reading: Reading, *, splits: bool = True) -> list[ScanItem]:
-        job = self.job
-        names = list(dict.fromkeys((*job.policy.columns.names, *reading.order_by)))
-        types = {**files.types, **(self.base.key_types if self.base else {})}
-        misfits = self.left_out.bad if self.left_out.quarantines_misfits else None
-        has_folders = self.source.has_folder_columns
-        constants: list[Constants] = constants_of(files, names, types, misfits) if has_folders else [{}] * len(files)
-        parts = self.parts_of(files)
-        groups = [
-            (first, end, files.slice(first, end), (number, count))
-            for first, end in groups_of_files(files.bytes, job.engine.slots, job.task_bytes_max)
-            for count in (parts[first] if splits and end == first + 1 else 1,)
-            for number in range(count)
-        ]
-        return [
-            ScanItem(
-                files=some,
-                first=first,
-                constants=constants[first:end],
-                left_out=self.left_out.of(some),
-                sets_aside=self.left_out.quarantines_misfits,
-                reading=reading,
-                part=part,
-            )
-            for first, end, some, part in groups
-        ]
-
-    # Prepare
-
-    def prepare(self, files: Files) -> Prepared:
-        """Write everything that the new version needs, without making it visible."""
-        job = self.job
-        self.outputs.make()
-        self.left_out = LeftOut(job.settle_ms, job.on_bad_file, self.base, bad=dict(self.news.damaged))
-        if job.state.settings() is None:
-            job.sink.probe(self.version, self.attempt)
-        while True:
-            try:
-                return self.prepare_once(files)
-            except ReplanError:
-                job.state.discard(self.version, self.attempt)
-
-    def prepare_once(self, files: Files) -> Prepared:
-        """Raises ReplanError if more files must be left out."""
-        job = self.job
-        bytes_max = job.engine.driver_bytes_max
-        self.engine = self.engine_for(bytes_max > 0 and sum(files.bytes) <= bytes_max)
-        reading = self.reading()
-        problem = self.problem_of_aligned(reading, files)
-        name, reason = choose(job.plan, problem, self.before, self.storage, files, job.policy.columns)
-        self.plan = {"name": name, "reason": reason}
-        if self.engine is not job.engine:
-            self.plan["scanned"] = "in the driver"
-        if name == "aligned":
-            done = self.prepare_aligned(self.scan_items(files, reading, splits=False), files)
-            if done is not None:
-                return done
-        items = self.scan_items(files, reading)
-        found = self.found(files, self.tasks("scan", partial(scan, self.storage, self.scratch), items))
-        judged = judge_runs(self, found, reading)
-        self.compare(found, judged, self.sums(items, found))
-        with self.step("check"):
-            counts = check_verdicts(self, found, judged)
-        written = [] if self.is_seed else self.write(items, found, judged)
-        return make_decision(self, found, judged, written, counts), found, judged, written
-
-    def problem_of_aligned(self, reading: Reading, files: Files) -> str:
-        """Return why tasks cannot scan, judge and write at once; "" if they can."""
-        if self.is_seed:
-            return "a seed writes nothing"
-        if self.job.is_in_place:
-            return "files stay where they are but for those that lose rows"
-        if self.job.compare_content is not None:
-            return "the content of repeats is compared"
-        if self.job.arrangement is not None:
-            return "outputs have rows of several files, or another order"
-        if self.job.plan != "aligned" and max(self.parts_of(files), default=1) > 1:
-            return "large files are split among tasks"
-        return can_align(self.job.policy, reading.timestamp, reading.order_by)
-
-    def prepare_aligned(self, items: list[ScanItem], files: Files) -> Prepared | None:
-        """Run the aligned plan. Returns None if a key turns out to be in several groups."""
-        job = self.job
-        aligned = self.tasks("align", partial(align, self.places), [self.align_item(item) for item in items])
-        problems = [it.problem for it in aligned if it.problem]
-        if problems:
-            self.fall_back(problems[0])
-            return None
-        written = [it.written for it in aligned if it.written is not None]
-        self.check_copied(written)
-        found = self.found(files, [it.scanned for it in aligned])
-        for it in aligned:
-            found.refused.update(it.refused)
-            found.stale_epoch += it.stale_epoch
-            found.stale += it.stale
-        judged = judge_runs(self, found, items[0].reading)
-        lost = sum(count for shard in judged for name, count in shard.counts.items() if name != "ACCEPTED")
-        if lost or any(shard.stale_epoch or shard.border for shard in judged):
-            self.fall_back(
-                f"{lost} rows that a task had kept are another file's or an earlier run's"
-                if lost
-                else "epochs of one key lie in several files"
-            )
-            job.state.discard(self.version, self.attempt)
-            return None
-        with self.step("check"):
-            counts = check_verdicts(self, found, judged)
-        return make_decision(self, found, judged, written, counts), found, judged, written
-
-    def fall_back(self, problem: str) -> None:
-        self.plan = {"name": "interval", "reason": f"fell back from aligned: {problem}"}
-
-    def reading(self) -> Reading:
-        job = self.job
-        return Reading(
-            policy=job.policy,
-            shards=self.shards,
-            timestamp=job.max_idle_ms is not None,
-            order_by=job.order_by or (),
-            by_row=job.plan == "row",
-            reset_rows_min=job.reset_rows_min,
-            compares=job.compare_content is not None,
-            keeps_checksums=self.checksums is not None,
-        )
-
-    def align_item(self, item: ScanItem) -> AlignItem:
-        job = self.job
-        return AlignItem(
-            scan=item,
-            rejects=job.rejects,
-            may_link=self.may_link,
-            tells_schemas=job.sink.has_schema,
-        )
-
-    def found(self, files: Files, tasks: list[Scanned]) -> Found:
-        """Merge the results of scan tasks."""
-        scanned, spans = joined(tasks)
-        is_read = np.array([it for group in scanned for it in group.is_read], bool)
-        as_read = Files(files.root)
-        for group in scanned:
-            as_read.extend(group.files)
-        newest = [group.newest_ms for group in scanned if group.newest_ms is not None]
-        found = Found(
-            files=as_read,
-            is_read=is_read,
-            read=as_read if is_read.all() else as_read.take(np.flatnonzero(is_read).tolist()),
-            rows=np.array([it for group in scanned for it in group.rows], np.int64),
-            untracked=sum(it for group in scanned for it in group.untracked),
-            footer_crc=[it for group in scanned for it in group.footer_crc],
-            schema_crc=[it for group in scanned for it in group.schema_crc],
-            exchanges=[it for group in scanned for it in group.exchanges],
-            newest_ms=max(newest, default=None),
-            spans=spans,
-        )
-        if spans:
-            self.plan |= {"split_files": len(spans)}
-        misfit = next((group.misfit for group in scanned if group.misfit is not None), None)
-        if misfit is not None and not is_read.any() and not (self.base and self.base.key_types):
-            # no file was ever read successfully, so the job's columns are probably wrong, not all of the files
-            raise misfit
-        known = self.base.key_types if self.base else {}
-        columns, order_by = self.job.policy.columns, self.job.order_by or ()
-        self.key_types, misfits = check_types(
-            found.exchanges,
-            lambda exchange: [as_read.full_path(it) for it in files_in(self.scratch, exchange)],
-            columns,
-            known,
-            order_by,
-            sets_aside=self.left_out.quarantines_misfits,
-        )
-        self.left_out.add_bad(misfits)
-        if self.job.sink.can_merge and not self.is_seed:
-            self.schema, misfits = check_schemas(
-                scanned,
-                self.known_schema,
-                self.job.schema,
-                self.job.sink.columns_of,
-                sets_aside=self.left_out.quarantines_misfits,
-            )
-            self.left_out.add_bad(misfits)
-        if self.job.arrangement is not None and not self.is_seed:
-            check_arrangement(self.job.arrangement, scanned)
-        status = [it for group in scanned for it in group.status]
-        reasons = [it for group in scanned for it in group.reason]
-        found.vanished, found.deferred, found.quarantined = self.left_out.sort(as_read, status, reasons, self.news.adds)
-        if self.job.policy.depends_on_order:
-            self.left_out.hold_back(as_read, status, found.deferred, is_sorted=bool(self.job.order_by))
-        return found
-
-    def sums(self, items: list[ScanItem], found: Found) -> list[Summed]:
-        """Write the checksums of all rows, if they are kept."""
-        if self.checksums is None:
-            return []
-        is_read = found.is_read.tolist()
-        with self.bad_content():
-            return self.tasks(
-                "sum",
-                partial(sum_rows, self.storage, self.scratch),
-                [
-                    SumItem(
-                        files=found.files.slice(first, end),
-                        first=first,
-                        is_read=is_read[first:end],
-                        columns=self.job.policy.columns,
-                        wanted=self.job.compare_content or (),
-                        span=span,
-                    )
-                    for first, end, span in tasks_of(items, found.spans)
-                ],
-            )
-
-    @contextmanager
-    def bad_content(self) -> Iterator[None]:
-        """Leave out files whose content is unreadable. Raises ReplanError."""
-        try:
-            yield
-        except ChangedError:
-            raise
-        except SourceError as error:
-            self.left_out.add_bad({} if error.path is None else {error.path: error.message})
-            raise
-
-    def compare(self, found: Found, judged: list[Judged], summed: list[Summed]) -> None:
-        """Find conflicts among repeats, if requested, and keep checksums."""
-        job = self.job
-        paired = [it for it in judged if it.pairs is not None or it.accepted is not None or it.alone is not None]
-        items = [
-            CompareItem(
-                files=found.files,
-                pairs=it.pairs,
-                losers=it.losers,
-                columns=job.policy.columns,
-                wanted=job.compare_content or (),
-                keeping=self.keeping(it, summed),
-            )
-            for it in paired
-        ]
-        with self.bad_content():
-            work = partial(compare, job.state.store, self.storage, self.scratch)
-            done = self.tasks("compare", work, items) if items else []
-        for it, compared in zip(paired, done, strict=True):
-            it.losers, it.conflicts = compared.losers, compared.samples
-            it.paired, it.kept = compared.pairs, compared.kept
-            if compared.conflicts:
-                it.counts["DUPLICATE"] -= compared.conflicts
-                it.counts["CONFLICT"] = compared.conflicts
-
-    def keeping(self, judged: Judged, summed: list[Summed]) -> ChecksumItem | None:
-        if self.checksums is None:
-            return None
-        job = self.job
-        return ChecksumItem(
-            summed=summed,
-            accepted=judged.accepted,
-            alone=judged.alone,
-            shards=[
-                ShardSums(
-                    after=it,
-                    state_before=self.base.shards.get(it.shard) if self.base else None,
-                    before=self.checksums.get(it.shard),
-                )
-                for it in judged.shards
-            ],
-            policy=job.policy,
-            keep=("timestamp",) if job.max_idle_ms is not None else (),
-            rows_max=rows_max(job.keep_checksums or 0, job.policy),
-            version=self.version,
-            attempt=self.attempt,
-        )
-
-    def next_eviction(self, found: Found) -> Eviction:
-        """Return the horizons of this run's tables: the clock follows the data's timestamps, within bounds."""
-        job, before = self.job, self.base
-        horizon = before.horizon_ms if before else None
-        if job.max_idle_ms is None or job.clock_gap_max_ms is None:
-            return Eviction(horizon_before=horizon, horizon_after=horizon)
-        clock = before.clock_ms if before else None
-        if found.newest_ms is not None:
-            if clock is None:
-                clock = min(found.newest_ms, time.time_ns() // 1_000_000 + job.clock_gap_max_ms)
-            else:
-                clock = min(max(found.newest_ms, clock), clock + job.clock_gap_max_ms)
-        after = None if clock is None else max(clock - job.max_idle_ms, TIMESTAMP_MIN)
-        if horizon is not None:
-            after = max(horizon, after) if after is not None else horizon
-        self.clock_ms = clock
-        return Eviction(horizon_before=horizon, horizon_after=after)
-
-    def write(self, items: list[ScanItem], found: Found, judged: list[Judged]) -> list[Written]:
-        refused = [it.losers for it in judged if it.losers is not None]
-        if self.job.arrangement is None:
-            spans = {} if self.job.is_in_place else found.spans_to_write(refused)
-            work = partial(write, self.places)
-            tasks = [self.write_item(found, *task, refused) for task in tasks_of(items, spans)]
-            written = self.tasks("write", work, tasks)
-        else:
-            arranged = list(self.arrange_items(self.job.arrangement, found, refused))
-            written = self.tasks("write", partial(arrange, self.places), arranged)
-        self.check_copied(written)
-        return written
-
-    def arrange_items(self, arrangement: Arrangement, found: Found, refused: list[Refused]) -> Iterator[ArrangeItem]:
-        sizes = found.files.bytes
-        ends = batches(arrangement, found.files, found.is_read.tolist(), found.schema_crc)
-        borders = [0, *ends]
-        of_batch = [sum(sizes[first:end]) for first, end in pairwise(borders)]
-        for low, high in groups_of_files(of_batch, self.job.engine.slots, self.job.task_bytes_max):
-            first, end = borders[low], borders[high]
-            spans: Sequence[Span | None] = [None]
-            if end == first + 1 and first in found.spans:
-                spans = spans_to_arrange(arrangement, sizes[first], found.spans[first])
-            for span in spans:
-                yield ArrangeItem(
-                    files=self.write_item(found, first, end, span, refused),
-                    ends=[end - first for end in ends[low:high]],
-                    arrangement=arrangement,
-                )
-
-    def write_item(self, found: Found, first: int, end: int, span: Span | None, refused: list[Refused]) -> WriteItem:
-        rows = None if span is None else (span.first, span.end)
-        return WriteItem(
-            files=found.files.slice(first, end),
-            first=first,
-            rows=found.rows[first:end].tolist() if span is None else [span.live],
-            footer_crc=found.footer_crc[first:end],
-            is_read=found.is_read[first:end].tolist(),
-            losers=[place for it in refused if (place := it.of(first, end, rows)) is not None],
-            rejects=self.job.rejects,
-            drops_conflicts=self.job.on_conflict == "drop",
-            may_link=self.may_link,
-            tells_schemas=self.job.sink.has_schema,
-            in_place=self.in_place,
-            span=span,
-        )
-
-    def check_copied(self, written: list[Written]) -> None:
-        """Leave out files whose identity is readable and whose payload is not. Raises ReplanError."""
-        self.left_out.add_bad({path: reason for group in written for path, reason in group.damaged.items()})
 
     def discard(self) -> None:
         """Remove what this attempt has prepared."""
