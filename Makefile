@@ -293,7 +293,7 @@ test-spark43 test-spark43-part: java postgresql $(VENV43)/tests ## The Spark sui
 		$(if $(findstring part,$@),$(SPARK43_PART),tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources iceberg examples tutorials))
 
 # Vectorized functions over Arrow came with PySpark 4.1.
-MINIMUM_PART := $(addprefix tests/test_,deduplicate.py table.py cli.py lake.py delta.py object_sinks.py) \
+MINIMUM_PART := $(addprefix tests/test_,deduplicate.py table.py cli.py lake.py delta.py object_sinks.py telemetry.py) \
 	$(addprefix tests/spark/test_spark_,job.py deduplicate.py::TestColumns sql.py::test_the_function \
 	sql.py::test_the_table_function udf.py::test_each_row_gets_its_verdict streams.py::test_each_batch_is_a_version)
 test-minimum: java $(VENV_MINIMUM)/tests ## The oldest versions of packages that pyproject.toml admits, PySpark 4.0 among them

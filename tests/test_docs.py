@@ -12,7 +12,6 @@ import pytest
 import typer
 import yaml
 from fencepost.cli import app
-from fencepost.consumer.metrics import ABOUT
 from scripts import load_script
 
 ROOT = Path(__file__).parent.parent
@@ -176,18 +175,6 @@ def test_a_command_that_is_wrong_is_found_out() -> None:
     assert [wrong_usage(it) is None for it in commands_in(text)] == [False, False]
     assert wrong_usage(["audit", "a", "--fail-on", "duplicate"]) is None
     assert sum(len(commands_in(path.read_text("utf-8"))) for path in linked_pages()) >= 40
-
-
-def test_alert_rules_name_metrics_that_exist() -> None:
-    page = (DOCS / "how-to" / "alerts.md").read_text("utf-8")
-    [block] = re.findall(r"^```yaml\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
-    [group] = yaml.safe_load(block)["groups"]
-    sources = "".join(it.read_text("utf-8") for it in (ROOT / "python" / "fencepost").rglob("*.py"))
-    known = {*re.findall(r'"(fencepost_[a-z_]+)"', sources), *(f"fencepost_consumer_{it}" for it in ABOUT)}
-    for rule in group["rules"]:
-        names = re.findall(r"fencepost_[a-z_]+", rule["expr"])
-        assert names, rule["alert"]
-        assert {it.removesuffix("_total") for it in names} <= known, rule["alert"]
 
 
 def test_each_command_has_its_help_on_a_page() -> None:

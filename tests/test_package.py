@@ -133,6 +133,7 @@ LAYERS = [
     "fencepost.arrow",
     "fencepost.inputs",
     "fencepost.metrics",
+    "fencepost.telemetry",
     "fencepost.kafka.finding",
     "fencepost._native",
     "fencepost.policy",

@@ -17,6 +17,7 @@ This module has no dependencies: it exchanges Arrow data by the PyCapsule protoc
 need pyarrow.
 """
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from fencepost._native import BrokerTable, StateTable, Verdicts, __version__, shards
@@ -55,6 +56,9 @@ from fencepost.verdict import Verdict
 
 if TYPE_CHECKING:
     from fencepost.producer import SequencedProducer
+
+# Quiet until the application configures logging.
+logging.getLogger("fencepost").addHandler(logging.NullHandler())
 
 __all__ = [
     "AuditReport",

@@ -27,6 +27,7 @@ from fencepost.state.decision import Decision
 from fencepost.state.disk import Disk
 from fencepost.state.sinks import ForJobs, RunFolders
 from fencepost.state.stores import is_local
+from fencepost.telemetry import observe_run
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.utils import is_remote
@@ -203,7 +204,7 @@ class BatchWriter:
             rows.write.parquet(f"file://{folder}")
             position["content"] = content_of(observation)
             # Do not restart from the beginning: if this driver paused while others continued, it must not follow them.
-            self.report = run.go_on()
+            self.report = observe_run(run.about(), run.go_on)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

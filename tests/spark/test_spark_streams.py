@@ -69,7 +69,10 @@ def assert_kept(root: Path, *seeds: int) -> None:
 
 
 @pytest.mark.parametrize("engine", [SparkEngine, LocalEngine])
-def test_each_batch_is_a_version(spark: SparkSession, tmp_path: Path, engine: type[Any]) -> None:
+def test_each_batch_is_a_version(
+    spark: SparkSession, tmp_path: Path, engine: type[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fencepost")
     land_some(tmp_path, 0, 1)
     write = writer(tmp_path, engine=engine())
     stream(spark, tmp_path, write)
@@ -80,6 +83,9 @@ def test_each_batch_is_a_version(spark: SparkSession, tmp_path: Path, engine: ty
     positions = [opened.version(it).source_position for it in range(1, opened.decided() + 1)]
     assert [it["batch"] for it in positions if it] == [0, 1, 2]
     assert len({it["query"] for it in positions if it}) == 1
+    records = [vars(record) for record in caplog.records]
+    assert [it["fencepost.batch"] for it in records] == [0, 1, 2]
+    assert {it["fencepost.query"] for it in records} == {it["query"] for it in positions if it}
     assert write.report is not None
     assert (write.report.version, write.report.rows) == (3, 300)
     assert not list((tmp_path / "sink.batches").iterdir())

@@ -120,6 +120,8 @@ class RunReport:
     """Number of shards whose state was read, because rows belong to them."""
     shards_all: int
     """Number of shards of the state."""
+    state_bytes: int
+    """Bytes of all snapshots, deltas and checksums of the state."""
     state_bytes_read: int
     """Bytes of the previous state of these shards that were read."""
     state_bytes_written: int
@@ -315,6 +317,7 @@ def make_report(
         entries=state.entries if state else 0,
         shards=sum(len(task.shards) for task in judged),
         shards_all=run.shards,
+        state_bytes=state.state_bytes if state else 0,
         state_bytes_read=sum(it.bytes_read for task in judged for it in (task, task.kept) if it),
         state_bytes_written=sum(it.bytes_written for task in judged for it in (task, task.kept) if it),
         outputs=tuple(job.sink.names(decision)) if decision else (),

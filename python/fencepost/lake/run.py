@@ -31,6 +31,7 @@ from fencepost.state.engine import Engine, LocalEngine, run_stage
 from fencepost.state.hive import hive_folders
 from fencepost.state.retention import release
 from fencepost.state.scratch import FolderScratch, Scratch
+from fencepost.telemetry import observe_run, observe_step
 
 if TYPE_CHECKING:
     from fencepost.lake.job import DedupJob
@@ -125,6 +126,16 @@ class Run:
         return hive_folders(path) if self.source.has_folder_columns else ""
 
     def run(self) -> RunReport:
+        """Finish a decided version, then run the next one."""
+        return observe_run(self.about(), self.recover_and_go_on)
+
+    def about(self) -> dict[str, str | int | float]:
+        """Return the attributes of logs, spans and metrics."""
+        position = (self.override.position if self.override else None) or {}
+        stream = {f"fencepost.{name}": position[name] for name in ("query", "batch") if name in position}
+        return {"fencepost.state": self.job.state.uri, "fencepost.source": self.source.place, **stream}
+
+    def recover_and_go_on(self) -> RunReport:
         with self.step("recover"):
             self.recover()
         return self.go_on()
@@ -285,7 +296,8 @@ class Run:
         """Measure a step. The time of a nested step is not counted twice."""
         self.stage = step
         start, before = time.perf_counter(), sum(self.seconds.values())
-        yield
+        with observe_step(step, self.job.state.uri):
+            yield
         within = sum(self.seconds.values()) - before
         self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start - within
 
