@@ -1,9 +1,9 @@
 """`fp.deduplicate` against polars `unique` on many shapes of rows: by order, gaps, keys and types of identifiers.
 
 Each shape is one line of `SHAPES`. All contestants get the same polars DataFrame: pid, epoch, partition, seq, and the
-number of the row's event, which copies of a row share. All return the rows to keep; fencepost in their order and with
-the default policy, `any_order`, on one thread; polars in any order, on two threads. An answer is (rows, events that
-are in exactly one row). The scan sums the numbers and the lengths of the texts of the identity columns.
+number of the row's event, which copies of a row share. All return the rows to keep, on two threads: fencepost in their
+order and with the default policy, `any_order`; polars in any order. An answer is (rows, events that are in exactly one
+row). The scan sums the numbers and the lengths of the texts of the identity columns.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _contestants(rows: pa.Table) -> list[Contestant]:
         return Contestant(name=name, threads=threads, run=run, answer=_answer, expected=(kept, kept), role=role)
 
     return [
-        one(OURS, lambda: fp.deduplicate(frame), 1, "ours"),
+        one(OURS, lambda: fp.deduplicate(frame), peers.THREADS, "ours"),
         one(UNIQUE, lambda: frame.unique(COLUMNS, keep="any"), peers.THREADS, "peer"),
         one(STREAMING, lambda: lazy.collect(engine="streaming"), peers.THREADS, "peer"),
         Contestant(name=SCAN, threads=1, run=lambda: _scan(rows), expected=_total(rows), role="limit"),
@@ -248,7 +248,7 @@ def sections(results: Results) -> list[str]:
     head = ("shape", OURS, *PEERS, "scan", "times as fast as polars", "times the scan")
     return [
         "## `fp.deduplicate` against polars `unique`, by shape",
-        "Nanoseconds a row; default settings; one thread against two. *Times as fast as polars*: against the faster of "
+        "Nanoseconds a row; default settings; two threads each. *Times as fast as polars*: against the faster of "
         "both engines. The worst shape is in bold.",
         table(head, rows, "lrrrrrr"),
     ]

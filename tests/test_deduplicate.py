@@ -297,6 +297,74 @@ def test_the_mask_alone_is_that_of_apply(kind: pa.DataType) -> None:
         alone._keep(rows.drop_columns("seq"))
 
 
+MANY = 150_000
+"""Rows of a call whose repeats are found by hash where that is sooner done."""
+
+KEYS: dict[str, Callable[[Any], pa.Array]] = {
+    "int": lambda pid: pa.array(np.where(pid == 0, -1, pid)),
+    "null": lambda pid: pa.array(pid, mask=pid == 0),
+    "text": lambda pid: pa.array([f"device-{number}" if number else None for number in pid]),
+    "short text": lambda pid: pa.array([f"{number:x}" for number in pid], pa.large_string()),
+    "long text": lambda pid: pa.array([f"{'é' * (number % 40)}{number}" for number in pid]).dictionary_encode(),
+    "bytes": lambda pid: pa.array([b"\xff" * (number % 3) + b"%d" % number for number in pid], pa.binary()),
+    "fixed bytes": lambda pid: pa.array([b"%09d" % number for number in pid], pa.binary(9)),
+}
+
+
+def many_rows(key: str, order: str) -> pa.Table:
+    """One row in forty is a repeat. Keys 1 and 2 have rows on both sides of the border of the wrap."""
+    rng = np.random.default_rng(7)
+    pid = np.concatenate([rng.permutation(2_000) for _ in range(MANY // 2_000)])
+    seq = rng.integers(1 << 31, size=MANY) if order == "random" else np.arange(MANY) // 2_000
+    if order == "shuffled":
+        mixed = rng.permutation(MANY)
+        pid, seq = pid[mixed], seq[mixed]
+    seq = np.where((pid == 1) | (pid == 2), (seq % 75 + (1 << 31) - 40) % (1 << 31), seq)
+    again = rng.integers(MANY, size=MANY)
+    source = np.where(rng.random(MANY) < 0.05, np.minimum(again, np.arange(MANY)), np.arange(MANY))
+    rows = {"pid": KEYS[key](pid), "partition": pa.array(pid % 7, pa.int32()), "epoch": pa.array(pid % 2, pa.int16())}
+    return pa.table(rows | {"seq": pa.array(seq, pa.int32()), "row": np.arange(MANY)}).take(source)
+
+
+@pytest.mark.parametrize("order", ["rising", "shuffled", "random"])
+@pytest.mark.parametrize("key", KEYS)
+def test_many_rows_are_kept_as_a_table_keeps_them(key: str, order: str) -> None:
+    rows = many_rows(key, order)
+    kept = rows.filter(pa.array(StateTable("any_order").apply(rows).kept))
+    assert 0.9 * MANY < kept.num_rows < 0.98 * MANY
+    assert fp.deduplicate(rows).equals(kept)
+    pieces = pa.concat_tables([rows[:50_001], rows[50_001:50_002], rows[50_002:]])
+    assert fp.deduplicate(pieces).equals(kept)
+    for changes in ({"wrap": None}, {"first": "zero"}, {"max_jump": 1 << 30}):
+        policy = Policy.any_order().replace(**changes)
+        kept = rows.filter(pa.array(StateTable(policy).apply(rows).kept))
+        assert fp.deduplicate(rows, policy).equals(kept)
+
+
+@pytest.mark.parametrize("key", ["int", "text", "fixed bytes"])
+def test_many_rows_of_composite_keys_are_kept_as_a_table_keeps_them(key: str) -> None:
+    rows = many_rows(key, "shuffled").append_column("topic", pa.array([f"t{row % 3}" for row in range(MANY)]))
+    columns = Columns(pid=("topic", "pid"), partition=("topic", "partition"))
+    kept = rows.filter(pa.array(StateTable("any_order").apply(rows, columns).kept))
+    assert fp.deduplicate(rows, columns=columns).equals(kept)
+
+
+@pytest.mark.parametrize(("column", "bad"), [("seq", -1), ("partition", -1), ("epoch", -1), ("pid", -2)])
+def test_the_first_bad_row_of_many_is_named(column: str, bad: int) -> None:
+    rows = many_rows("int", "shuffled")
+    values = rows[column].to_numpy().copy()
+    values[rows["pid"].to_numpy() == -1] = -1
+    tracked = np.flatnonzero(rows["pid"].to_numpy() != -1)
+    values[tracked[[-1, -700]]] = bad
+    rows = rows.set_column(rows.column_names.index(column), column, pa.array(values, rows[column].type))
+    with pytest.raises(fp.BatchError) as expected:
+        StateTable("any_order").apply(rows)
+    with pytest.raises(fp.BatchError) as found:
+        fp.deduplicate(rows)
+    assert str(found.value) == str(expected.value)
+    assert f"row {tracked[-700]}" in str(found.value)
+
+
 @pytest.mark.parametrize("others", [0, 5_000, 60_000])
 def test_missing_ranges_of_text_keys_do_not_change_until_they_are_read(others: int) -> None:
     """Whatever the table learns and forgets meanwhile; listed at once where there are many other keys."""

@@ -29,7 +29,8 @@ def deduplicate(
         policy: The name of a preset or a Policy. Default: the table's policy, or "any_order" without a table.
         columns: The columns that hold the identity: a Columns or the name of a preset (``Columns.preset``). Default:
             the policy's columns.
-        table: The state from earlier calls. The call updates it. Without a table, calls are independent of each other.
+        table: The state from earlier calls. The call updates it. Without a table, calls are independent of each other
+            and may use all cores, up to eight.
 
     Returns:
         The input's type for pyarrow (Table and RecordBatch; a Table for a reader), polars and pandas DataFrames. For
@@ -44,6 +45,7 @@ def deduplicate(
     >>> fp.deduplicate(rows)["seq"].to_list()
     [0, 1]
     """
+    is_last = table is None
     if table is None:
         table = StateTable("any_order" if policy is None else policy)
     _check_same_policy(policy, table)
@@ -53,7 +55,7 @@ def deduplicate(
     if _is_a(rows, "pyarrow", "Table") or _is_a(rows, "pyarrow", "RecordBatch"):
         import pyarrow as pa
 
-        kept = table._keep(rows, columns)
+        kept = table._keep(rows, columns, is_last)
         try:
             return rows.filter(pa.array(kept))
         except pa.ArrowNotImplementedError:
@@ -65,7 +67,7 @@ def deduplicate(
     if _is_a(rows, "polars", "DataFrame"):
         import polars as pl
 
-        return rows.filter(pl.Series(table._keep(rows, columns)))
+        return rows.filter(pl.Series(table._keep(rows, columns, is_last)))
     if _is_a(rows, "pandas", "DataFrame"):
         import numpy as np
 
@@ -73,9 +75,9 @@ def deduplicate(
         names = (columns or table.policy.columns).read(table.keep)
         is_complete = set(names) <= set(rows.columns)
         identity = rows.loc[:, [name in names for name in rows.columns]] if is_complete else rows
-        return rows[np.asarray(table._keep(identity, columns))]
+        return rows[np.asarray(table._keep(identity, columns, is_last))]
     rows = _native.collect(rows)
-    return _native.filter_rows(rows, table._keep(rows, columns))
+    return _native.filter_rows(rows, table._keep(rows, columns, is_last))
 
 
 def audit(

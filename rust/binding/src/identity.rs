@@ -9,15 +9,20 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::{ArrowPrimitiveType, Int16Type, Int32Type, Int64Type, UInt32Type};
 use arrow_array::{
     Array, ArrayRef, BinaryViewArray, BooleanArray, FixedSizeBinaryArray, Int64Array, PrimitiveArray, StringViewArray,
+    UInt32Array,
 };
 use arrow_buffer::ScalarBuffer;
 use arrow_cast::{CastOptions, cast_with_options};
 use arrow_schema::{DataType, TimeUnit};
 use arrow_select::nullif::nullif;
+use arrow_select::take::take;
 use fencepost_core::{
-    self as core, Batch, Dictionary, KEY_BYTES_MAX, KeyKind, Keys, PartKind, Seqs, Strings, encode_bytes, encode_int,
+    self as core, Batch, Dictionary, KEY_BYTES_MAX, KeyColumns, KeyKind, KeyedRows, Keys, PartKind, Seqs, Strings,
+    encode_bytes, encode_int, fold_bytes, fold_hash,
 };
 use pyo3::prelude::*;
+use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The columns of each role, by their names in the input.
@@ -148,6 +153,28 @@ impl Identity {
         first.map(|chunk| (chunk.pid.kind(), chunk.partition.kind()))
     }
 
+    /// The columns as they are, keys not numbered.
+    pub(crate) fn keyed(&self) -> Vec<KeyedRows<'_, Chunk>> {
+        self.chunks.iter().map(|keys| KeyedRows { keys, epoch: keys.epoch.as_deref(), seq: keys.seqs() }).collect()
+    }
+
+    /// Whether keys are plain integers, which need no numbering.
+    pub(crate) fn has_plain_keys(&self) -> bool {
+        self.chunks.iter().all(|chunk| matches!((&chunk.pid, &chunk.partition), (Parts::Plain(_), Parts::Plain(_))))
+    }
+
+    /// Some of the rows, by number in rising order.
+    pub(crate) fn take(&self, rows: &[u32]) -> Result<Identity, Failure> {
+        let (mut chunks, mut rest, mut before) = (Vec::new(), rows, 0);
+        for chunk in &self.chunks {
+            let of_chunk;
+            (of_chunk, rest) = rest.split_at(rest.partition_point(|&row| (row as usize) < before + chunk.rows));
+            chunks.push(chunk.take(&of_chunk.iter().map(|&row| row - before as u32).collect::<Vec<_>>())?);
+            before += chunk.rows;
+        }
+        Ok(Identity { chunks })
+    }
+
     /// Numbers the keys that are not plain integers, and gives the columns as the core takes them.
     pub(crate) fn number(&self, keys: &mut Keys) -> core::Result<Vec<NumberedChunk<'_>>> {
         self.chunks.iter().map(|chunk| chunk.number(keys)).collect()
@@ -173,11 +200,7 @@ impl NumberedChunk<'_> {
     }
 
     pub(crate) fn batch(&self) -> Batch<'_> {
-        let seq = match &self.chunk.seq {
-            SeqColumn::I32(values) => Seqs::I32(values),
-            SeqColumn::I64(values) => Seqs::I64(values),
-        };
-        let Chunk { epoch, timestamp, .. } = self.chunk;
+        let (seq, Chunk { epoch, timestamp, .. }) = (self.chunk.seqs(), self.chunk);
         Batch {
             pid: &self.pid,
             partition: &self.partition,
@@ -230,6 +253,33 @@ pub(crate) fn number_keys<T: From<i32> + Copy>(
 }
 
 impl Chunk {
+    fn seqs(&self) -> Seqs<'_> {
+        match &self.seq {
+            SeqColumn::I32(values) => Seqs::I32(values),
+            SeqColumn::I64(values) => Seqs::I64(values),
+        }
+    }
+
+    /// Some of the rows.
+    fn take(&self, rows: &[u32]) -> Result<Chunk, Failure> {
+        fn some<T: arrow_buffer::ArrowNativeType>(values: &ScalarBuffer<T>, rows: &[u32]) -> ScalarBuffer<T> {
+            rows.iter().map(|&row| values[row as usize]).collect()
+        }
+        Ok(Chunk {
+            rows: rows.len(),
+            is_keyless: self.is_keyless,
+            pid: self.pid.take(rows)?,
+            partition: self.partition.take(rows)?,
+            epoch: self.epoch.as_ref().map(|values| some(values, rows)),
+            seq: match &self.seq {
+                SeqColumn::I32(values) => SeqColumn::I32(some(values, rows)),
+                SeqColumn::I64(values) => SeqColumn::I64(some(values, rows)),
+            },
+            timestamp: self.timestamp.as_ref().map(|values| some(values, rows)),
+            length: self.length.as_ref().map(|values| some(values, rows)),
+        })
+    }
+
     fn number(&self, keys: &mut Keys) -> core::Result<NumberedChunk<'_>> {
         let pid = match &self.pid {
             Parts::Plain(values) => values.clone(),
@@ -284,6 +334,43 @@ impl Chunk {
         });
         let length = length.transpose()?;
         Ok(Chunk { rows, is_keyless, pid, partition, epoch, seq, timestamp, length })
+    }
+}
+
+/// What hashes of keys begin with.
+const SEED: u64 = 0x8ebc_6af0_9c88_c6e3;
+
+impl KeyColumns for Chunk {
+    fn hash_keys(&self, from: usize, hashes: &mut [u64]) {
+        hashes.fill(SEED);
+        self.pid.fold(from, hashes);
+        self.partition.fold(from, hashes);
+        if self.pid.may_be_untracked() {
+            for (row, hash) in (from..).zip(hashes) {
+                *hash = if self.pid.is_untracked(row) { 0 } else { (*hash).max(1) };
+            }
+        } else {
+            hashes.iter_mut().for_each(|hash| *hash = (*hash).max(1));
+        }
+    }
+
+    fn is_same_key(&self, row: usize, other: &Chunk, other_row: usize) -> bool {
+        self.pid.is_same_as(row, &other.pid, other_row) && self.partition.is_same_as(row, &other.partition, other_row)
+    }
+
+    fn numbers(&self, rows: Range<usize>) -> (Cow<'_, [i64]>, Cow<'_, [i32]>) {
+        let pid = match &self.pid {
+            Parts::Plain(values) => Cow::Borrowed(&values[rows.clone()]),
+            Parts::Several(_) if self.pid.may_be_untracked() => {
+                rows.clone().map(|row| -i64::from(self.pid.is_untracked(row))).collect()
+            }
+            Parts::Several(_) => Cow::Owned(vec![0; rows.len()]),
+        };
+        let partition = match &self.partition {
+            Parts::Plain(values) => Cow::Borrowed(&values[rows]),
+            Parts::Several(_) => Cow::Owned(vec![0; rows.len()]),
+        };
+        (pid, partition)
     }
 }
 
@@ -481,14 +568,60 @@ impl<T: arrow_buffer::ArrowNativeType> Parts<T> {
 impl<T: arrow_buffer::ArrowNativeType> Parts<T> {
     /// Whether two rows, neither of them without a key, have the same one.
     pub(crate) fn is_same(&self, row: usize, other: usize) -> bool {
-        match self {
-            Parts::Plain(values) => values[row] == values[other],
-            Parts::Several(parts) => parts.iter().all(|part| part.is_same(row, other)),
+        self.is_same_as(row, self, other)
+    }
+
+    /// The same, where the other row is of another chunk.
+    fn is_same_as(&self, row: usize, chunk: &Self, other: usize) -> bool {
+        match (self, chunk) {
+            (Parts::Plain(mine), Parts::Plain(theirs)) => mine[row] == theirs[other],
+            (Parts::Several(mine), Parts::Several(theirs)) => {
+                mine.iter().zip(theirs).all(|(mine, theirs)| mine.is_same_as(row, theirs, other))
+            }
+            _ => unreachable!("chunks have columns of the same types"),
         }
+    }
+
+    /// Folds the keys of rows from `from` on into their hashes.
+    #[inline]
+    fn fold(&self, from: usize, hashes: &mut [u64])
+    where
+        T: Into<i64>,
+    {
+        match self {
+            Parts::Plain(values) => {
+                for (hash, &value) in hashes.iter_mut().zip(&values[from..]) {
+                    *hash = fold_hash(*hash, value.into() as u64);
+                }
+            }
+            Parts::Several(parts) => parts.iter().for_each(|part| part.fold(from, hashes)),
+        }
+    }
+
+    fn take(&self, rows: &[u32]) -> Result<Self, Failure> {
+        Ok(match self {
+            Parts::Plain(values) => Parts::Plain(rows.iter().map(|&row| values[row as usize]).collect()),
+            Parts::Several(parts) => {
+                Parts::Several(parts.iter().map(|part| part.take(rows)).collect::<Result<_, _>>()?)
+            }
+        })
     }
 }
 
 impl Parts<i64> {
+    /// Whether there may be rows that carry no producer.
+    fn may_be_untracked(&self) -> bool {
+        match self {
+            Parts::Plain(_) => true,
+            Parts::Several(parts) => parts.iter().any(|part| match part {
+                Part::Int(_) => true,
+                Part::Utf8(values) => values.null_count() > 0,
+                Part::Binary(values) => values.null_count() > 0,
+                Part::Fixed(values) => values.null_count() > 0,
+            }),
+        }
+    }
+
     /// Whether the row carries no producer.
     pub(crate) fn is_untracked(&self, row: usize) -> bool {
         match self {
@@ -497,6 +630,16 @@ impl Parts<i64> {
                 Part::Int(values) => values.is_null(row) || values.value(row) == -1,
                 _ => part.is_null(row),
             }),
+        }
+    }
+}
+
+/// Folds values into hashes of rows. The views of nulls may be anything.
+fn fold_views<'a>(values: &BinaryViewArray, rows: impl Iterator<Item = (usize, &'a mut u64)>) {
+    let nulls = values.nulls().filter(|nulls| nulls.null_count() > 0);
+    for (row, hash) in rows {
+        if nulls.is_none_or(|nulls| nulls.is_valid(row)) {
+            *hash = fold_bytes(*hash, values.value(row));
         }
     }
 }
@@ -561,7 +704,7 @@ impl Part {
             let value = values.value(row);
             let problem = if value.len() > VALUE_BYTES_MAX {
                 format!("a value of {} bytes; a part of a key has at most {VALUE_BYTES_MAX}", value.len())
-            } else if is_text && std::str::from_utf8(value).is_err() {
+            } else if is_text && !value.is_ascii() && std::str::from_utf8(value).is_err() {
                 "a text that is not UTF-8; give such bytes as binary".to_string()
             } else {
                 continue;
@@ -601,12 +744,39 @@ impl Part {
 
     /// Whether two rows, neither of them null, hold the same.
     fn is_same(&self, row: usize, other: usize) -> bool {
-        match self {
-            Part::Int(values) => values.value(row) == values.value(other),
-            Part::Utf8(values) => values.value(row) == values.value(other),
-            Part::Binary(values) => values.value(row) == values.value(other),
-            Part::Fixed(values) => values.value(row) == values.value(other),
+        self.is_same_as(row, self, other)
+    }
+
+    /// The same, where the other row is of another chunk.
+    fn is_same_as(&self, row: usize, chunk: &Part, other: usize) -> bool {
+        match (self, chunk) {
+            (Part::Int(mine), Part::Int(theirs)) => mine.value(row) == theirs.value(other),
+            (Part::Utf8(mine), Part::Utf8(theirs)) => mine.value(row) == theirs.value(other),
+            (Part::Binary(mine), Part::Binary(theirs)) => mine.value(row) == theirs.value(other),
+            (Part::Fixed(mine), Part::Fixed(theirs)) => mine.value(row) == theirs.value(other),
+            _ => unreachable!("chunks have columns of the same types"),
         }
+    }
+
+    /// Folds the values of rows from `from` on into their hashes.
+    fn fold(&self, from: usize, hashes: &mut [u64]) {
+        let rows = (from..).zip(hashes);
+        match self {
+            Part::Int(values) => rows.for_each(|(row, hash)| *hash = fold_hash(*hash, values.value(row) as u64)),
+            Part::Utf8(values) => fold_views(&values.clone().to_binary_view(), rows),
+            Part::Binary(values) => fold_views(values, rows),
+            Part::Fixed(values) => rows.for_each(|(row, hash)| *hash = fold_bytes(*hash, values.value(row))),
+        }
+    }
+
+    fn take(&self, rows: &[u32]) -> Result<Part, Failure> {
+        let taken = take(&self.array(), &UInt32Array::from_iter_values(rows.iter().copied()), None)?;
+        Ok(match self {
+            Part::Int(_) => Part::Int(taken.as_primitive().clone()),
+            Part::Utf8(_) => Part::Utf8(taken.as_string_view().clone()),
+            Part::Binary(_) => Part::Binary(taken.as_binary_view().clone()),
+            Part::Fixed(_) => Part::Fixed(taken.as_fixed_size_binary().clone()),
+        })
     }
 
     pub(crate) fn encode(&self, row: usize, out: &mut Vec<u8>) {

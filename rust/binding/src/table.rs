@@ -4,9 +4,10 @@ use crate::identity::{ColumnNames, Identity};
 use crate::keys::KeyValue;
 use crate::rows::{Batches, Rows};
 use crate::verdicts::Verdicts;
-use arrow_array::RecordBatch;
+use arrow_array::{BooleanArray, RecordBatch};
+use arrow_buffer::{BooleanBuffer, BooleanBufferBuilder};
 use arrow_schema::SchemaRef;
-use fencepost_core::{self as core, Entry, KeyKind, Policy, Untracked};
+use fencepost_core::{self as core, Entry, KeyKind, Policy, Repeats, Untracked};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -16,7 +17,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What is remembered of producers, and the rules by which their rows are judged.
 ///
@@ -134,13 +135,50 @@ pub(crate) fn judge_and_keep(
     verdicts
 }
 
+/// Which rows to keep, for a table that advances.
+fn apply_and_keep(
+    table: &mut core::StateTable,
+    identity: &Identity,
+    names: &ColumnNames,
+) -> Result<BooleanBuffer, Failure> {
+    let verdicts =
+        judge_and_keep(table, identity, names, true, |table, batches, _| table.apply_without_missing(batches))?;
+    Ok(verdicts.kept_bits())
+}
+
+/// The same, for an empty table that nobody uses afterwards: what it learns depends on how the rows are judged.
+pub(crate) fn keep(
+    table: &mut core::StateTable,
+    identity: &Identity,
+    names: &ColumnNames,
+) -> Result<BooleanBuffer, Failure> {
+    let found = fix_keys(table, identity)
+        .and_then(|()| table.find_repeats(&identity.keyed(), identity.has_plain_keys()))
+        .map_err(|error| Failure::of_core(error, names))?;
+    let Some(Repeats { repeats, others }) = found else {
+        return apply_and_keep(table, identity, names);
+    };
+    let rows = identity.chunks().iter().map(|chunk| chunk.rows).sum();
+    let mut kept = BooleanBufferBuilder::new(rows);
+    kept.append_n(rows, true);
+    repeats.into_iter().for_each(|row| kept.set_bit(row as usize, false));
+    if !others.is_empty() {
+        let kept_others = apply_and_keep(table, &identity.take(&others)?, names)?;
+        others.iter().zip(&kept_others).for_each(|(&row, is_kept)| kept.set_bit(row as usize, is_kept));
+    }
+    Ok(kept.finish())
+}
+
 /// What judges batches; their lines' lengths are given where rows are gathered into runs.
 pub(crate) type Call = fn(&mut core::StateTable, &[core::Batch<'_>], &[&[u32]]) -> core::Result<core::Judged>;
 
+/// The types of keys of an empty table are those of the first rows.
+fn fix_keys(table: &mut core::StateTable, identity: &Identity) -> core::Result<()> {
+    identity.key_kinds().map_or(Ok(()), |(pid, partition)| table.keys_mut().fix(pid, partition))
+}
+
 fn judge_identity(table: &mut core::StateTable, identity: &Identity, call: Call) -> core::Result<core::Judged> {
-    if let Some((pid, partition)) = identity.key_kinds() {
-        table.keys_mut().fix(pid, partition)?;
-    }
+    fix_keys(table, identity)?;
     let chunks = identity.number(table.keys_mut())?;
     let batches: Vec<_> = chunks.iter().map(|chunk| chunk.batch()).collect();
     let lengths: Vec<_> = chunks.iter().map(|chunk| chunk.lengths()).collect();
@@ -212,12 +250,22 @@ impl StateTable {
     }
 
     /// Whether each row is to be kept, as Arrow booleans: ``apply(rows, columns).kept``, without what else
-    /// ``apply`` reports.
-    #[pyo3(signature = (rows, columns=None))]
-    fn _keep(&self, py: Python<'_>, rows: &Bound<'_, PyAny>, columns: Option<&Bound<'_, PyAny>>) -> PyResult<PyArray> {
+    /// ``apply`` reports. ``is_last``: nobody uses the table afterwards, so an empty one need not learn what rows bring.
+    #[pyo3(signature = (rows, columns=None, is_last=false))]
+    fn _keep(
+        &self,
+        py: Python<'_>,
+        rows: &Bound<'_, PyAny>,
+        columns: Option<&Bound<'_, PyAny>>,
+        is_last: bool,
+    ) -> PyResult<PyArray> {
         let names = self.columns_or(py, columns)?;
-        let verdicts = self.judge(py, rows, names, true, |table, batches, _| table.apply_without_missing(batches))?;
-        Ok(verdicts.kept(py))
+        let rows = Rows::take(rows, Some(&names.all()))?;
+        let identity = py.detach(|| Identity::read(&names, rows)).map_err(|failure| failure.raise(py))?;
+        let kept = self.with(py, |table| {
+            if is_last { keep(table, &identity, &names) } else { apply_and_keep(table, &identity, &names) }
+        })?;
+        Ok(PyArray::from_array_ref(Arc::new(BooleanArray::new(kept, None))))
     }
 
     /// Judges rows that were gathered into runs, as ``apply`` judges them one by one, and advances the table.

@@ -65,6 +65,13 @@ impl Verdicts {
         self.verdict.values()
     }
 
+    /// Whether each row is kept.
+    pub(crate) fn kept_bits(&self) -> BooleanBuffer {
+        let codes = self.codes();
+        let kept = |code| code == Verdict::Accepted as u8 || code == Verdict::Untracked as u8;
+        BooleanBuffer::collect_bool(codes.len(), |row| kept(codes[row]))
+    }
+
     /// Null where a row has none.
     fn offsets_array(&self) -> Int64Array {
         match self.offsets.as_deref() {
@@ -115,13 +122,9 @@ impl Verdicts {
 
     /// Arrow boolean, one a row: true for ACCEPTED and UNTRACKED.
     #[getter]
-    pub(crate) fn kept(&self, py: Python<'_>) -> PyArray {
-        let kept = py.detach(|| {
-            let codes = self.verdict.values();
-            let kept = |code| code == Verdict::Accepted as u8 || code == Verdict::Untracked as u8;
-            BooleanArray::new(BooleanBuffer::collect_bool(codes.len(), |row| kept(codes[row])), None)
-        });
-        PyArray::from_array_ref(Arc::new(kept))
+    fn kept(&self, py: Python<'_>) -> PyArray {
+        let kept = py.detach(|| self.kept_bits());
+        PyArray::from_array_ref(Arc::new(BooleanArray::new(kept, None)))
     }
 
     /// Rows by ``Verdict``, every verdict named.

@@ -38,6 +38,7 @@ mod lines;
 mod ordered;
 mod policy;
 mod position;
+mod repeats;
 mod runs;
 mod shelf;
 mod snapshot;
@@ -60,6 +61,7 @@ pub use keys::{
     encode_bytes, encode_int, shard_hash,
 };
 pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset, Untracked};
+pub use repeats::{KeyColumns, KeyedRows, Repeats, fold_bytes, fold_hash};
 pub use runs::{Domain, find_runs};
 pub use snapshot::Delta;
 pub use table::{Entry, Hole, Judged, Missing, Stale, StateTable};

@@ -27,6 +27,11 @@ impl Wrap {
         Wrap { modulus, border: (modulus / 4).min(1 << 20), lap_max: (1 << 61) / modulus }
     }
 
+    /// Where the zone behind the border ends.
+    pub(crate) fn border(self) -> i64 {
+        self.border
+    }
+
     /// Where the zone before the border begins.
     pub(crate) fn upper_zone(self) -> i64 {
         self.modulus - self.border

@@ -13,6 +13,7 @@ use crate::holes::Holes;
 use crate::judge::{Rules, Span};
 use crate::keys::{Key, Keys};
 use crate::lines::CHUNK;
+use crate::repeats::{KeyColumns, KeyedRows, Repeats, find_repeats};
 use crate::runs::{Cut, Domain};
 use crate::shelf::Shelf;
 use crate::store::{Store, with_shelf};
@@ -525,8 +526,25 @@ impl StateTable {
 
     /// Validates the batches, finds their runs (or takes them as given), and makes sure that the table may
     /// grow by them.
+    /// Finds the rows that an empty table would refuse, without judging them one by one, if that is sooner done;
+    /// `None` if not. Errors are those of [`StateTable::apply`]. The table stays empty.
+    pub fn find_repeats<K: KeyColumns>(
+        &self,
+        chunks: &[KeyedRows<'_, K>],
+        has_plain_keys: bool,
+    ) -> Result<Option<Repeats>> {
+        if !self.is_empty() || self.keeps_timestamp || self.entries_max.is_some() {
+            return Ok(None);
+        }
+        find_repeats(&self.policy(), &self.domain(), chunks, has_plain_keys)
+    }
+
+    fn domain(&self) -> Domain {
+        Domain { seq_max: self.policy().seq_max(), untracked: self.untracked }
+    }
+
     fn find_runs(&self, batches: &[Batch<'_>], lengths: Option<&[&[u32]]>, cuts: &mut Cuts) -> Result<()> {
-        let domain = Domain { seq_max: self.policy().seq_max(), untracked: self.untracked };
+        let domain = self.domain();
         cuts.resize_with(batches.len(), Cut::default);
         let mut lines = 0;
         for (number, (batch, cut)) in batches.iter().zip(cuts.iter_mut()).enumerate() {

@@ -1,0 +1,771 @@
+//! Repeats among the rows of one call, found by hash and on several threads, where no state is kept.
+//!
+//! ```text
+//! columns ── blocks of rows ── hash, count, scatter ──┐   each thread takes the next block
+//!                                                     │
+//! repeats ── compare exactly ── a small hash table ───┘   each thread takes the next partition
+//! ```
+//!
+//! A state table keeps ranges of positions, which costs little where sequence numbers rise by one. Where they do not,
+//! each row splits a range (50 to 180 ns). If every position is accepted once and nobody needs the state, a repeat is a
+//! row whose identity came before: a partition of hashes in the cache finds it for a fifth of that, in any order.
+//!
+//! The lap of a row depends on the rows before it only if its key has rows in both zones beside the border of the wrap.
+//! All rows of such keys are left to a state table ([`Repeats::others`]).
+
+use crate::batch::{Batch, Seqs};
+use crate::error::make_room;
+use crate::position::Wrap;
+use crate::runs::{Cut, Domain};
+use crate::{Admit, Epochs, First, Policy, Result};
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+/// The keys of some rows, in any form.
+pub trait KeyColumns: Sync {
+    /// Writes a hash of the key of each row from `from` on; 0 exactly for rows that carry no producer.
+    fn hash_keys(&self, from: usize, hashes: &mut [u64]);
+
+    /// Whether two rows, neither of them without a producer, have the same key.
+    fn is_same_key(&self, row: usize, other: &Self, other_row: usize) -> bool;
+
+    /// Pid and partition of rows, as far as they are still to be validated: keys that are no plain numbers are 0, and
+    /// -1 is the pid of rows that carry no producer.
+    fn numbers(&self, rows: Range<usize>) -> (Cow<'_, [i64]>, Cow<'_, [i32]>);
+}
+
+/// Rows with keys of any form; the other columns are as in [`Batch`].
+#[derive(Debug)]
+pub struct KeyedRows<'a, K> {
+    /// The keys.
+    pub keys: &'a K,
+    /// Absent where the policy ignores epochs.
+    pub epoch: Option<&'a [i16]>,
+    /// One a row.
+    pub seq: Seqs<'a>,
+}
+
+impl<K> Clone for KeyedRows<'_, K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K> Copy for KeyedRows<'_, K> {}
+
+/// Rows of a call, counted from the first row of the first chunk.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Repeats {
+    /// Those that repeat an earlier row, in no order.
+    pub repeats: Vec<u32>,
+    /// All rows of the keys that are not judged here, in their order.
+    pub others: Vec<u32>,
+}
+
+/// Rows below which the table is asked: threads take as long to start as it takes to judge.
+const ROWS_MIN: usize = 1 << 17;
+/// Rows of a chunk, on average, that are worth a block by themselves.
+const CHUNK_MIN: usize = 1 << 13;
+const BLOCK_BITS: u32 = 16;
+const BLOCK: usize = 1 << BLOCK_BITS;
+/// Rows of a partition, about: its hash table stays in the second level of the cache.
+const PARTITION: usize = 4096;
+const PARTITION_BITS_MAX: u32 = 12;
+/// More threads would wait for memory.
+const THREADS_MAX: usize = 8;
+/// Of rows, or of keys, one in so many may be left to the table.
+const OTHERS_SHARE: usize = 8;
+
+/// Folds a value into a hash.
+#[inline(always)]
+pub fn fold_hash(hash: u64, value: u64) -> u64 {
+    let product = u128::from(hash ^ value) * u128::from(0x9e37_79b9_7f4a_7c15u64);
+    product as u64 ^ (product >> 64) as u64
+}
+
+/// Folds bytes and their number into a hash.
+#[inline(always)]
+pub fn fold_bytes(hash: u64, bytes: &[u8]) -> u64 {
+    let hash = fold_hash(hash, bytes.len() as u64);
+    if let Some((_, last)) = bytes.split_last_chunk::<8>() {
+        // The last word overlaps the one before it: a copy of what is left would take longer than all else.
+        let words = bytes[..bytes.len() - 1].as_chunks::<8>().0.iter();
+        let hash = words.fold(hash, |hash, word| fold_hash(hash, u64::from_le_bytes(*word)));
+        return fold_hash(hash, u64::from_le_bytes(*last));
+    }
+    let mut last = [0; 8];
+    for (to, byte) in last.iter_mut().zip(bytes) {
+        *to = *byte;
+    }
+    fold_hash(hash, u64::from_le_bytes(last))
+}
+
+/// Finds the rows that repeat an earlier one, if that is sooner done than judging them by an empty table; if not,
+/// `None`. The rows are validated as a table validates them.
+///
+/// # Panics
+/// Where the columns of a chunk differ in length.
+pub(crate) fn find_repeats<K: KeyColumns>(
+    policy: &Policy,
+    domain: &Domain,
+    chunks: &[KeyedRows<'_, K>],
+    has_plain_keys: bool,
+) -> Result<Option<Repeats>> {
+    let rows: usize = chunks.iter().map(|chunk| chunk.seq.len()).sum();
+    let is_large = (ROWS_MIN..u32::MAX as usize).contains(&rows) && chunks.len() * CHUNK_MIN <= rows;
+    if is_large && accepts_each_once(policy, chunks) && is_sooner(policy, chunks, rows, has_plain_keys) {
+        Search::new(policy, domain, chunks).run()
+    } else {
+        Ok(None)
+    }
+}
+
+/// Whether an empty table accepts each position once, and nothing else counts.
+fn accepts_each_once<K>(policy: &Policy, chunks: &[KeyedRows<'_, K>]) -> bool {
+    let has_bounds = policy.max_jump.is_some() || policy.reach.is_some() || policy.intervals_max.is_some();
+    let needs_epochs = match policy.epochs {
+        Epochs::Key => true,
+        Epochs::Ignore => false,
+        Epochs::Fence => return false,
+    };
+    policy.admit == Admit::Any && !has_bounds && chunks.iter().all(|chunk| chunk.epoch.is_some() == needs_epochs)
+}
+
+impl<K: KeyColumns> KeyedRows<'_, K> {
+    /// Writes a hash of key and epoch of each row from `from` on; 0 exactly for rows that carry no producer.
+    fn hash_keys(&self, from: usize, hashes: &mut [u64]) {
+        self.keys.hash_keys(from, hashes);
+        if let Some(epoch) = self.epoch {
+            for (hash, &epoch) in hashes.iter_mut().zip(&epoch[from..]) {
+                *hash = if *hash == 0 { 0 } else { fold_hash(*hash, epoch as u64).max(1) };
+            }
+        }
+    }
+
+    fn is_same(&self, row: usize, other: &Self, other_row: usize) -> bool {
+        self.seq.get(row) == other.seq.get(other_row)
+            && self.epoch.map(|epoch| epoch[row]) == other.epoch.map(|epoch| epoch[other_row])
+            && self.keys.is_same_key(row, other.keys, other_row)
+    }
+}
+
+/// How a table would judge the first rows: runs by what they would cost.
+#[derive(Default)]
+struct Sample {
+    rows: usize,
+    /// Runs of new keys, those that go on behind the last one of their key, those that open a hole, and the others.
+    begun: usize,
+    next: usize,
+    jumps: usize,
+    within: usize,
+}
+
+/// Measured, in nanoseconds: a run of a new key, one that a slot judges, and one of an entry with holes; a key that is
+/// no plain number; and a row here, on one thread and on several.
+const BEGUN_NS: usize = 40;
+const PLAIN_NS: usize = 10;
+const HOLES_NS: usize = 50;
+const NAMED_NS: usize = 50;
+const ROW_ALONE_NS: usize = 22;
+const ROW_NS: usize = 14;
+
+/// What a table would hold of a key.
+#[derive(Clone, Copy, Default)]
+struct Known {
+    hash: u64,
+    first: i64,
+    last: i64,
+}
+
+impl Sample {
+    /// Rows of which runs are counted, then one row in so many of a call, of one key in so many.
+    const FIRST_ROWS: usize = 1 << 12;
+    const ROWS_SHARE: usize = 16;
+    const KEYS_SHARE: u64 = 16;
+    /// Runs for which a hole stays, about.
+    const HOLE_RUNS: usize = 10;
+    /// Keys of one place push each other out.
+    const PLACES: usize = 1 << 15;
+
+    fn of<K: KeyColumns>(policy: &Policy, chunks: &[KeyedRows<'_, K>], rows_max: usize, keys_share: u64) -> Sample {
+        let begins_anywhere = policy.first == First::Any;
+        let (mut sample, mut known) = (Sample::default(), vec![Known::default(); Self::PLACES]);
+        let (mut hashes, mut before) = (vec![0; Self::FIRST_ROWS], (0, 0));
+        for chunk in chunks {
+            let rows = chunk.seq.len().min(rows_max - sample.rows);
+            for first in (0..rows).step_by(Self::FIRST_ROWS) {
+                let hashes = &mut hashes[..Self::FIRST_ROWS.min(rows - first)];
+                chunk.hash_keys(first, hashes);
+                for (row, &hash) in (first..).zip(&*hashes) {
+                    if hash % keys_share == 0 && hash != 0 {
+                        let row = (hash, chunk.seq.get(row));
+                        let entry = &mut known[(hash >> 32) as usize % Self::PLACES];
+                        sample.count(entry, row, before == (hash, row.1.wrapping_sub(1)), begins_anywhere);
+                        before = row;
+                    }
+                }
+            }
+            sample.rows += rows;
+        }
+        sample
+    }
+
+    /// `is_behind`: the row before has the same key and the sequence number before.
+    fn count(&mut self, entry: &mut Known, (hash, seq): (u64, i64), is_behind: bool, begins_anywhere: bool) {
+        if entry.hash != hash {
+            *entry = Known { hash, first: seq, last: seq };
+            self.begun += 1;
+            self.jumps += usize::from(!begins_anywhere && seq > 0);
+        } else if entry.last.wrapping_add(1) == seq {
+            self.next += usize::from(!is_behind);
+        } else if (entry.first..=entry.last).contains(&seq) {
+            self.within += 1;
+        } else {
+            self.jumps += 1;
+        }
+        (entry.first, entry.last) = (entry.first.min(seq), entry.last.max(seq));
+    }
+
+    fn runs(&self) -> usize {
+        self.begun + self.next + self.jumps + self.within
+    }
+
+    /// What a run costs a table. Keys come again more seldom among the first rows than among all.
+    fn run_ns(&self) -> usize {
+        let again = self.next + self.jumps;
+        if again * 100 < self.runs() {
+            (self.begun * BEGUN_NS + self.within * PLAIN_NS) / self.runs().max(1)
+        } else {
+            let with_holes = (self.jumps * Self::HOLE_RUNS).min(again);
+            PLAIN_NS + (HOLES_NS - PLAIN_NS) * with_holes / again
+        }
+    }
+}
+
+/// Whether a table would take longer.
+fn is_sooner<K: KeyColumns>(policy: &Policy, chunks: &[KeyedRows<'_, K>], rows: usize, has_plain_keys: bool) -> bool {
+    let named_ns = if has_plain_keys { 0 } else { NAMED_NS };
+    // Long runs cost little, whatever they are.
+    let first = Sample::of(policy, chunks, Sample::FIRST_ROWS, 1);
+    let runs_share = (first.runs(), first.rows);
+    let row_ns = if threads() > 1 { ROW_NS } else { ROW_ALONE_NS };
+    let is_dear = |run_ns: usize| runs_share.0 * (run_ns + named_ns) > runs_share.1 * row_ns;
+    is_dear(HOLES_NS) && is_dear(Sample::of(policy, chunks, rows / Sample::ROWS_SHARE, Sample::KEYS_SHARE).run_ns())
+}
+
+/// Some rows of a chunk.
+#[derive(Clone, Copy)]
+struct Block {
+    chunk: usize,
+    /// In the chunk.
+    first: usize,
+    rows: usize,
+    /// The number of its first row in the call.
+    number: usize,
+}
+
+/// Rows of a block by partition.
+#[derive(Default)]
+struct Scattered {
+    /// Hashes, whose low bits are the row in the block.
+    items: Vec<u64>,
+    /// For each partition, where its items end.
+    ends: Vec<u32>,
+    others: Vec<u32>,
+}
+
+struct Search<'a, K> {
+    domain: &'a Domain,
+    chunks: &'a [KeyedRows<'a, K>],
+    /// Number of the first row of each chunk.
+    starts: Vec<usize>,
+    blocks: Vec<Block>,
+    partition_bits: u32,
+    wrap: Option<Wrap>,
+    threads: usize,
+    /// If there are more of [`Repeats::others`], the table judges all.
+    others_max: usize,
+}
+
+impl<'a, K: KeyColumns> Search<'a, K> {
+    fn new(policy: &Policy, domain: &'a Domain, chunks: &'a [KeyedRows<'a, K>]) -> Self {
+        let (mut starts, mut blocks, mut rows) = (Vec::new(), Vec::new(), 0);
+        for (chunk, columns) in chunks.iter().enumerate() {
+            starts.push(rows);
+            let length = columns.seq.len();
+            blocks.extend((0..length).step_by(BLOCK).map(|first| {
+                let rows_of_block = BLOCK.min(length - first);
+                Block { chunk, first, rows: rows_of_block, number: rows + first }
+            }));
+            rows += length;
+        }
+        let partition_bits = (rows / PARTITION).next_power_of_two().ilog2().clamp(1, PARTITION_BITS_MAX);
+        let (wrap, others_max) = (policy.wrap.map(Wrap::new), rows / OTHERS_SHARE);
+        Search { domain, chunks, starts, blocks, partition_bits, wrap, threads: threads(), others_max }
+    }
+
+    fn run(&self) -> Result<Option<Repeats>> {
+        let others = self.wrap.map(|wrap| self.keys_beside_border(wrap)).transpose()?.flatten();
+        let is_rare = |keys: &KeySet| keys.len() * OTHERS_SHARE <= KeySet::BITS;
+        if !others.as_ref().is_none_or(is_rare) {
+            return Ok(None);
+        }
+        let scatter = |hashes: &mut Vec<u64>, block: usize| self.scatter(&self.blocks[block], others.as_ref(), hashes);
+        let scattered: Vec<Result<Scattered>> = in_parallel(self.threads, self.blocks.len(), Vec::new, scatter);
+        let scattered = scattered.into_iter().collect::<Result<Vec<_>>>()?;
+        let others: Vec<u32> = scattered.iter().flat_map(|block| block.others.iter().copied()).collect();
+        if others.len() > self.others_max {
+            return Ok(None);
+        }
+        let search = |slots: &mut Vec<u64>, partition: usize| self.search(&scattered, partition, slots);
+        let found: Vec<Result<Vec<u32>>> = in_parallel(self.threads, 1 << self.partition_bits, Vec::new, search);
+        let repeats = found.into_iter().collect::<Result<Vec<_>>>()?.concat();
+        Ok(Some(Repeats { repeats, others }))
+    }
+
+    /// The keys that have rows in both zones beside the border of the wrap, and perhaps others.
+    fn keys_beside_border(&self, wrap: Wrap) -> Result<Option<KeySet>> {
+        let upper = self.keys_where(|seq| seq >= wrap.upper_zone(), &KeySet::all());
+        if upper.len() == 0 {
+            return Ok(None);
+        }
+        let both = self.keys_where(|seq| seq < wrap.border(), &upper);
+        Ok((both.len() > 0).then_some(both))
+    }
+
+    /// The keys among others that have a row with such a sequence number.
+    fn keys_where(&self, is_such: impl Fn(i64) -> bool + Sync, among: &KeySet) -> KeySet {
+        let find = |(): &mut (), block: usize| {
+            let Block { chunk, first, rows, .. } = self.blocks[block];
+            let (chunk, mut keys) = (&self.chunks[chunk], KeySet::none());
+            let mut note = |row: usize| {
+                let mut hash = [0];
+                chunk.hash_keys(row, &mut hash);
+                if hash[0] != 0 && among.has(hash[0]) {
+                    keys.add(hash[0]);
+                }
+            };
+            let rows = first..first + rows;
+            match chunk.seq {
+                Seqs::I32(seq) => each_where(&seq[rows.clone()], |&seq| is_such(i64::from(seq)), |at| note(first + at)),
+                Seqs::I64(seq) => each_where(&seq[rows.clone()], |&seq| is_such(seq), |at| note(first + at)),
+            }
+            keys
+        };
+        let mut keys = KeySet::none();
+        in_parallel(self.threads, self.blocks.len(), || (), find).iter().for_each(|found| keys.unite(found));
+        keys
+    }
+
+    /// Validates the rows of a block and brings them into the order of partitions.
+    fn scatter(&self, block: &Block, others: Option<&KeySet>, hashes: &mut Vec<u64>) -> Result<Scattered> {
+        let (chunk, rows) = (&self.chunks[block.chunk], block.first..block.first + block.rows);
+        self.validate(chunk, &rows).map_err(|error| error.after(block.number))?;
+        make_room(hashes, BLOCK.saturating_sub(hashes.len()))?;
+        hashes.resize(BLOCK, 0);
+        let hashes = &mut hashes[..block.rows];
+        chunk.hash_keys(block.first, hashes);
+        let mut scattered = Scattered::default();
+        if let Some(others) = others {
+            for (hash, row) in hashes.iter_mut().zip(block.number as u32..) {
+                if *hash != 0 && others.has(*hash) {
+                    scattered.others.push(row);
+                    *hash = 0;
+                }
+            }
+        }
+        match chunk.seq {
+            Seqs::I32(seq) => fold_seqs(hashes, &seq[rows], i64::from),
+            Seqs::I64(seq) => fold_seqs(hashes, &seq[rows], |seq| seq),
+        }
+        let shift = u64::BITS - self.partition_bits;
+        let mut counts = vec![0u32; 1 << self.partition_bits];
+        hashes.iter().for_each(|&hash| counts[(hash >> shift) as usize] += u32::from(hash != 0));
+        let mut sum = 0;
+        for count in &mut counts {
+            (*count, sum) = (sum, sum + *count);
+        }
+        make_room(&mut scattered.items, block.rows)?;
+        scattered.items.resize(block.rows, 0);
+        for (row, &hash) in (0..).zip(&*hashes) {
+            let at = &mut counts[(hash >> shift) as usize];
+            if hash != 0 {
+                scattered.items[*at as usize] = hash & !(BLOCK as u64 - 1) | row;
+                *at += 1;
+            }
+        }
+        scattered.ends = counts;
+        Ok(scattered)
+    }
+
+    fn validate(&self, chunk: &KeyedRows<'_, K>, rows: &Range<usize>) -> Result<()> {
+        let (pid, partition) = chunk.keys.numbers(rows.clone());
+        let seq = match chunk.seq {
+            Seqs::I32(seq) => Seqs::I32(&seq[rows.clone()]),
+            Seqs::I64(seq) => Seqs::I64(&seq[rows.clone()]),
+        };
+        let epoch = chunk.epoch.map(|epoch| &epoch[rows.clone()]);
+        let batch = Batch { pid: &pid, partition: &partition, epoch, seq, timestamp: None };
+        Cut::default().find(&batch, self.domain)
+    }
+
+    /// The rows of a partition that repeat an earlier one.
+    fn search(&self, scattered: &[Scattered], partition: usize, slots: &mut Vec<u64>) -> Result<Vec<u32>> {
+        let items_of = |block: &'_ Scattered| {
+            let from = partition.checked_sub(1).map_or(0, |before| block.ends[before]);
+            from as usize..block.ends[partition] as usize
+        };
+        let count: usize = scattered.iter().map(|block| items_of(block).len()).sum();
+        let slot_bits = (count * 2).next_power_of_two().ilog2().max(1);
+        slots.clear();
+        make_room(slots, 1 << slot_bits)?;
+        slots.resize(1 << slot_bits, 0);
+        let (mut repeats, last_slot) = (Vec::new(), slots.len() - 1);
+        for (block, of_block) in self.blocks.iter().zip(scattered) {
+            for &item in &of_block.items[items_of(of_block)] {
+                let row = block.number as u32 + (item as u32 & (BLOCK as u32 - 1));
+                // The bits of the hash beside the row, and the number of the row, from 1 on.
+                let named = item >> BLOCK_BITS << u32::BITS | u64::from(row + 1);
+                let mut slot = (item << self.partition_bits >> (u64::BITS - slot_bits)) as usize;
+                loop {
+                    let found = slots[slot];
+                    if found == 0 {
+                        slots[slot] = named;
+                        break;
+                    }
+                    if (found ^ named) >> u32::BITS == 0 && self.is_same(row as usize, (found as u32 - 1) as usize) {
+                        repeats.push(row);
+                        break;
+                    }
+                    slot = (slot + 1) & last_slot;
+                }
+            }
+        }
+        Ok(repeats)
+    }
+
+    /// Whether two rows of the call have the same identity.
+    #[inline]
+    fn is_same(&self, row: usize, other: usize) -> bool {
+        let place = |row: usize| {
+            let chunk = self.starts.partition_point(|&start| start <= row) - 1;
+            (&self.chunks[chunk], row - self.starts[chunk])
+        };
+        let ((chunk, row), (other_chunk, other_row)) = (place(row), place(other));
+        chunk.is_same(row, other_chunk, other_row)
+    }
+}
+
+/// How many threads a call uses.
+fn threads() -> usize {
+    thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX)
+}
+
+/// Folds sequence numbers into the hashes of keys, but for those that are 0.
+#[inline(always)]
+fn fold_seqs<S: Copy>(hashes: &mut [u64], seqs: &[S], wide: impl Fn(S) -> i64) {
+    for (hash, &seq) in hashes.iter_mut().zip(seqs) {
+        *hash = if *hash == 0 { 0 } else { fold_hash(*hash, wide(seq) as u64).max(1) };
+    }
+}
+
+/// Tells where values are such; few are.
+#[inline(always)]
+fn each_where<T>(values: &[T], is_such: impl Fn(&T) -> bool, mut tell: impl FnMut(usize)) {
+    for (number, some) in values.chunks(64).enumerate() {
+        if some.iter().fold(false, |is_any, value| is_any | is_such(value)) {
+            (0..some.len()).filter(|&at| is_such(&some[at])).for_each(|at| tell(number * 64 + at));
+        }
+    }
+}
+
+/// Keys by some bits of their hashes: it has what was added, and perhaps others.
+struct KeySet(Box<[u64]>);
+
+impl KeySet {
+    const BITS: usize = 1 << 16;
+
+    fn none() -> KeySet {
+        KeySet(vec![0; Self::BITS / 64].into())
+    }
+
+    fn all() -> KeySet {
+        KeySet(vec![u64::MAX; Self::BITS / 64].into())
+    }
+
+    fn add(&mut self, hash: u64) {
+        let bit = Self::bit(hash);
+        self.0[bit / 64] |= 1 << (bit % 64);
+    }
+
+    #[inline(always)]
+    fn has(&self, hash: u64) -> bool {
+        let bit = Self::bit(hash);
+        self.0[bit / 64] >> (bit % 64) & 1 != 0
+    }
+
+    fn unite(&mut self, other: &KeySet) {
+        self.0.iter_mut().zip(&other.0).for_each(|(word, other)| *word |= other);
+    }
+
+    fn len(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    #[inline(always)]
+    fn bit(hash: u64) -> usize {
+        (hash >> (u64::BITS - Self::BITS.ilog2())) as usize
+    }
+}
+
+/// Does work by number on several threads, each with a state of its own, and gives what came of it in order.
+fn in_parallel<S, T: Send>(
+    threads: usize,
+    count: usize,
+    state: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, usize) -> T + Sync,
+) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let some = || {
+        let (mut state, mut done) = (state(), Vec::new());
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= count {
+                return done;
+            }
+            done.push((number, work(&mut state, number)));
+        }
+    };
+    let mut done = thread::scope(|scope| {
+        // If the system has no thread left, the others do the work.
+        let others = (1..threads.min(count)).map_while(|_| thread::Builder::new().spawn_scoped(scope, some).ok());
+        let others: Vec<_> = others.collect();
+        let mut done = some();
+        for other in others {
+            done.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        done
+    });
+    done.sort_unstable_by_key(|&(number, _)| number);
+    done.into_iter().map(|(_, it)| it).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{PRESETS, StateTable, Untracked};
+
+    /// Plain columns. `has_one_hash`: all keys have the same hash.
+    #[derive(Clone, Default)]
+    struct Columns {
+        pid: Vec<i64>,
+        partition: Vec<i32>,
+        epoch: Vec<i16>,
+        seq: Vec<i32>,
+        has_one_hash: bool,
+    }
+
+    impl Columns {
+        fn push(&mut self, (pid, partition, epoch, seq): (i64, i32, i16, i32)) {
+            self.pid.push(pid);
+            self.partition.push(partition);
+            self.epoch.push(epoch);
+            self.seq.push(seq);
+        }
+
+        fn of(rows: &[(i64, i32, i16, i32)]) -> Columns {
+            let mut columns = Columns::default();
+            rows.iter().for_each(|&row| columns.push(row));
+            columns
+        }
+
+        fn epoch(&self, policy: &Policy) -> Option<&[i16]> {
+            (policy.epochs != Epochs::Ignore).then_some(&self.epoch)
+        }
+
+        fn batch(&self, policy: &Policy) -> Batch<'_> {
+            let (epoch, seq) = (self.epoch(policy), Seqs::I32(&self.seq));
+            Batch { pid: &self.pid, partition: &self.partition, epoch, seq, timestamp: None }
+        }
+    }
+
+    impl KeyColumns for Columns {
+        fn hash_keys(&self, from: usize, hashes: &mut [u64]) {
+            for (row, hash) in (from..).zip(hashes) {
+                let key =
+                    if self.has_one_hash { 7 } else { fold_hash(self.pid[row] as u64, self.partition[row] as u64) };
+                *hash = if self.pid[row] == -1 { 0 } else { fold_hash(1, key).max(1) };
+            }
+        }
+
+        fn is_same_key(&self, row: usize, other: &Columns, other_row: usize) -> bool {
+            self.pid[row] == other.pid[other_row] && self.partition[row] == other.partition[other_row]
+        }
+
+        fn numbers(&self, rows: Range<usize>) -> (Cow<'_, [i64]>, Cow<'_, [i32]>) {
+            (Cow::Borrowed(&self.pid[rows.clone()]), Cow::Borrowed(&self.partition[rows]))
+        }
+    }
+
+    fn domain(policy: &Policy) -> Domain {
+        Domain { seq_max: policy.seq_max(), untracked: Untracked::Keep }
+    }
+
+    /// The refused rows and how many were left to a table.
+    fn refused(policy: Policy, chunks: &[Columns]) -> Result<(Vec<u32>, usize)> {
+        let domain = domain(&policy);
+        let keyed = |keys| KeyedRows { keys, epoch: Columns::epoch(keys, &policy), seq: Seqs::I32(&keys.seq) };
+        let keyed: Vec<_> = chunks.iter().map(keyed).collect();
+        assert!(accepts_each_once(&policy, &keyed));
+        let search = Search { others_max: usize::MAX, threads: 2, ..Search::new(&policy, &domain, &keyed) };
+        let Repeats { repeats: mut refused, others } = search.run()?.expect("few keys");
+        let mut rows = Columns::default();
+        let all = chunks.iter().flat_map(|it| (0..it.pid.len()).map(move |row| (it, row)));
+        let mut others_left = others.iter().copied().peekable();
+        for (number, (chunk, row)) in (0..).zip(all) {
+            if others_left.next_if_eq(&number).is_some() {
+                rows.push((chunk.pid[row], chunk.partition[row], chunk.epoch[row], chunk.seq[row]));
+            }
+        }
+        let judged = StateTable::new(policy)?.apply(&[rows.batch(&policy)])?;
+        let is_refused = |&(_, &verdict): &(&u32, &u8)| verdict != 0 && verdict != 6;
+        refused.extend(others.iter().zip(&judged.verdicts).filter(is_refused).map(|(&row, _)| row));
+        refused.sort_unstable();
+        Ok((refused, others.len()))
+    }
+
+    fn refused_by_table(policy: Policy, chunks: &[Columns]) -> Result<Vec<u32>> {
+        let batches: Vec<_> = chunks.iter().map(|chunk| chunk.batch(&policy)).collect();
+        let judged = StateTable::new(policy)?.apply(&batches)?;
+        Ok((0..).zip(&judged.verdicts).filter(|&(_, &it)| it != 0 && it != 6).map(|(row, _)| row).collect())
+    }
+
+    fn policies() -> Vec<Policy> {
+        let any_order = Policy::preset("any_order").expect("a preset");
+        vec![
+            Policy { wrap: Some(4), ..any_order },
+            Policy { wrap: Some(4), first: First::Zero, ..any_order },
+            Policy { wrap: None, ..any_order },
+            Policy { wrap: Some(4), epochs: Epochs::Ignore, ..any_order },
+        ]
+    }
+
+    #[test]
+    fn every_short_stream_is_refused_what_a_table_refuses() {
+        let rows =
+            [(1, 0, 0, 0), (1, 0, 0, 1), (1, 0, 0, 3), (1, 0, 1, 3), (2, 0, 0, 3), (1, 1, 0, 0), (-1, -7, -7, -7)];
+        let (mut left, mut found) = (0, 0);
+        for number in 0..rows.len().pow(5) {
+            let stream: Vec<_> = (0..5).map(|at| rows[number / rows.len().pow(at) % rows.len()]).collect();
+            let (first, last) = stream.split_at(number % 5);
+            let chunks = [Columns::of(first), Columns::of(last)];
+            let policy = policies()[number % 4];
+            let (refused, others) = refused(policy, &chunks).expect("valid rows");
+            assert_eq!(Ok(&refused), refused_by_table(policy, &chunks).as_ref(), "{stream:?} {policy:?}");
+            left += usize::from(others > 0);
+            found += refused.len();
+        }
+        assert!(left > 1000 && found > 5000, "{left} {found}");
+    }
+
+    /// Many rows, around both borders of the wrap, in blocks of several sizes.
+    #[test]
+    fn long_streams_are_refused_what_a_table_refuses() {
+        let mut state = 7u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (state >> 33) % below
+        };
+        for (keys, seqs, has_one_hash) in [(3, 40_000, false), (5_000, 40, false), (40, 20, true)] {
+            let mut chunks = vec![Columns { has_one_hash, ..Columns::default() }; 3];
+            for (chunk, rows) in chunks.iter_mut().zip([BLOCK * 3 / 2, 1, BLOCK]) {
+                for _ in 0..if has_one_hash { rows / 64 } else { rows } {
+                    let pid = random(keys) as i64;
+                    let seq = random(seqs) as i32;
+                    let seq = if pid % 50 == 1 && seq % 2 == 0 { i32::MAX - seq } else { seq };
+                    chunk.push((pid - 1, random(2) as i32, random(2) as i16, seq));
+                }
+            }
+            for policy in [policies()[2], Policy { wrap: Some(1 << 31), ..policies()[0] }] {
+                let (found, others) = refused(policy, &chunks).expect("valid rows");
+                assert!(found == refused_by_table(policy, &chunks).expect("valid rows"), "{keys} {policy:?}");
+                assert!(found.len() > 100 && (others > 0) == policy.wrap.is_some(), "{} {others}", found.len());
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_bad_row_is_named_as_a_table_names_it() {
+        let policy = policies()[2];
+        for (chunk, row, bad) in
+            [(0, BLOCK + 3, (5, 0, 0, -1)), (1, 3, (5, 0, -1, 0)), (1, 0, (5, -1, 0, 0)), (1, 1, (-2, 0, 0, 0))]
+        {
+            let good = Columns::of(&vec![(1, 0, 0, 5); BLOCK * 2]);
+            let mut chunks = [good.clone(), good];
+            for (chunk, row) in [(chunk, row), (1, BLOCK + 9)] {
+                let to = &mut chunks[chunk];
+                (to.pid[row], to.partition[row], to.epoch[row], to.seq[row]) = bad;
+            }
+            let error = refused(policy, &chunks).expect_err("a bad row");
+            assert_eq!(Some(error), refused_by_table(policy, &chunks).err());
+        }
+    }
+
+    #[test]
+    fn only_policies_that_accept_each_position_once_are_judged_here() {
+        let columns = Columns::of(&[(1, 0, 0, 0)]);
+        let accepts = |policy: Policy| {
+            let rows = KeyedRows { keys: &columns, epoch: columns.epoch(&policy), seq: Seqs::I32(&columns.seq) };
+            accepts_each_once(&policy, &[rows])
+        };
+        let accepted: Vec<_> = PRESETS.iter().filter(|it| accepts(it.policy)).map(|it| it.name).collect();
+        assert_eq!(accepted, ["any_order", "kafka_offsets"]);
+        let any_order = policies()[2];
+        for policy in [
+            Policy { max_jump: Some(9), ..any_order },
+            Policy { reach: Some(9), ..any_order },
+            Policy { intervals_max: Some(9), ..any_order },
+            Policy { epochs: Epochs::Fence, ..any_order },
+        ] {
+            assert!(!accepts(policy), "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn rows_that_a_table_judges_sooner_are_left_to_it() {
+        let policy = policies()[2];
+        let is_left = |row: &dyn Fn(i64) -> (i64, i32, i16, i32)| {
+            let columns = Columns::of(&(0..ROWS_MIN as i64).map(row).collect::<Vec<_>>());
+            let rows = KeyedRows { keys: &columns, epoch: columns.epoch(&policy), seq: Seqs::I32(&columns.seq) };
+            find_repeats(&policy, &domain(&policy), &[rows], true).expect("valid rows").is_none()
+        };
+        assert!(is_left(&|row| (row % 5000, 0, 0, (row / 5000) as i32)));
+        assert!(is_left(&|row| (row / 20 % 5000, 0, 0, (row / 100_000 * 40 + row % 20) as i32)));
+        assert!(!is_left(&|row| (row % 5000, 0, 0, (row / 5000 * 3) as i32)));
+        assert!(!is_left(&|row| (row, 0, 0, 0)));
+        assert!(!is_left(&|row| (row % 5000, 0, 0, 1000 - (row / 5000) as i32)));
+    }
+
+    #[test]
+    fn bytes_of_any_number_have_hashes_of_their_own() {
+        let bytes: Vec<u8> = (1..80).collect();
+        let mut hashes: Vec<_> = (0..bytes.len()).map(|count| fold_bytes(1, &bytes[..count])).collect();
+        for at in 0..40 {
+            let mut changed = bytes[..40].to_vec();
+            changed[at] ^= 1;
+            hashes.push(fold_bytes(1, &changed));
+        }
+        hashes.extend([
+            fold_bytes(1, &[0; 3]),
+            fold_bytes(1, &[0; 4]),
+            fold_bytes(1, &[0; 8]),
+            fold_bytes(1, &[0; 16]),
+        ]);
+        let count = hashes.len();
+        hashes.sort_unstable();
+        hashes.dedup();
+        assert_eq!(hashes.len(), count);
+    }
+}
