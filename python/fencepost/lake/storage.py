@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,24 +95,29 @@ def open_storage(root: str, options: Mapping[str, Any] | None = None) -> Storage
 
 
 @contextmanager
-def unchanged(storage: Storage, files: Files, *places: int) -> Iterator[None]:
-    """Raise ChangedError if files differ from the listed ones before or after the block that reads them."""
+def unchanged(storage: Storage, files: Files, *places: int, are_copied: bool = False) -> Iterator[None]:
+    """Raise ChangedError if files differ from the listed ones before or after the block that reads them.
 
-    def check() -> None:
-        for place in places:
+    An object with an etag needs no check, because every read requests that version. `are_copied`: the store may copy
+    the objects, which does not request a version.
+    """
+
+    def check(wanted: Iterable[int] = places) -> None:
+        for place in wanted:
             _check_unchanged(storage, files, place, files.full_path(place))
 
+    unpinned = [place for place in places if are_copied or not files.etag[place]]
     try:
-        check()
+        check(unpinned)
         yield
     except FileNotFoundError as error:
         check()
         path = files.full_path(places[0])
         raise ChangedError(f"{path}: was deleted while the job ran; run again", path=path) from error
     except StoreError:
-        check()  # local files only: a store refuses to read a replaced object
+        check()  # a store refuses to read a replaced object
         raise
-    check()
+    check(unpinned)
 
 
 def _check_unchanged(storage: Storage, files: Files, place: int, path: str) -> None:

@@ -144,7 +144,8 @@ def write_file(places: Places, item: WriteItem, place: int, refused_rows: pa.Tab
     ordinal, rows = item.first + place, item.rows[place]
     refused = pc.sum(refused_rows["count"]).as_py() or 0
     not_kept = rows_not_written(refused_rows, item.files.vectors[place], item.span)
-    with unchanged(places.storage, item.files, place) if item.is_read[place] else nullcontext():
+    are_copied = not len(not_kept)
+    with unchanged(places.storage, item.files, place, are_copied=are_copied) if item.is_read[place] else nullcontext():
         if rows and refused < rows:
             name = new_name(f"part-{ordinal:05}")
             if len(not_kept):
