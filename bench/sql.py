@@ -367,7 +367,9 @@ def _read_first(engine: Engine, events: pa.Table, *, size: int) -> str:
             for (event,) in cursor.fetchall():
                 del rows[event]
             if rows:
-                cursor.executemany("INSERT INTO processed_messages (event_id) VALUES (%s)", sorted(rows))
+                cursor.executemany(
+                    "INSERT INTO processed_messages (event_id) VALUES (%s)", [(it,) for it in sorted(rows)]
+                )
                 cursor.executemany(
                     "INSERT INTO events (pid, epoch, `partition`, seq, event_id, payload) "
                     "VALUES (%s, %s, %s, %s, %s, %s)",

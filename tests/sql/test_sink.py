@@ -10,6 +10,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
@@ -23,6 +24,7 @@ from fencepost.sql.consumers import CLAIMS, MESSAGES
 from postgres import PostgresServer
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, SmallInteger, String, Table, func, select, text
 from sqlalchemy.exc import IntegrityError
+from waiting import wait_until
 
 TABLES = MetaData()
 EVENTS = Table(
@@ -971,3 +973,25 @@ def test_rows_without_a_producer(events: Engine) -> None:
     sink = SqlSink(events, "events", "c", untracked="keep")
     assert sink.apply(batch).rows_kept == 2
     assert sink.apply(batch).verdict.to_pylist() == [1, 6], "applied as often as they come"
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_an_id_that_another_transaction_claims_meanwhile(events: Engine, new_engine: Callable[[], Engine]) -> None:
+    """The statement that looks for ids does not see it, and fails on it. The call then finds a duplicate."""
+    sink = SqlSink(events, "events", "by note", "message_id", message_id="note", insert=("note",))
+    waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%_messages%'")
+
+    def is_waiting() -> bool:
+        with events.connect() as looking:
+            return bool(looking.execute(waiting).scalar_one())
+
+    with ThreadPoolExecutor(1) as pool, new_engine().connect() as other:
+        row = {"consumer": sink._consumer.id, "id": "b", "version": 0, "changed_ms": 0}
+        other.execute(MESSAGES.insert(), row)
+        applying = pool.submit(sink.apply, pa.table({"note": ["a", "b"]}))
+        wait_until(is_waiting, "the call does not wait for the id")
+        other.commit()
+        done = applying.result()
+    assert [fp.Verdict(it) for it in done.verdict.to_pylist()] == [ACCEPTED, DUPLICATE]
+    with events.connect() as looking:
+        assert list(looking.execute(select(EVENTS.c.note)).scalars()) == ["a"]

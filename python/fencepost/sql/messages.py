@@ -7,7 +7,7 @@ was sent, so a producer's retry comes under two of them, and both would pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,8 +105,17 @@ class Messages:
         different = texts.take(pa.array(first)).combine_chunks()
         return Ids(different, keys[1][first], of_row, first, timestamps, types)
 
-    def claim(self, connection: Connection, ids: Ids, positions: Mapping[str, int]) -> MessageVerdicts:
-        """Judges the rows, and claims the ids that are new. `positions` say nothing of ids."""
+    def claim(
+        self,
+        connection: Connection,
+        ids: Ids,
+        positions: Mapping[str, int],
+        insert: Callable[[Ids, Any], Any] | None = None,
+    ) -> MessageVerdicts:
+        """Judges the rows, and claims the ids that are new. `positions` say nothing of ids.
+
+        `insert`: claims the ids at these places, and returns which of the places are of new ids.
+        """
         horizon_ms = self.consumer.horizon_ms(connection)
         if len(ids.texts):
             self.consumer.check_key_types(connection, ids.types)
@@ -119,7 +128,7 @@ class Messages:
             ids = replace(ids, first=first)
         asked = np.flatnonzero(ids.first < len(ids.of_row))
         is_new = np.zeros(len(ids.texts), bool)
-        is_new[asked[self._insert(connection, ids, asked)]] = True
+        is_new[asked[self._insert(connection, ids, asked) if insert is None else insert(ids, asked)]] = True
         codes = np.full(len(ids.of_row), Verdict.DUPLICATE, np.uint8)
         codes[ids.first[is_new]] = Verdict.ACCEPTED
         codes[is_old] = Verdict.FORGOTTEN
@@ -141,16 +150,11 @@ class Messages:
             return self._insert_one_by_one(connection, texts, versions, timestamps)
         if self.consumer.database.is_mariadb:
             return self._insert_unknown(connection, texts, versions, timestamps)
-        # The order of `asked`, in which all lock, is that of the arrays.
         statement = prepared(
-            "WITH claimed AS (INSERT INTO fencepost_messages (consumer, id, version, timestamp, changed_ms) "
-            f"SELECT :consumer, n.*, (SELECT {clock}) FROM unnest(CAST(:ids AS text[]), CAST(:versions AS bigint[]), "
-            "CAST(:timestamps AS bigint[])) AS n (id, version, timestamp) ON CONFLICT DO NOTHING RETURNING id, version)"
-            " SELECT array_agg(id), array_agg(version) FROM claimed"
+            f"WITH claimed AS ({CLAIM.format(clock=clock)} FROM unnest({ARRAYS}) AS n (id, version, timestamp) "
+            "ON CONFLICT DO NOTHING RETURNING id, version) SELECT array_agg(id), array_agg(version) FROM claimed"
         )
-        arrays = {"ids": array_of(pa.chunked_array([of_asked])), "versions": array_of_integers(versions)}
-        arrays["timestamps"] = array_of_integers(timestamps)
-        found = connection.execute(statement, arrays | {"consumer": consumer}).one()
+        found = connection.execute(statement, arrays_of(ids, asked) | {"consumer": consumer}).one()
         claimed = set(zip(*found, strict=True)) if found[0] is not None else set()
         return np.flatnonzero([key in claimed for key in zip(texts, versions, strict=True)])
 
@@ -183,6 +187,24 @@ class Messages:
         rows = zip([self.consumer.id] * len(texts), texts, versions, timestamps, strict=True)
         counts = (drivers.settled(driver.execute(statement, row)).rowcount for row in rows)
         return np.flatnonzero(np.fromiter(counts, np.int64, len(texts)))
+
+
+# PostgreSQL's, whose parameters are arrays. Their order, in which all lock, is that of `asked`.
+CLAIM = (
+    "INSERT INTO fencepost_messages (consumer, id, version, timestamp, changed_ms) "
+    "SELECT :consumer, n.id, n.version, n.timestamp, (SELECT {clock})"
+)
+ARRAYS = "CAST(:ids AS text[]), CAST(:versions AS bigint[]), CAST(:timestamps AS bigint[])"
+
+
+def arrays_of(ids: Ids, asked: Any) -> dict[str, str]:
+    """The parameters of `ARRAYS`: the ids at these places."""
+    times = [None] * len(asked) if ids.timestamps is None else ids.timestamps[ids.first[asked]].tolist()
+    return {
+        "ids": array_of(pa.chunked_array([ids.texts.take(pa.array(asked))])),
+        "versions": array_of_integers(ids.versions[asked].tolist()),
+        "timestamps": array_of_integers(times),
+    }
 
 
 _KNOWN_ON_MARIADB = text(

@@ -97,15 +97,24 @@ def takes_arrays(connection: Connection, table: Table, rows: pa.Table) -> bool:
 
 def as_arrays(connection: Connection, table: Table, rows: pa.Table) -> tuple[str, dict[str, str]]:
     """An INSERT of these rows, each column an array of its own, and its parameters."""
-    names = tuple(rows.column_names)
-    known = table.info.setdefault("fencepost_inserts", {})
+    into, arrays = arrays_into(connection, table, tuple(rows.column_names))
+    return f"INSERT INTO {into} SELECT * FROM unnest({arrays})", columns_as_arrays(rows)
+
+
+def arrays_into(connection: Connection, table: Table, names: tuple[str, ...]) -> tuple[str, str]:
+    """A table with these columns, as an INSERT names them, and the arrays `:c0`, `:c1`, ... of their types."""
+    known: dict[tuple[str, ...], tuple[str, str]] = table.info.setdefault("fencepost_inserts", {})
     if names not in known:
         kinds = _kinds_of(connection, table)
         target, columns = quoted(connection, table), quoted_names(connection, names)
         arrays = ", ".join(f"CAST(:c{at} AS {kinds[name]}[])" for at, name in enumerate(names))
-        into = f"{target} ({columns})".replace(":", "\\:")
-        known[names] = f"INSERT INTO {into} SELECT * FROM unnest({arrays})"
-    return known[names], {f"c{at}": array_of(column) for at, column in enumerate(_for_copy(rows).columns)}
+        known[names] = f"{target} ({columns})".replace(":", "\\:"), arrays
+    return known[names]
+
+
+def columns_as_arrays(rows: pa.Table) -> dict[str, str]:
+    """The parameters of these arrays."""
+    return {f"c{at}": array_of(column) for at, column in enumerate(_for_copy(rows).columns)}
 
 
 def array_of(column: pa.ChunkedArray) -> str:

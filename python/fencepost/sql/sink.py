@@ -19,7 +19,7 @@ from fencepost.sql import rows as bulk
 from fencepost.sql.conflicts import Comparison
 from fencepost.sql.consumers import Consumer
 from fencepost.sql.database import Database, run
-from fencepost.sql.messages import Messages, check_names
+from fencepost.sql.messages import Messages, MessageVerdicts, check_names
 from fencepost.sql.metrics import Counters, claims_of, families_of
 from fencepost.sql.reconciliation import OnFindings, Reconciliation, reconcile
 from fencepost.sql.retention import Reaped, reap, reap_processed
@@ -27,7 +27,7 @@ from fencepost.sql.rows import NOTHING, refused_at_commit
 from fencepost.sql.sequences import Sequences, log_order_of
 from fencepost.sql.staged import StagedTable, place_of
 from fencepost.sql.target import Target
-from fencepost.sql.together import UnnamedError, write_together
+from fencepost.sql.together import UnnamedError, claim_together, write_together
 from fencepost.sql.upserts import RacedError
 from fencepost.state.stores import is_local
 from fencepost.verdict import Verdict
@@ -427,6 +427,20 @@ class SqlSink:
         with self._counters.of_call():
             return self._run_counted(rows, effect, positions, expected, refused, written)
 
+    def _judge_and_write(
+        self,
+        connection: Connection,
+        prepared: Any,
+        positions: Mapping[str, int],
+        effect: Callable[[Connection, pa.Array], Any],
+    ) -> MessageVerdicts | None:
+        """The verdicts on few rows by message id, which are applied with them; None for all others."""
+        if not isinstance(self._claims, Messages) or not isinstance(effect, _Writing) or effect.rows.num_rows == 0:
+            return None
+        if not effect.takes_arrays(connection, effect.rows):
+            return None
+        return claim_together(connection, self._claims, prepared, positions, effect.target, effect.rows)
+
     def _write(
         self,
         connection: Connection,
@@ -481,9 +495,12 @@ class SqlSink:
 
         def work(connection: Connection) -> Applied:
             self._consumer.hold(connection, held)
-            judged: Any = self._claims.claim(connection, prepared, advanced)  # type: ignore[arg-type]
+            result = None
+            judged: Any = self._judge_and_write(connection, prepared, advanced, effect)
+            if judged is None:
+                judged = self._claims.claim(connection, prepared, advanced)  # type: ignore[arg-type]
+                result = self._write(connection, judged, pa.array(judged.kept), advanced, effect)
             kept = pa.array(judged.kept)
-            result = self._write(connection, judged, kept, advanced, effect)
             codes, counts = pa.array(judged.verdict), dict(judged.counts)
             not_compared = None
             if self._comparison is not None and written is not None:
