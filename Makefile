@@ -82,7 +82,7 @@ PACKAGE_SOURCES := $(shell find python/fencepost -name '*.py' -o -name '*.pyi' -
 SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-chain test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql mariadb model \
+.PHONY: help demo demo-chain check test-quick test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql mariadb model \
 	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark43-part test-minimum test-free-threaded asan asan-part miri fuzz test-spark-connect \
 	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores test-docs test-airflow docs jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels release-check \
 	develop format errors requirements tools java clean
@@ -95,6 +95,9 @@ demo: java $(VENV)/installed ## Run the main job on generated and on real data, 
 
 demo-chain: postgresql $(VENV)/installed ## Producers, a log, a stage, a consumer and PostgreSQL, while processes die
 	PYTHONPATH=$(abspath tests) $(BIN)/python -m chain.run --demo
+
+check: $(VENV)/tests ## Lint, types and quick tests: what to run before each commit
+	@$(MAKE) --no-print-directory --jobs=2 lint test-quick
 
 test: ## Everything that must pass; ends with the slowest tests of each suite, and what each took
 	$(call together,$(SUITES),-m 'not matrix')
@@ -206,6 +209,11 @@ TABLE_TESTS := $(call tests_of,delta* iceberg* in_place object_sinks object_sour
 BENCH_TESTS := tests/test_bench.py
 test-python: $(VENV)/tests ## Everything in Python that has no suite of its own
 	$(TIMED) $(BIN)/python -m pytest $(filter-out $(JOB_TESTS) $(TABLE_TESTS) $(BENCH_TESTS),$(wildcard tests/test_*.py))
+
+# Rules, tables, frames and errors: what most changes break first.
+QUICK_TESTS := $(call tests_of,rulebook broker_rulebook client_rulebook table deduplicate inputs errors segments stamping metrics telemetry)
+test-quick: $(VENV)/tests ## The quick tests of `make check`
+	$(TIMED) $(BIN)/python -m pytest --quiet -m 'not matrix' $(QUICK_TESTS)
 
 test-jobs: $(VENV)/tests ## Jobs on local engines, their states, and faults
 	$(TIMED) $(BIN)/python -m pytest $(JOB_TESTS)
