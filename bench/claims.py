@@ -44,12 +44,12 @@ def run(
     with_positions: bool,
     consumer: str = "bench",
     seconds: int = SECONDS,
-    rate: int = RATE,
+    rate: float = RATE,
 ) -> list[Part]:
     """`seconds`: how much of the log a call applies. `rate`: the transactions of a second."""
     sink = SqlSink(engine, None, consumer, policy="kafka_offsets")
     count = max(PARTS, int(hours * 3600 / seconds))
-    rows = rate * seconds
+    rows = int(rate * seconds)
     found, times = [], []
     for number in range(count):
         first = 2 * rows * number
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--hours", type=float, default=0.0)
     parser.add_argument("--days", type=float, default=0.0)
     parser.add_argument("--seconds", type=int, default=SECONDS)
-    parser.add_argument("--rate", type=int, default=RATE)
+    parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--without", action="store_true")
     given: Any = parser.parse_args(arguments)
     hours = given.hours + 24 * given.days or 1.0
