@@ -79,7 +79,7 @@ with_jars = @if command -v $(MVN) >/dev/null; then $(TIMED) $(BIN)/python -m pyt
 
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.rs' -o -name Cargo.toml)
 PACKAGE_SOURCES := $(shell find python/fencepost -name '*.py' -o -name '*.pyi' -o -name py.typed -o -name '*.css' -o -name '*.js')
-SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
+SPARK_SOURCES := Cargo.toml spark_udf/README.md spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-chain check test-quick test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql mariadb model \
@@ -326,7 +326,7 @@ wheels: dist/native dist/spark ## Build both wheels into dist/
 # and that the sdist has all that it needs to build without a network.
 release-check: dist/native dist/spark dist/sdist $(ACTIONLINT) $(CARGO_DENY) ## Check packages and the release workflow
 	$(VENV_RELEASE)/bin/twine check --strict dist/native/* dist/spark/* dist/sdist/*
-	$(BIN)/python .ci/packages.py dist
+	$(BIN)/python .ci/packages.py dist/native dist/spark dist/sdist
 	$(ACTIONLINT)
 	$(CARGO_DENY) check licenses bans sources
 	rm -rf dist/unpacked && mkdir dist/unpacked && tar -xzf dist/sdist/fencepost-*.tar.gz -C dist/unpacked --strip-components 1
@@ -334,7 +334,7 @@ release-check: dist/native dist/spark dist/sdist $(ACTIONLINT) $(CARGO_DENY) ## 
 
 dist/sdist: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(SPARK_SOURCES) $(VENV)/dependencies $(VENV_RELEASE)/dependencies
 	$(call built,$(VENV_RELEASE)/bin/python -m build --sdist spark_udf --outdir)
-	$(BIN)/maturin sdist --quiet --out $@
+	$(BIN)/maturin sdist --out $@
 
 $(VENV_RELEASE)/dependencies: requirements/release.txt $(UV)
 	$(environment)

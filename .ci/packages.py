@@ -1,4 +1,4 @@
-"""Checks built packages: names, sizes, and that wheels hold what they should. `packages.py FOLDER`."""
+"""Checks built packages: names, sizes, and that wheels hold what they should. `packages.py FOLDER...`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def _problems_of(package: Path, version: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    found = problems(Path(sys.argv[1]))
+    found = [it for folder in sys.argv[1:] for it in problems(Path(folder))]
     print(*found or ["packages: all is well"], sep="\n")
     sys.exit(bool(found))
