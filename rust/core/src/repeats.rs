@@ -18,6 +18,7 @@ use crate::error::make_room;
 use crate::position::Wrap;
 use crate::runs::{Cut, Domain};
 use crate::{Admit, Epochs, First, Policy, Result};
+use rustc_hash::FxHashMap;
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -320,9 +321,43 @@ impl<'a, K: KeyColumns> Search<'a, K> {
             return Ok(None);
         }
         let search = |slots: &mut Vec<u64>, partition: usize| self.search(&scattered, partition, slots);
-        let found: Vec<Result<Vec<u32>>> = in_parallel(self.threads, 1 << self.partition_bits, Vec::new, search);
-        let repeats = found.into_iter().collect::<Result<Vec<_>>>()?.concat();
-        Ok(Some(Repeats { repeats, others }))
+        let found: Vec<Result<Vec<(u32, u32)>>> = in_parallel(self.threads, 1 << self.partition_bits, Vec::new, search);
+        Ok(Some(Repeats { repeats: self.compare(found)?, others }))
+    }
+
+    /// The rows that repeat an earlier one, of rows and the first one with the same bits of its hash.
+    ///
+    /// Compared in the order of rows, most values are next to each other: 4 cache misses a repeat instead of 8.
+    fn compare(&self, found: Vec<Result<Vec<(u32, u32)>>>) -> Result<Vec<u32>> {
+        const NONE: u32 = u32::MAX;
+        let (mut firsts, rows) = (Vec::new(), self.blocks.iter().map(|block| block.rows).sum());
+        make_room(&mut firsts, rows)?;
+        firsts.resize(rows, NONE);
+        for of_partition in found {
+            of_partition?.into_iter().for_each(|(row, first)| firsts[row as usize] = first);
+        }
+        let compare = |(): &mut (), block: usize| {
+            let Block { number, rows, .. } = self.blocks[block];
+            let mut repeats = (Vec::new(), Vec::new());
+            for (row, &first) in (number as u32..).zip(&firsts[number..number + rows]) {
+                if first != NONE {
+                    let is_same = self.is_same(row as usize, first as usize);
+                    if is_same { &mut repeats.0 } else { &mut repeats.1 }.push(row);
+                }
+            }
+            repeats
+        };
+        let (mut repeats, mut first_of_others) = (Vec::new(), FxHashMap::<u32, Vec<u32>>::default());
+        for (same, others) in in_parallel(self.threads, self.blocks.len(), || (), compare) {
+            repeats.extend(same);
+            for row in others {
+                // All rows of its identity were found equal to the same row by their hashes.
+                let known = first_of_others.entry(firsts[row as usize]).or_default();
+                let is_same = known.iter().any(|&first| self.is_same(row as usize, first as usize));
+                if is_same { &mut repeats } else { known }.push(row);
+            }
+        }
+        Ok(repeats)
     }
 
     /// The keys that have rows in both zones beside the border of the wrap, and perhaps others.
@@ -411,8 +446,8 @@ impl<'a, K: KeyColumns> Search<'a, K> {
         Cut::default().find(&batch, self.domain)
     }
 
-    /// The rows of a partition that repeat an earlier one.
-    fn search(&self, scattered: &[Scattered], partition: usize, slots: &mut Vec<u64>) -> Result<Vec<u32>> {
+    /// The rows of a partition of whose hash an earlier row has the same bits, and the first such row.
+    fn search(&self, scattered: &[Scattered], partition: usize, slots: &mut Vec<u64>) -> Result<Vec<(u32, u32)>> {
         let items_of = |block: &'_ Scattered| {
             let from = partition.checked_sub(1).map_or(0, |before| block.ends[before]);
             from as usize..block.ends[partition] as usize
@@ -435,8 +470,8 @@ impl<'a, K: KeyColumns> Search<'a, K> {
                         slots[slot] = named;
                         break;
                     }
-                    if (found ^ named) >> u32::BITS == 0 && self.is_same(row as usize, (found as u32 - 1) as usize) {
-                        repeats.push(row);
+                    if (found ^ named) >> u32::BITS == 0 {
+                        repeats.push((row, found as u32 - 1));
                         break;
                     }
                     slot = (slot + 1) & last_slot;
