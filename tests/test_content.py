@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from fencepost import content
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
@@ -132,6 +132,7 @@ NESTED = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(NESTED, st.integers(0, 5))
 def test_equal_rows_are_those_that_python_calls_equal(rows: list[dict[str, Any]], skipped: int) -> None:
     kind = pa.struct([("t", pa.string()), ("n", pa.list_(pa.int64()))])

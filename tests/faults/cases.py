@@ -83,8 +83,8 @@ def prepare(root: Path, drive: Drive, kind: str = "mixed", *, versions: int = 1,
 def finish(world: World, drive: Drive, *, collect: bool = False, **how: Any) -> list[Outcome]:
     """Undisturbed runs, then everything that must hold."""
     outcomes = settle(world, drive)
-    if _next_only(world, leftovers(world)):
-        # Attempts at a version that nobody has needed since, as their files are gone: it collects them once it is done.
+    if _goes_with_next(world, leftovers(world)):
+        # Nobody has needed another version since, as its files are gone: it collects what is left once it is done.
         world.land(500)
         settle(world, drive)
     if collect:
@@ -95,11 +95,12 @@ def finish(world: World, drive: Drive, *, collect: bool = False, **how: Any) -> 
     return outcomes
 
 
-def _next_only(world: World, left: list[str]) -> bool:
-    """Whether something is left over, all of it of the version after the newest."""
-    named = (re.findall(r"^(?:_prepare|segments|body|log)/(\d+)", name)[:1] or ["0"] for name in left)
-    numbers = {int(it) for found in named for it in found}
-    return numbers == {world.decided() + 1}
+def _goes_with_next(world: World, left: list[str]) -> bool:
+    """Whether something is left over, all of it of attempts at the next version, or a link of the newest one's mark: a
+    driver died between putting the mark and removing the file that it linked."""
+    decided = world.decided()
+    own = (rf"(?:_prepare|segments|body|log)/{decided + 1}\b", rf"tmp/done-{decided}\.")
+    return bool(left) and all(any(re.match(it, name) for it in own) for name in left)
 
 
 # -- Drivers that die
