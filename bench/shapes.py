@@ -58,6 +58,8 @@ class Shape:
     """Of each producer."""
     pid: str = "int"
     """Type of the producer's identifier: `int`, `text` or `uuid` (a text)."""
+    copies: int = 1
+    """All rows come so many times, in random order if more than once."""
     times_min: float = 1
     """How many times as fast as the faster `unique` we are to be."""
     seed: int = 1
@@ -87,13 +89,15 @@ SHAPES = (
     Shape(name="one hot key", hot_share=0.9),
     Shape(name="one hot key, gaps", hot_share=0.9, step_max=11),
     Shape(name="one hot key, shuffled", hot_share=0.9, order="shuffled"),
+    Shape(name="20 copies", copies=20),
+    Shape(name="20 copies, text ids, gaps", copies=20, pid="text", partitions=1, step_max=11),
 )
 
 
 def make(shape: Shape, rows: int) -> pa.Table:
-    """`rows` rows, rounded down to whole runs: pid, epoch, partition, seq, event."""
+    """`rows` rows, rounded down to whole runs and copies: pid, epoch, partition, seq, event."""
     rng = np.random.default_rng(shape.seed)
-    runs = rows // shape.run
+    runs = rows // (shape.run * shape.copies)
     repeats = runs // workload.REPEAT_EVERY
     first_runs = runs - repeats
     key = np.arange(first_runs) if shape.keys >= first_runs else rng.integers(shape.keys, size=first_runs)
@@ -148,6 +152,8 @@ def _scattered(number: Numbers) -> Numbers:
 
 def _order(shape: Shape, rows: int, rng: np.random.Generator) -> Numbers | None:
     """Numbers of rows as they come, None where they stay."""
+    if shape.copies > 1:
+        return rng.permutation(np.tile(np.arange(rows), shape.copies))
     if shape.order == "shuffled":
         return rng.permutation(rows)
     if shape.order == "displaced":
