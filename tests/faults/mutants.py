@@ -12,13 +12,19 @@ from typing import Any
 
 from fencepost import StateTable
 from fencepost.errors import SnapshotError, StoreError
-from fencepost.lake import DedupJob, checks, judge, kept_content, run, sources, write
+from fencepost.lake import DedupJob, checks, judge, judging, kept_content, preparing, run, sources, write
 from fencepost.state import commit, prefix, stores
 from fencepost.state.decision import APPLIED, Decision
 from fencepost.state.disk import Disk
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.sinks import PREPARE, RunFolders
 from fencepost.state.versions import State
+
+
+def _replace(module: Any, name: str, function: Any) -> None:
+    """Replace a function that must exist: a mutant that breaks by itself shows nothing."""
+    assert hasattr(module, name), f"{module.__name__} has no {name}"
+    setattr(module, name, function)
 
 
 def relists(job: DedupJob) -> None:
@@ -73,7 +79,7 @@ def finishes_first(job: DedupJob) -> None:
         with step("apply"):
             sink.apply(decision, tasks)
 
-    run.commit = commit_  # type: ignore[assignment]
+    _replace(run, "commit", commit_)
 
 
 def forgets_state(job: DedupJob) -> None:
@@ -86,7 +92,7 @@ def forgets_state(job: DedupJob) -> None:
         except SnapshotError:
             return StateTable(policy, keep=options["keep"])
 
-    judge.load_table = load_table  # type: ignore[attr-defined]
+    _replace(judge, "load_table", load_table)
 
 
 def syncs_nothing(job: DedupJob) -> None:
@@ -115,8 +121,8 @@ def collects_all(job: DedupJob) -> None:
 
 def looks_once(job: DedupJob) -> None:
     """Nobody looks whether a file is still what the first pass read."""
-    write.unchanged = lambda *_: nullcontext()  # type: ignore[assignment]
-    write._check_footer = lambda *_: None  # type: ignore[assignment]
+    _replace(write, "unchanged", lambda *_, **__: nullcontext())
+    _replace(write, "check_footer", lambda *_: None)
 
 
 def believes_exists(job: DedupJob) -> None:
@@ -147,12 +153,12 @@ def writes_in_place(job: DedupJob) -> None:
 def evicts_by_the_clock(job: DedupJob) -> None:
     """Producers are forgotten by the time of the machine."""
 
-    def next_eviction(at: run.Run, found: Any) -> judge.Eviction:
+    def next_eviction(at: Any, found: Any) -> judge.Eviction:
         at.clock_ms = time.time_ns() // 1_000_000
         horizon = at.clock_ms - (job.max_idle_ms or 0)
         return judge.Eviction(horizon_before=None, horizon_after=horizon)
 
-    run.Run.next_eviction = next_eviction  # type: ignore[method-assign]
+    _replace(judging, "_next_eviction", next_eviction)
 
 
 def drops_checksums(job: DedupJob) -> None:
@@ -163,7 +169,7 @@ def drops_checksums(job: DedupJob) -> None:
 
 def keeps_silent(job: DedupJob) -> None:
     """Suspected resets stop nobody."""
-    checks._check_resets = lambda *_: None  # type: ignore[assignment]
+    _replace(checks, "_check_resets", lambda *_: None)
 
 
 def leaves_rubbish(job: DedupJob) -> None:
@@ -174,15 +180,15 @@ def leaves_rubbish(job: DedupJob) -> None:
 
 def trusts_claims(job: DedupJob) -> None:
     """The aligned plan keeps what its tasks wrote, whoever else has those rows."""
-    real = run.Run.judge
+    real = judging.judge_runs
 
-    def judge_(at: run.Run, found: Any, reading: Any) -> Any:
+    def judge_(at: Any, found: Any, reading: Any) -> Any:
         judged = real(at, found, reading)
         for shard in judged if at.plan["name"] == "aligned" else ():
             shard.counts, shard.stale_epoch = {"ACCEPTED": sum(shard.counts.values())}, 0
         return judged
 
-    run.Run.judge = judge_  # type: ignore[method-assign]
+    _replace(preparing, "judge_runs", judge_)
 
 
 def undoes_losses(job: DedupJob) -> None:
@@ -196,7 +202,7 @@ def undoes_losses(job: DedupJob) -> None:
             state.discard(decision.version, decision.attempt)
             raise
 
-    run.commit = commit_  # type: ignore[assignment]
+    _replace(run, "commit", commit_)
 
 
 def shows_undecided(job: DedupJob) -> None:
