@@ -13,7 +13,7 @@ from typing import Any
 from fencepost import StateTable
 from fencepost.errors import SnapshotError, StoreError
 from fencepost.lake import DedupJob, checks, judge, judging, kept_content, preparing, run, sources, write
-from fencepost.state import commit, prefix, stores
+from fencepost.state import commit, prefix, stores, versions
 from fencepost.state.decision import APPLIED, Decision
 from fencepost.state.disk import Disk
 from fencepost.state.prefix import RunPrefixes
@@ -21,10 +21,10 @@ from fencepost.state.sinks import PREPARE, RunFolders
 from fencepost.state.versions import State
 
 
-def _replace(module: Any, name: str, function: Any) -> None:
-    """Replace a function that must exist: a mutant that breaks by itself shows nothing."""
-    assert hasattr(module, name), f"{module.__name__} has no {name}"
-    setattr(module, name, function)
+def _replace(owner: Any, name: str, function: Any) -> None:
+    """Replace a function of a module or class. It must exist: a mutant that breaks by itself shows nothing."""
+    assert hasattr(owner, name), f"{owner.__name__} has no {name}"
+    setattr(owner, name, function)
 
 
 def relists(job: DedupJob) -> None:
@@ -36,8 +36,8 @@ def relists(job: DedupJob) -> None:
     def apply(sink: RunFolders, decision: Decision, tasks: Any) -> str:
         return APPLIED if (sink.path / f"run={decision.version}").exists() else real(sink, decision, tasks)
 
-    RunFolders.apply = apply  # type: ignore[method-assign]
-    RunFolders.check = lambda *_: None  # type: ignore[method-assign]
+    _replace(RunFolders, "apply", apply)
+    _replace(RunFolders, "check", lambda *_: None)
 
 
 def copies_file_by_file(job: DedupJob) -> None:
@@ -50,7 +50,7 @@ def copies_file_by_file(job: DedupJob) -> None:
             os.rename(path, target / path.name)
         return APPLIED
 
-    RunFolders.apply = apply  # type: ignore[method-assign]
+    _replace(RunFolders, "apply", apply)
 
 
 def zombie_overwrites(job: DedupJob) -> None:
@@ -61,12 +61,12 @@ def zombie_overwrites(job: DedupJob) -> None:
         shutil.rmtree(sink.path / f"run={decision.version}", ignore_errors=True)
         return real(sink, decision, tasks)
 
-    RunFolders.apply = apply  # type: ignore[method-assign]
+    _replace(RunFolders, "apply", apply)
 
 
 def drops_ledger(job: DedupJob) -> None:
     """What was read before is new."""
-    sources.new_files = lambda store, ledger, listing: ([*range(len(listing))], {})
+    _replace(sources, "new_files", lambda store, ledger, listing: ([*range(len(listing))], {}))
 
 
 def finishes_first(job: DedupJob) -> None:
@@ -97,13 +97,13 @@ def forgets_state(job: DedupJob) -> None:
 
 def syncs_nothing(job: DedupJob) -> None:
     """All in order, and nothing durable."""
-    Disk.seal = lambda *_: None  # type: ignore[method-assign]
+    _replace(Disk, "seal", lambda *_: None)
 
 
 def syncs_late(job: DedupJob) -> None:
     """Contents are synced, names are not."""
     real = Disk.seal
-    Disk.seal = lambda disk, path: None if path.is_dir() else real(disk, path)  # type: ignore[method-assign]
+    _replace(Disk, "seal", lambda disk, path: None if path.is_dir() else real(disk, path))
 
 
 def collects_all(job: DedupJob) -> None:
@@ -116,7 +116,7 @@ def collects_all(job: DedupJob) -> None:
             os.rename(path, sink.path / prepared / path.name)
         return prepared
 
-    RunFolders.collect = collect  # type: ignore[method-assign]
+    _replace(RunFolders, "collect", collect)
 
 
 def looks_once(job: DedupJob) -> None:
@@ -135,8 +135,8 @@ def believes_exists(job: DedupJob) -> None:
             return False
         return True
 
-    stores.RemoteStore.put = put  # type: ignore[method-assign]
-    stores.check_exclusion = lambda store: None
+    _replace(stores.RemoteStore, "put", put)
+    _replace(versions, "check_exclusion", lambda store: None)
 
 
 def writes_in_place(job: DedupJob) -> None:
@@ -147,7 +147,7 @@ def writes_in_place(job: DedupJob) -> None:
             disk.write(path, data)
         return path.read_bytes() == data
 
-    Disk.put = put  # type: ignore[method-assign]
+    _replace(Disk, "put", put)
 
 
 def evicts_by_the_clock(job: DedupJob) -> None:
@@ -164,7 +164,7 @@ def evicts_by_the_clock(job: DedupJob) -> None:
 def drops_checksums(job: DedupJob) -> None:
     """What was kept before is lost with the next run of a shard."""
     real = kept_content.advance
-    kept_content.advance = lambda store, before, *rest: real(store, (), *rest)
+    _replace(kept_content, "advance", lambda store, before, *rest: real(store, (), *rest))
 
 
 def keeps_silent(job: DedupJob) -> None:
@@ -174,8 +174,8 @@ def keeps_silent(job: DedupJob) -> None:
 
 def leaves_rubbish(job: DedupJob) -> None:
     """Recovery finishes what was decided, and cleans up nothing."""
-    State.collect_leftovers = lambda *_: None  # type: ignore[method-assign]
-    RunFolders.collect_garbage = lambda *_: None  # type: ignore[method-assign]
+    _replace(State, "collect_leftovers", lambda *_: None)
+    _replace(RunFolders, "collect_garbage", lambda *_: None)
 
 
 def trusts_claims(job: DedupJob) -> None:
@@ -214,12 +214,12 @@ def shows_undecided(job: DedupJob) -> None:
             sink.store.copy(sink.store, f"{PREPARE}/{version}-{attempt}/{written}", 1, f"run={version}/{name}")
         return real(sink, version, attempt, winners)
 
-    RunPrefixes.collect = collect  # type: ignore[method-assign]
+    _replace(RunPrefixes, "collect", collect)
 
 
 def claims_nothing(job: DedupJob) -> None:
     """Who shows a version in an object store does not ask whether it was abandoned."""
-    RunPrefixes.apply = lambda sink, decision, tasks: sink._complete(decision, APPLIED, tasks)  # type: ignore[method-assign]
+    _replace(RunPrefixes, "apply", lambda sink, decision, tasks: sink._complete(decision, APPLIED, tasks))
 
 
 def marks_first(job: DedupJob) -> None:
@@ -230,7 +230,7 @@ def marks_first(job: DedupJob) -> None:
         sink.store.put(f"run={decision.version}/{prefix.SUCCESS}", prefix._json(prefix._manifest(decision)))
         real(sink, decision, tasks)
 
-    RunPrefixes._copy_missing = copy_lacking  # type: ignore[method-assign]
+    _replace(RunPrefixes, "_copy_missing", copy_lacking)
 
 
 MUTANTS: dict[str, Callable[[DedupJob], None]] = {
