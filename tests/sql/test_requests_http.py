@@ -1,4 +1,4 @@
-"""The Idempotency-Key header before applications of Flask and of Starlette: the same requests, the same responses."""
+"""The Idempotency-Key header before applications of Flask, Starlette and FastAPI: the same requests and responses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from io import BytesIO
 from multiprocessing.connection import Connection as Pipe
 from typing import Any, NamedTuple, Protocol
 
+import fastapi
 import fencepost as fp
 import flask
 import httpx
@@ -85,15 +86,32 @@ def starlette_client(requests: IdempotentRequests, views: Views) -> Client:
         status, body = await run_in_threadpool(views[request.path_params["view"]], claim)
         return PlainTextResponse(body + (await request.body()).decode(), status)
 
-    app = AsgiIdempotency(
-        Starlette(routes=[Route("/{view}", handle, methods=["GET", "POST", "PUT"])]),
+    return _asgi_client(Starlette(routes=[Route("/{view}", handle, methods=["GET", "POST", "PUT"])]), requests)
+
+
+def fastapi_client(requests: IdempotentRequests, views: Views) -> Client:
+    async def body_of(request: Request) -> bytes:
+        return await request.body()
+
+    def handle(request: Request, body: bytes = fastapi.Depends(body_of)) -> StarletteResponse:
+        status, answer = views[request.path_params["view"]](request.scope.get(CLAIM))
+        return PlainTextResponse(answer + body.decode(), status)
+
+    app = fastapi.FastAPI()
+    app.add_api_route("/{view}", handle, methods=["GET", "POST", "PUT"])
+    return _asgi_client(app, requests)
+
+
+def _asgi_client(app: Starlette, requests: IdempotentRequests) -> Client:
+    guarded = AsgiIdempotency(
+        app,
         requests,
         caller=lambda scope: dict(scope["headers"])[b"account"].decode(),
         body_bytes_max=BODY_BYTES_MAX,
     )
 
     async def ask(method: str, path: str, headers: dict[str, str], body: bytes) -> httpx.Response:
-        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app=guarded, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
             return await client.request(method, path, headers=headers, content=body)
 
@@ -152,7 +170,7 @@ class Shop:
             return int(connection.execute(text("SELECT count(*) FROM effects")).scalar_one())
 
 
-@pytest.fixture(params=[flask_client, starlette_client], ids=["wsgi", "asgi"])
+@pytest.fixture(params=[flask_client, starlette_client, fastapi_client], ids=["wsgi", "asgi", "fastapi"])
 def shop(engine: Engine, request: pytest.FixtureRequest) -> Shop:
     return Shop(engine, request.param)
 
