@@ -302,22 +302,31 @@ fn number_of(slot: u64) -> u32 {
 /// The high half chooses the slot.
 #[inline]
 fn hash(bytes: &[u8]) -> u64 {
-    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-    let mix = |hash: u64, word: u64| {
-        let product = (hash ^ word).wrapping_mul(FACTOR);
-        product ^ product >> 32
-    };
-    fold_words(bytes, mix).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+    fold_bytes(0, bytes)
 }
 
-/// Folds the length of a string and its words of 8 bytes, the last one filled up with zeros.
-#[inline]
-pub(crate) fn fold_words(bytes: &[u8], mix: impl Fn(u64, u64) -> u64) -> u64 {
-    let (words, rest) = bytes.as_chunks::<8>();
-    let hash = words.iter().fold(bytes.len() as u64, |hash, word| mix(hash, u64::from_le_bytes(*word)));
+/// Folds a value into a hash.
+#[inline(always)]
+pub fn fold_hash(hash: u64, value: u64) -> u64 {
+    let product = u128::from(hash ^ value) * u128::from(0x9e37_79b9_7f4a_7c15u64);
+    product as u64 ^ (product >> 64) as u64
+}
+
+/// Folds bytes and their number into a hash.
+#[inline(always)]
+pub fn fold_bytes(hash: u64, bytes: &[u8]) -> u64 {
+    let hash = fold_hash(hash, bytes.len() as u64);
+    if let Some((_, last)) = bytes.split_last_chunk::<8>() {
+        // The last word overlaps the one before it: a copy of what is left would take longer than all else.
+        let words = bytes[..bytes.len() - 1].as_chunks::<8>().0.iter();
+        let hash = words.fold(hash, |hash, word| fold_hash(hash, u64::from_le_bytes(*word)));
+        return fold_hash(hash, u64::from_le_bytes(*last));
+    }
     let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    mix(hash, u64::from_le_bytes(last))
+    for (to, byte) in last.iter_mut().zip(bytes) {
+        *to = *byte;
+    }
+    fold_hash(hash, u64::from_le_bytes(last))
 }
 
 #[cfg(test)]
@@ -389,5 +398,26 @@ mod tests {
         assert_eq!(names.intern(name(1_400).as_bytes()), Ok(1_400));
         assert_eq!(names.intern(b"another"), Ok(1_500));
         assert_eq!(dictionary.bytes(1_100), b"other");
+    }
+
+    #[test]
+    fn bytes_of_any_number_have_hashes_of_their_own() {
+        let bytes: Vec<u8> = (1..80).collect();
+        let mut hashes: Vec<_> = (0..bytes.len()).map(|count| fold_bytes(1, &bytes[..count])).collect();
+        for at in 0..40 {
+            let mut changed = bytes[..40].to_vec();
+            changed[at] ^= 1;
+            hashes.push(fold_bytes(1, &changed));
+        }
+        hashes.extend([
+            fold_bytes(1, &[0; 3]),
+            fold_bytes(1, &[0; 4]),
+            fold_bytes(1, &[0; 8]),
+            fold_bytes(1, &[0; 16]),
+        ]);
+        let count = hashes.len();
+        hashes.sort_unstable();
+        hashes.dedup();
+        assert_eq!(hashes.len(), count);
     }
 }

@@ -4,7 +4,7 @@
 //! several columns) is encoded into bytes whose order is the order of the values, and the bytes are
 //! numbered by a [`Dictionary`]. Two keys are the same if and only if their bytes are: never by hash.
 
-use crate::dictionary::{Dictionary, fold_words};
+use crate::dictionary::Dictionary;
 use crate::lines::BLOCK;
 use crate::{Column, Error, Result};
 use std::cmp::Ordering;
@@ -167,8 +167,14 @@ fn spread(value: u64) -> u64 {
     value ^ value >> 31
 }
 
+/// Of the length and the words of 8 bytes, the last one filled up with zeros. Shards on disk depend on it.
 fn hash_bytes(bytes: &[u8]) -> u64 {
-    fold_words(bytes, |hash, word| spread(hash ^ word))
+    let (words, rest) = bytes.as_chunks::<8>();
+    let add = |hash: u64, word: [u8; 8]| spread(hash ^ u64::from_le_bytes(word));
+    let hash = words.iter().fold(bytes.len() as u64, |hash, word| add(hash, *word));
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    add(hash, last)
 }
 
 /// One half of a key: its type once known, and its dictionary if the type needs one.

@@ -53,7 +53,7 @@ pub use broker::{
     BrokerJudged, BrokerOptions, BrokerTable, BrokerVersion, Control, Origin, Origins, ProduceBatches, ProducerEntry,
     WindowBatch,
 };
-pub use dictionary::{Dictionary, Strings};
+pub use dictionary::{Dictionary, Strings, fold_bytes, fold_hash};
 pub use entries::Entries;
 pub use error::{Error, Result};
 pub use keys::{
@@ -61,7 +61,7 @@ pub use keys::{
     encode_bytes, encode_int, shard_hash,
 };
 pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset, Untracked};
-pub use repeats::{KeyColumns, KeyedRows, Repeats, fold_bytes, fold_hash};
+pub use repeats::{KeyColumns, KeyedRows, Repeats};
 pub use runs::{Domain, find_runs};
 pub use snapshot::Delta;
 pub use table::{Entry, Hole, Judged, Missing, Stale, StateTable};

@@ -14,6 +14,7 @@
 //! All rows of such keys are left to a state table ([`Repeats::others`]).
 
 use crate::batch::{Batch, Seqs};
+use crate::dictionary::fold_hash;
 use crate::error::make_room;
 use crate::position::Wrap;
 use crate::runs::{Cut, Domain};
@@ -78,30 +79,6 @@ const PARTITION_BITS_MAX: u32 = 12;
 const THREADS_MAX: usize = 8;
 /// Of rows, or of keys, one in so many may be left to the table.
 const OTHERS_SHARE: usize = 8;
-
-/// Folds a value into a hash.
-#[inline(always)]
-pub fn fold_hash(hash: u64, value: u64) -> u64 {
-    let product = u128::from(hash ^ value) * u128::from(0x9e37_79b9_7f4a_7c15u64);
-    product as u64 ^ (product >> 64) as u64
-}
-
-/// Folds bytes and their number into a hash.
-#[inline(always)]
-pub fn fold_bytes(hash: u64, bytes: &[u8]) -> u64 {
-    let hash = fold_hash(hash, bytes.len() as u64);
-    if let Some((_, last)) = bytes.split_last_chunk::<8>() {
-        // The last word overlaps the one before it: a copy of what is left would take longer than all else.
-        let words = bytes[..bytes.len() - 1].as_chunks::<8>().0.iter();
-        let hash = words.fold(hash, |hash, word| fold_hash(hash, u64::from_le_bytes(*word)));
-        return fold_hash(hash, u64::from_le_bytes(*last));
-    }
-    let mut last = [0; 8];
-    for (to, byte) in last.iter_mut().zip(bytes) {
-        *to = *byte;
-    }
-    fold_hash(hash, u64::from_le_bytes(last))
-}
 
 /// Finds the rows that repeat an earlier one, if that is sooner done than judging them by an empty table; if not,
 /// `None`. The rows are validated as a table validates them.
@@ -781,26 +758,5 @@ mod tests {
         assert!(!is_left(&|row| (row % 5000, 0, 0, (row / 5000 * 3) as i32)));
         assert!(!is_left(&|row| (row, 0, 0, 0)));
         assert!(!is_left(&|row| (row % 5000, 0, 0, 1000 - (row / 5000) as i32)));
-    }
-
-    #[test]
-    fn bytes_of_any_number_have_hashes_of_their_own() {
-        let bytes: Vec<u8> = (1..80).collect();
-        let mut hashes: Vec<_> = (0..bytes.len()).map(|count| fold_bytes(1, &bytes[..count])).collect();
-        for at in 0..40 {
-            let mut changed = bytes[..40].to_vec();
-            changed[at] ^= 1;
-            hashes.push(fold_bytes(1, &changed));
-        }
-        hashes.extend([
-            fold_bytes(1, &[0; 3]),
-            fold_bytes(1, &[0; 4]),
-            fold_bytes(1, &[0; 8]),
-            fold_bytes(1, &[0; 16]),
-        ]);
-        let count = hashes.len();
-        hashes.sort_unstable();
-        hashes.dedup();
-        assert_eq!(hashes.len(), count);
     }
 }
