@@ -86,8 +86,9 @@ class World:
                 mine = np.flatnonzero(numbers == shard)
                 verdicts = table.apply(rows.take(pa.array(mine)))
                 kept += mine[np.asarray(pa.array(verdicts.kept))].tolist()
-                lines += changes(missing, table, version)
-                changed.append(advance(table, known, shard, writer, held_positions(table)))
+                after = pa.table(table.missing())
+                lines += changes(missing, after, table, version)
+                changed.append(advance(table, known, shard, writer, held_positions(table), after))
         files = Inputs(path=[name], bytes=[1], mtime_ns=[1], inode=[1], etag=[""], rows=[len(rows)], footer_crc=[0])
         if version == 1:
             self.sink.claim(self.state.create(settings).id)
@@ -192,6 +193,7 @@ def content(opened: State) -> dict[str, Any]:
     keys = [(name, "ascending") for name in opened.entries().schema.names if name.startswith(("pid", "part", "epoch"))]
     latest = opened.latest()
     assert latest is not None
+    assert latest.missing_open == sum(opened.missing()["count"].to_pylist())
     return {
         "entries": opened.entries().sort_by(keys).to_pylist(),
         "ledger": opened.ledger(latest)["path"].to_pylist(),

@@ -47,9 +47,9 @@ FILES: dict[str, Any] = {
     "etag": ["", '"x"'],
 }
 SHARDS_ALL = [
-    Shard(shard=2, entries=5, positions=None, pieces=(Piece("s/1", 0, 10, "aa"),)),
-    Shard(shard=0, entries=3, positions=7, pieces=(Piece("s/1", 10, 5, "bb"), Piece("s/2", 0, 1, "cc"))),
-    Shard(shard=9, entries=0, positions=0, pieces=()),
+    Shard(shard=2, entries=5, positions=None, missing=4, pieces=(Piece("s/1", 0, 10, "aa"),)),
+    Shard(shard=0, entries=3, positions=7, missing=7, pieces=(Piece("s/1", 10, 5, "bb"), Piece("s/2", 0, 1, "cc"))),
+    Shard(shard=9, entries=0, positions=0, missing=0, pieces=()),
 ]
 DECISION = Decision(
     version=7,
@@ -131,6 +131,17 @@ def test_a_decision_that_is_none(old: str, new: str) -> None:
         decision_from_json(text.replace(old, new).encode(), "x")
 
 
+def test_a_decision_without_counts_of_missing_rows() -> None:
+    assert DECISION.missing_open == 11
+    fields = json.loads(to_json(DECISION))
+    del fields["shards"]["missing"]  # as before the counts existed
+    old = decision_from_json(json.dumps(fields).encode(), "x")
+    assert old.missing_open is None
+    counted = [dataclasses.replace(shard, missing=1) for shard in old.shards]
+    assert dataclasses.replace(old, shards=old.shards.replaced(counted[:2])).missing_open is None
+    assert dataclasses.replace(old, shards=old.shards.replaced(counted)).missing_open == 3
+
+
 def test_shards_by_number() -> None:
     shards = Shards.of(SHARDS_ALL)
     assert [it.shard for it in shards] == [0, 2, 9]
@@ -208,7 +219,7 @@ def step(store: MemoryStore, before: Shard | None, version: int, rows: pa.Table)
     table = load_table(store, before.pieces if before else (), "any_order")
     table.apply(rows)
     with SegmentWriter(store, version, "a") as writer:
-        return advance(table, before, 3, writer, held_positions(table))
+        return advance(table, before, 3, writer, held_positions(table), pa.table(table.missing()))
 
 
 def test_deltas_and_bases(store: MemoryStore) -> None:
@@ -246,7 +257,10 @@ def test_pieces_of_several_shards_in_one_file(store: MemoryStore) -> None:
     with SegmentWriter(store, 1, "a") as writer:
         for number, table in enumerate(tables):
             table.apply(rows_of(number))
-        found = [advance(table, None, number, writer, held_positions(table)) for number, table in enumerate(tables)]
+        found = [
+            advance(table, None, number, writer, held_positions(table), pa.table(table.missing()))
+            for number, table in enumerate(tables)
+        ]
     (name,) = store.list("segments")
     assert {piece.file for shard in found for piece in shard.pieces} == {name}
     assert len(store.read(name)) == sum(piece.bytes for shard in found for piece in shard.pieces)

@@ -144,6 +144,7 @@ def test_metrics(observed: dict[str, Any]) -> None:
         "fencepost.job.rows": {"ACCEPTED": 4, "DUPLICATE": 1, "UNTRACKED": 1},
         "fencepost.job.missing.rows": {"": 2},
         "fencepost.job.missing.ranges": {"OPEN": 1},
+        "fencepost.state.missing.open": {"": 2},
         "fencepost.job.stale.rows": {"": 0},
         "fencepost.state.entries": {"": observed["entries"]},
         "fencepost.state.size": {"": observed["state_bytes"]},

@@ -37,6 +37,8 @@ class Report(Protocol):
     @property
     def missing_changes(self) -> Mapping[str, int]: ...
     @property
+    def missing_open(self) -> int | None: ...
+    @property
     def stale_epoch(self) -> int: ...
     @property
     def entries(self) -> int: ...
@@ -56,6 +58,7 @@ class Instruments(NamedTuple):
     rows: Any
     missing_rows: Any
     missing_ranges: Any
+    missing_open: Any
     stale_rows: Any
     entries: Any
     state_bytes: Any
@@ -129,6 +132,8 @@ def _record(to: Instruments, report: Report, place: Attributes) -> None:
     for change, count in report.missing_changes.items():
         to.missing_ranges.add(count, {**place, "fencepost.change": change})
     to.missing_rows.add(report.missing_rows, place)
+    if report.missing_open is not None:
+        to.missing_open.set(report.missing_open, place)
     to.stale_rows.add(report.stale_epoch, place)
     to.entries.set(report.entries, place)
     to.state_bytes.set(report.state_bytes, place)
@@ -157,6 +162,9 @@ def _make_instruments() -> Instruments:
         missing_rows=meter.create_counter("fencepost.job.missing.rows", "{row}", "Rows that runs skipped"),
         missing_ranges=meter.create_counter(
             "fencepost.job.missing.ranges", "{range}", "Changes of the missing ranges: OPEN adds one, others end one"
+        ),
+        missing_open=meter.create_gauge(
+            "fencepost.state.missing.open", "{row}", "Rows that are missing in the whole state"
         ),
         stale_rows=meter.create_counter("fencepost.job.stale.rows", "{row}", "Rows of replaced epochs"),
         entries=meter.create_gauge("fencepost.state.entries", "{entry}", "Entries of the state"),

@@ -453,7 +453,7 @@ def _facts(world: World, decision: Decision) -> dict[str, Any]:
         "outputs": outputs,
         "missing": [table.drop_columns("version").to_pylist() for table in changelog],
         "counts": decision.counts,
-        "entries": (decision.shards.shard, decision.shards.entries, decision.shards.positions),
+        "entries": (decision.shards.shard, decision.shards.entries, decision.shards.positions, decision.shards.missing),
         "segments": decision.shards.sha256,
         "checksums": _checksums(decision.checksums),
         "clock": (decision.clock_ms, decision.horizon_ms),

@@ -199,8 +199,9 @@ def _judge_shard(
         _add_shown(find_resets(lines, codes, ages, reading.policy, reading.reset_rows_min), judged.resets)
     if _evict(table, item.eviction.horizon_after):
         held = held_positions(table)
-    changed += changes(missing_before, table, item.version)
-    after = advance(table, before, shard, writer, held)
+    missing_after = pa.table(table.missing())
+    changed += changes(missing_before, missing_after, table, item.version)
+    after = advance(table, before, shard, writer, held, missing_after)
     judged.shards.append(after)
     judged.bytes_written += sum(piece.bytes for piece in after.pieces if piece not in pieces)
     return lines, codes

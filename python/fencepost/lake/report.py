@@ -91,6 +91,9 @@ class RunReport:
     """The first 1000 of these ranges: key columns, epoch, first_seq, last_seq, count (rows)."""
     missing_changes: dict[str, int]
     """Number of lines in the changelog of missing ranges, by kind: OPEN, CLOSED, SPLIT, FINAL."""
+    missing_open: int | None
+    """Number of rows that are missing in the whole state after the run, including those of earlier runs. None if a
+    shard was last written by a version that did not count them."""
     stale_epoch: int
     """Number of rows below the highest epoch of their key, written by zombies."""
     stale: pa.Table
@@ -307,6 +310,7 @@ def make_report(
         rejected=dict(rejected),
         missing=_shown(table for task in judged for table in task.missing),
         missing_changes=dict(changes),
+        missing_open=state.missing_open if state else 0,
         stale=_shown([*(found.stale if found else ()), *(table for task in judged for table in task.stale)]),
         resets_looked_for=job.max_idle_ms is not None,
         suspected_resets=_shown(table for task in judged for table in task.resets),

@@ -45,15 +45,15 @@ TALLY_MIN = 1 << 20
 """Number of lines that a rollback collects before adding them up."""
 
 
-def changes(before: ArrowTable, table: StateTable, version: int) -> list[ArrowTable]:
-    """Return the changes since `before`, the earlier missing ranges: version, change, and the columns of `missing()`.
+def changes(before: ArrowTable, after: ArrowTable, table: StateTable, version: int) -> list[ArrowTable]:
+    """Return the changes from `before` to `after`, the missing ranges of `table` earlier and now: version, change, and
+    the columns of `missing()`.
 
     Lines that remove ranges come first. Empty if nothing changed.
     """
     import numpy as np
     import pyarrow as pa  # type: ignore[import-untyped]
 
-    after = pa.table(table.missing())
     if (not len(before) and not len(after)) or before.equals(after):
         return []
     # Tables without ranges do not know the types of keys.

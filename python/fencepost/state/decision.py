@@ -249,6 +249,8 @@ class Shard:
     """Number of entries: keys, or keys and epochs."""
     positions: int | None
     """Number of sequence positions ever accepted, under policies that keep positions. It grows by the accepted rows."""
+    missing: int | None = None
+    """Number of sequences that are missing. None if it was last written by a version that did not count them."""
     pieces: tuple[Piece, ...]
     """A base, then its deltas."""
 
@@ -281,6 +283,7 @@ class Shards(_Pieces):
     """Ascending."""
     entries: list[int] = field(default_factory=list)
     positions: list[int | None] = field(default_factory=list)
+    missing: list[int | None] = field(default_factory=list)
     first_piece: list[int] = field(default_factory=list)
     """Index of its first piece in the lists below. Its pieces end at the next shard's first."""
     files: list[str] = field(default_factory=list)
@@ -292,7 +295,8 @@ class Shards(_Pieces):
     sha256: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for names in (("shard", "entries", "positions", "first_piece"), ("file", "offset", "bytes", "sha256")):
+        of_shards = ("shard", "entries", "positions", "missing", "first_piece")
+        for names in (of_shards, ("file", "offset", "bytes", "sha256")):
             lengths = {name: len(getattr(self, name)) for name in names}
             if len(set(lengths.values())) > 1:
                 raise ValueError(f"Shards: columns of different lengths: {lengths}")
@@ -320,6 +324,7 @@ class Shards(_Pieces):
             new.shard.append(it.shard)
             new.entries.append(it.entries)
             new.positions.append(it.positions)
+            new.missing.append(it.missing)
             new.first_piece.append(len(new.file))
             for piece in it.pieces:
                 new._add_piece(piece, places)
@@ -331,7 +336,11 @@ class Shards(_Pieces):
         stop = self.first_piece[place + 1] if place + 1 < len(self) else len(self.file)
         pieces = tuple(map(self._piece, range(start, stop)))
         return Shard(
-            shard=self.shard[place], entries=self.entries[place], positions=self.positions[place], pieces=pieces
+            shard=self.shard[place],
+            entries=self.entries[place],
+            positions=self.positions[place],
+            missing=self.missing[place],
+            pieces=pieces,
         )
 
 
@@ -477,6 +486,12 @@ class Decision:
         """The number of entries of all shards."""
         return sum(self.shards.entries)
 
+    @property
+    def missing_open(self) -> int | None:
+        """The number of sequences that are missing after this version, in all shards. None if a shard has no count."""
+        counts = [it for it in self.shards.missing if it is not None]
+        return sum(counts) if len(counts) == len(self.shards) else None
+
     def files(self) -> set[str]:
         """The segment files that this version needs, of any version."""
         return {*self.shards.files, *self.ledger.name, *(self.checksums.files if self.checksums else ())}
@@ -579,6 +594,8 @@ def decision_from_json(data: bytes, path: object) -> Decision:
     with understood(path):
         if "ledger" in fields:
             fields["ledger"].setdefault("index", [0] * len(fields["ledger"]["name"]))
+        if "shards" in fields:
+            fields["shards"].setdefault("missing", [None] * len(fields["shards"]["shard"]))
         fields |= {name: kind(**fields[name]) for name, kind in parts.items() if name in fields}
         return Decision(**fields)
 

@@ -82,6 +82,7 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
         "not_kept": sum(it["rows"] for it in inputs) - kept,
         "missing_ranges": decision.missing_ranges,
         "missing_rows": decision.missing_rows,
+        "missing_open": decision.missing_open,
         "stale_epoch": decision.stale_epoch,
         "border": decision.border,
         "quarantined": len(quarantined),

@@ -135,6 +135,8 @@ class EvictItem:
 
 def evict(store: Store, scratch: Scratch, item: EvictItem) -> Done:
     """Evict these shards up to the horizon. Memory: one shard at a time."""
+    import pyarrow as pa
+
     done = Done()
     lines: list[Any] = []
     with SegmentWriter(store, item.common.version, item.common.attempt) as writer:
@@ -143,8 +145,9 @@ def evict(store: Store, scratch: Scratch, item: EvictItem) -> Done:
             table, missing = as_written(store, shard, item.common)
             catch_up(table, item.horizon_before)
             done.evicted += catch_up(table, item.horizon_ms)
-            lines += changes(missing, table, item.common.version)
-            done.shards.append(advance(table, shard, shard.shard, writer, held_positions(table)))
+            missing_after = pa.table(table.missing())
+            lines += changes(missing, missing_after, table, item.common.version)
+            done.shards.append(advance(table, shard, shard.shard, writer, held_positions(table), missing_after))
             if held.sums is not None:
                 done.sums[shard.shard] = _living_checksums(store, held.sums, table, writer)
     done.changelog = _write_lines(scratch, lines)
@@ -220,6 +223,8 @@ def reshard(store: Store, scratch: Scratch, item: ReshardItem) -> Done:
 
     Memory: one old and one new shard. Entries are stored in a temporary folder of the task's machine in between.
     """
+    import pyarrow as pa
+
     done = Done()
     lines: list[Any] = []
     common = item.common
@@ -228,7 +233,8 @@ def reshard(store: Store, scratch: Scratch, item: ReshardItem) -> Done:
         SegmentWriter(store, common.version, common.attempt) as writer,
     ):
         for shard, table in _dealt(item, _caught_up(store, item, done, lines), Path(folder)):
-            done.shards.append(advance(table, None, shard, writer, held_positions(table)))
+            missing = pa.table(table.missing())
+            done.shards.append(advance(table, None, shard, writer, held_positions(table), missing))
         _deal_checksums(store, item, Path(folder), writer, done)
     done.changelog = _write_lines(scratch, lines)
     return done
@@ -236,12 +242,14 @@ def reshard(store: Store, scratch: Scratch, item: ReshardItem) -> Done:
 
 def _caught_up(store: Store, item: ReshardItem, done: Done, lines: list[Any]) -> Iterator[tuple[int, StateTable]]:
     """Yield (shard, table) of each old shard. `lines` receives what the horizon gave up since its last reading."""
+    import pyarrow as pa
+
     for held in item.old:
         old = held.shard
         table, missing = as_written(store, old, item.common)
         catch_up(table, item.horizon_ms)
         if item.counts(old.shard):
-            lines += changes(missing, table, item.common.version)
+            lines += changes(missing, pa.table(table.missing()), table, item.common.version)
             done.entries_before += len(table)
             done.positions_before += held_positions(table) or 0
         yield old.shard, table

@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 from fencepost._native import StateTable
@@ -17,6 +18,9 @@ from fencepost.errors import SnapshotError
 from fencepost.policy import Policy
 from fencepost.state.decision import Piece, Shard, sha256
 from fencepost.state.stores import Store, Writer
+
+ArrowTable: TypeAlias = Any
+"""A `pyarrow.Table`. pyarrow is imported on first use."""
 
 DELTAS_MAX = 4
 DELTAS_SHARE = 0.5  # share of the base's bytes above which deltas are replaced by a new base
@@ -110,12 +114,19 @@ def read_piece(store: Store, piece: Piece) -> bytes:
     return CACHE.get(piece.sha256, read)
 
 
-def advance(table: StateTable, before: Shard | None, shard: int, writer: SegmentWriter, positions: int | None) -> Shard:
+def advance(
+    table: StateTable,
+    before: Shard | None,
+    shard: int,
+    writer: SegmentWriter,
+    positions: int | None,
+    missing: ArrowTable,
+) -> Shard:
     """Write a shard's new state in the cheapest form: nothing, a delta, or a new base.
 
     `table`: the result of `load_table` for `before`, then modified. `positions`: its `held_positions`, which reads
-    every entry. A new base is written to avoid more than DELTAS_MAX deltas, or deltas larger than DELTAS_SHARE of the
-    base.
+    every entry. `missing`: its `missing()`, as a `pyarrow.Table`. A new base is written to avoid more than DELTAS_MAX
+    deltas, or deltas larger than DELTAS_SHARE of the base.
     """
     pieces = before.pieces if before else ()
     if pieces:
@@ -130,7 +141,8 @@ def advance(table: StateTable, before: Shard | None, shard: int, writer: Segment
             new = (writer.add(table.snapshot()),)
     else:
         new = (writer.add(table.snapshot()),)
-    return Shard(shard=shard, entries=len(table), positions=positions, pieces=new)
+    rows = int(missing["count"].to_numpy().sum()) if len(missing) else 0
+    return Shard(shard=shard, entries=len(table), positions=positions, missing=rows, pieces=new)
 
 
 def held_positions(table: StateTable) -> int | None:
