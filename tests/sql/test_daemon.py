@@ -252,7 +252,7 @@ def test_it_stops_on_a_signal_within_seconds(
     wait_until(lambda: "recover: 0 completed" in daemon.said(), "it does not work")
     began = time.monotonic()
     assert daemon.end() == 0
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15
     assert daemon.said().rstrip().endswith("stopped")
 
 
