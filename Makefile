@@ -199,34 +199,31 @@ test-free-threaded: dist/native-free-threaded ## The thread tests on a CPython w
 	$(UV) pip install --quiet --python .venv-free-threaded/bin/python numpy pyarrow pytest
 	$(UV) pip install --quiet --python .venv-free-threaded/bin/python --no-deps --reinstall dist/native-free-threaded/*.whl
 	.venv-free-threaded/bin/python -W error -c 'import fencepost, sys; assert not sys._is_gil_enabled()'
-	.venv-free-threaded/bin/python -m pytest tests/test_threads.py --deselect tests/test_threads.py::test_the_measure_tells_a_held_interpreter
+	.venv-free-threaded/bin/python -m pytest tests/core/test_threads.py -m 'not global_lock'
 
-tests_of = $(wildcard $(patsubst %,tests/test_%.py,$(1)))
-# What is in none of these is in test-python.
-JOB_TESTS := $(call tests_of,lake* faults folding kept_content layouts operations parts protocol retention schemas secrets \
-	segments shards slices state task_plan)
-TABLE_TESTS := $(call tests_of,delta* iceberg* in_place object_sinks object_sources stores vectors)
-BENCH_TESTS := tests/test_bench.py
-test-python: $(VENV)/tests ## Everything in Python that has no suite of its own
-	$(TIMED) $(BIN)/python -m pytest $(filter-out $(JOB_TESTS) $(TABLE_TESTS) $(BENCH_TESTS),$(wildcard tests/test_*.py))
+PYTHON_TESTS := $(addprefix tests/,core frames parquet kafka_logs producers product)
+test-python: $(VENV)/tests ## The state table, DataFrames, Parquet, Kafka's logs, producers, command line and pages
+	$(TIMED) $(BIN)/python -m pytest $(PYTHON_TESTS)
 
 # Rules, tables, frames and errors: what most changes break first.
-QUICK_TESTS := $(call tests_of,rulebook broker_rulebook client_rulebook table deduplicate inputs errors segments stamping metrics telemetry)
+QUICK_TESTS := $(patsubst %,tests/%.py,core/test_rulebook core/test_broker_rulebook core/test_table frames/test_deduplicate \
+	frames/test_inputs jobs/test_segments producers/test_client_rulebook producers/test_stamping \
+	product/test_errors product/test_metrics product/test_telemetry)
 test-quick: $(VENV)/tests ## The quick tests of `make check`
 	$(TIMED) $(BIN)/python -m pytest --quiet -m 'not matrix' $(QUICK_TESTS)
 
 test-jobs: $(VENV)/tests ## Jobs on local engines, their states, and faults
-	$(TIMED) $(BIN)/python -m pytest $(JOB_TESTS)
+	$(TIMED) $(BIN)/python -m pytest tests/jobs
 
 test-tables: $(VENV)/tests ## Jobs on Delta and Iceberg tables and in object stores
-	$(TIMED) $(BIN)/python -m pytest $(TABLE_TESTS)
+	$(TIMED) $(BIN)/python -m pytest tests/tables
 
 test-bench: java $(VENV)/tests ## The benchmarks with few rows: every answer is right
-	$(TIMED) $(BIN)/python -m pytest $(BENCH_TESTS)
+	$(TIMED) $(BIN)/python -m pytest tests/benchmarks
 
 # Contestants of the benchmarks beside ours, and stubs of modules that are their own stubs.
 test-marked: java postgresql mariadb $(VENV)/tests $(JARS_IF_MAVEN) $(S3A_IF_MAVEN) ## The tests that `make test` leaves out
-	$(TIMED) $(BIN)/python -m pytest -m matrix $(wildcard tests/test_*.py)
+	$(TIMED) $(BIN)/python -m pytest -m matrix $(PYTHON_TESTS) tests/jobs tests/tables tests/benchmarks
 	$(TIMED) $(BIN)/python -m pytest -m matrix tests/sql tests/spark
 	$(call with_jars,-m matrix tests/spark_delta)
 	$(call with_jars,-m matrix tests/kafka)
@@ -235,7 +232,7 @@ test-sql: postgresql mariadb $(VENV)/tests ## Producers, transactions and consum
 	$(TIMED) $(BIN)/python -m pytest tests/sql
 
 model: $(VENV)/dependencies ## The commit protocol's model in larger bounds than the tests': minutes
-	FENCEPOST_MODEL=deep $(BIN)/python -m pytest -s -v tests/test_protocol.py
+	FENCEPOST_MODEL=deep $(BIN)/python -m pytest -s -v tests/jobs/test_protocol.py
 
 # Rounds of each family of faults; FAMILY: only families whose names have this.
 ROUNDS ?= 200
@@ -281,12 +278,12 @@ test-docs: $(VENV_DOCS)/tests ## The documentation site builds: no link and no r
 # `make test` runs the commands of its tasks without Airflow.
 test-airflow: $(VENV_AIRFLOW)/dependencies ## Airflow reads the DAG of the examples
 	AIRFLOW_HOME=$(abspath target/airflow) AIRFLOW__CORE__LOAD_EXAMPLES=False \
-		$(TIMED) $(VENV_AIRFLOW)/bin/python tests/airflow_dag.py examples/airflow/fencepost_dedup.py
+		$(TIMED) $(VENV_AIRFLOW)/bin/python tests/support/airflow_dag.py examples/airflow/fencepost_dedup.py
 
 # What `make test` runs on moto.
 test-stores: java $(S3_SERVER) $(VENV)/tests dist/environment.tar.gz ## Jobs in object stores and a cluster without a shared disk, on a real S3 server
-	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(TIMED) $(BIN)/python -m pytest tests/test_object_sinks.py tests/test_object_sources.py \
-		tests/test_delta_stores.py tests/cluster/test_spark_cluster.py::test_workers_that_share_no_folder
+	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(TIMED) $(BIN)/python -m pytest tests/tables/test_object_sinks.py tests/tables/test_object_sources.py \
+		tests/tables/test_delta_stores.py tests/cluster/test_spark_cluster.py::test_workers_that_share_no_folder
 
 # Each door once: DataFrames, SQL, functions, jobs, streams, Kafka's log, a table of a database. The whole lacks what needs an
 # S3 server, PyIceberg or the command line, which this environment does not have.
@@ -301,7 +298,8 @@ test-spark43 test-spark43-part: java postgresql $(VENV43)/tests ## The Spark sui
 		$(if $(findstring part,$@),$(SPARK43_PART),tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources iceberg examples tutorials))
 
 # Vectorized functions over Arrow came with PySpark 4.1.
-MINIMUM_PART := $(addprefix tests/test_,deduplicate.py table.py cli.py lake.py delta.py object_sinks.py telemetry.py) \
+MINIMUM_PART := $(patsubst %,tests/%.py,core/test_table frames/test_deduplicate jobs/test_lake tables/test_delta tables/test_object_sinks \
+	product/test_cli product/test_telemetry) \
 	$(addprefix tests/spark/test_spark_,job.py deduplicate.py::TestColumns sql.py::test_the_function \
 	sql.py::test_the_table_function udf.py::test_each_row_gets_its_verdict streams.py::test_each_batch_is_a_version)
 test-minimum: java $(VENV_MINIMUM)/tests ## The oldest versions of packages that pyproject.toml admits, PySpark 4.0 among them
@@ -453,7 +451,7 @@ $(VENV)/tests: dist/tests dist/spark
 	@rm -f $(VENV)/installed && touch $@
 
 # A JVM that cannot archive leaves no file: an empty one is passed over.
-$(SPARK_CLASSES): tests/spark_classes.py tests/spark_session.py $(VENV)/dependencies | java
+$(SPARK_CLASSES): tests/support/spark_classes.py tests/support/spark_session.py $(VENV)/dependencies | java
 	@rm -f $@
 	JDK_JAVA_OPTIONS="$(BRIEF_JVM) -XX:ArchiveClassesAtExit=$(abspath $@.unfinished)" $(TIMED) $(BIN)/python $<
 	@if [ -e $@.unfinished ]; then mv $@.unfinished $@; else touch $@; fi

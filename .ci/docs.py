@@ -49,9 +49,9 @@ def repository_pages() -> dict[str, str]:
     }
     for path in sorted((ROOT / "bench" / "results").glob("*.md")):
         pages[f"bench/results/{path.name}"] = f"benchmarks/{path.name}"
-    for path in sorted((ROOT / "tests" / "rules").rglob("*.md")):
-        name = path.relative_to(ROOT / "tests" / "rules").as_posix()
-        pages[f"tests/rules/{name}"] = f"reference/rules/{name.replace('README.md', 'index.md')}"
+    for path in sorted((ROOT / "spec").rglob("*.md")):
+        name = path.relative_to(ROOT / "spec").as_posix()
+        pages[f"spec/{name}"] = f"reference/rules/{name.replace('README.md', 'index.md')}"
     return pages
 
 

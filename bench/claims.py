@@ -91,7 +91,7 @@ def _bytes(engine: Engine) -> tuple[int, int]:
 
 
 def main(arguments: list[str]) -> None:
-    from postgres import PostgresServer
+    from support.postgres import PostgresServer
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--hours", type=float, default=0.0)

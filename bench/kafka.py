@@ -30,7 +30,7 @@ from bench.measure import Contestant, alternate, tell, write_part
 from bench.workload import occurrence
 
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "tests" / "kafka"))
+sys.path.append(str(ROOT / "tests"))
 
 HEADERS, COPIED = "headers of 1 KB batches, written one by one", "headers of 1 KB batches, written in large pieces"
 FOLLOWED, REPLAY = "headers, read and replayed", "replay into a state"
@@ -201,7 +201,7 @@ def _last_in(state: fp.BrokerTable) -> Answer:
 
 @contextmanager
 def _broker() -> Iterator[tuple[Any, Path]]:
-    from broker import Broker
+    from support.kafka_broker import Broker
 
     with tempfile.TemporaryDirectory() as folder:
         running = Broker(Path(folder) / "broker")

@@ -89,7 +89,7 @@ def _ask(clients: list[Any], contest: str, name: str, calls: int) -> list[Identi
 @contextmanager
 def _server() -> Iterator[str]:
     import psycopg
-    from postgres import PostgresServer
+    from support.postgres import PostgresServer
 
     server = PostgresServer(durable=True)
     server.start()

@@ -126,7 +126,7 @@ def contest(rows: int, rounds: int) -> dict[str, Any]:
 
 
 def _to_mariadb(events: pa.Table, rounds: int) -> list[Measurement]:
-    from mariadb import MariaDBServer
+    from support.mariadb import MariaDBServer
 
     size = 500
     some, made = events.slice(0, size * CALLS[size]), Sinks()
@@ -186,7 +186,7 @@ def _awake() -> Iterator[None]:
 
 @contextmanager
 def _server() -> Iterator[Engine]:
-    from postgres import PostgresServer
+    from support.postgres import PostgresServer
 
     server = PostgresServer(durable=True)
     server.start()

@@ -34,8 +34,8 @@ from fencepost.state.stores import open_store
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests"))
 
-from liar import Liar  # noqa: E402
-from s3_server import BUCKET, KEY, SECRET, serve_s3  # noqa: E402
+from support.liar import Liar  # noqa: E402
+from support.s3_server import BUCKET, KEY, SECRET, serve_s3  # noqa: E402
 
 from bench.lake import CLEAN, WARM_UP, WHOLE_KEYS, Landed, Shape, land  # noqa: E402
 from bench.markdown import table  # noqa: E402

@@ -113,7 +113,7 @@ def _values(rows: int) -> pa.Array:
 
 
 def main() -> None:
-    from postgres import PostgresServer
+    from support.postgres import PostgresServer
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)

@@ -20,9 +20,9 @@ from faults.driver import is_stopped
 from faults.tally import Tally, injected
 from fencepost.sql import SqlSink, TransactionCoordinator
 from fencepost.transports import read_landing
-from processes import fork_server
 from sqlalchemy import text
-from waiting import wait_until
+from support.processes import fork_server
+from support.waiting import wait_until
 
 from chain.actors import GROUP, INPUTS, LANDING, REPLACED, TABLE, Setup, main, standing
 from chain.wire import Wire
@@ -291,7 +291,7 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--tally", type=Path, help="where the figures go")
     parser.add_argument("--demo", action="store_true", help="two runs, and what happens when")
     given = parser.parse_args(arguments)
-    from postgres import PostgresServer
+    from support.postgres import PostgresServer
 
     server, faults, trouble, found = PostgresServer(), Counter[str](), Counter[str](), Tally(given.family)
     server.start()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.spark_session import configured, mark_as_spark, of_driver, of_queries, run_small_jobs_in_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,9 +18,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from spark_session import configured, mark_as_spark, of_driver, of_queries, run_small_jobs_in_tasks  # noqa: E402
 
 SHIPPED, PYTHON = "environment.tar.gz#environment", "./environment/bin/python"
 """As docs/cluster.md has them; both are relative to where the driver is started."""

@@ -36,10 +36,10 @@ from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import open_store
 from fencepost_spark import SparkEngine, deduplicate, register
 from pyspark.sql import DataFrame, SparkSession
-from s3_server import BUCKET, serve_s3
-from secret_runs import SECRETS
 from standalone import HOSTS, Cluster, read_json, wait_until
-from test_secrets import options_of
+from support.s3_server import BUCKET, serve_s3
+from support.secret_objects import options_of
+from support.secret_runs import SECRETS
 
 DDL = "pid long, epoch short, partition int, seq int, copy int"
 KEPT = [(pid, pid % 2, partition, seq, 0) for pid in range(5) for partition in range(3) for seq in range(100)]

@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fencepost import state
-from liar import LIES, Liar
-from s3_server import BUCKET, serve_by_moto
+from support.liar import LIES, Liar
+from support.s3_server import BUCKET, serve_by_moto
 
 from faults import order, workers
 from faults.driver import Drive, Driver, Outcome, go, make_job, settle, wait_until

@@ -17,7 +17,7 @@ from typing import Any
 
 from fencepost.lake import DedupJob, LocalEngine, judging, plan
 from fencepost.state import placing, stores
-from processes import fork_server
+from support.processes import fork_server
 
 from faults.tally import injected
 from faults.world import CHANGES, Broken, World, demand, job

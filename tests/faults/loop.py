@@ -22,16 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy
-from postgres import PostgresServer
-from processes import fork_server
 from sqlalchemy import text
-from waiting import PATIENCE_SECONDS, wait_until
+from support.kafka_broker import ANSWER_SECONDS, Broker
+from support.postgres import PostgresServer
+from support.processes import fork_server
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from faults.tally import Tally, injected
-
-sys.path.append(str(Path(__file__).parents[1] / "kafka"))
-
-from broker import ANSWER_SECONDS, Broker
 
 EVENTS = 72_000
 """Of a round: two hours of ten events a second."""

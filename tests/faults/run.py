@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from inspect import signature
 from pathlib import Path
 
-from s3_server import serve_s3
+from support.s3_server import serve_s3
 
 from faults.tally import Tally, missed, table
 

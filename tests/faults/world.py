@@ -31,7 +31,7 @@ from fencepost.lake import DedupJob, LocalEngine
 from fencepost.state import checksums, segments
 from fencepost.state.decision import APPLIED, Checksums, Decision
 from fencepost.state.stores import open_store
-from s3_server import BUCKET, KEY, SECRET
+from support.s3_server import BUCKET, KEY, SECRET
 
 from faults.tally import injected
 

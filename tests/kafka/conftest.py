@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from broker import Broker
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from spark_session import (  # noqa: E402
+from support.kafka_broker import Broker
+from support.spark_session import (
     configured,
     let_workers_import,
     mark_as_spark,
@@ -25,6 +17,11 @@ from spark_session import (  # noqa: E402
     run_small_jobs_in_tasks,
     use_this_python,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,8 +41,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     use_this_python()
     let_workers_import(HERE, HERE.parent)
-    from kafka_source import KafkaSource
     from pyspark.sql import SparkSession
+    from support.kafka_source import KafkaSource
 
     home = tmp_path_factory.mktemp("spark")
     settings = {

@@ -10,23 +10,16 @@ from typing import Any
 import fencepost as fp
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from broker import Broker
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from fencepost.lake import DedupJob
 from fencepost_spark import KafkaWarning, deduplicate, kafka, kafka_options
 from fencepost_spark.kafka import describe_topics
-from kafka_source import FORMAT
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
-
-
-def options(broker: Broker, topic: str, **more: str) -> dict[str, str]:
-    return {
-        "kafka.bootstrap.servers": broker.address,
-        "subscribe": topic,
-        "kafka.isolation.level": "read_committed",
-    } | more
+from support.kafka_broker import Broker
+from support.kafka_source import FORMAT
+from support.topics import options
 
 
 def read(spark: SparkSession, broker: Broker, topic: str, **more: str) -> DataFrame:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench import kafka, report
+
 pytestmark = pytest.mark.matrix
-
-ROOT = Path(__file__).parent.parent.parent
-sys.path.append(str(ROOT))  # `bench` is no part of what is installed
-
-from bench import kafka, report  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -20,17 +20,17 @@ import pyarrow as pa
 import pytest
 import sqlalchemy
 from aiokafka import AIOKafkaConsumer
-from broker import ANSWER_SECONDS, Broker
 from confluent_kafka import Consumer
 from faults.loop import FAULTS, Round
 from fencepost.consumer import AsyncConsumerLoop, ConsumerLoop
 from fencepost.errors import StoreError
 from fencepost.sql import AsyncSqlSink, SqlSink
-from postgres import PostgresServer
-from processes import fork_server
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
-from waiting import PATIENCE_SECONDS, wait_until
+from support.kafka_broker import ANSWER_SECONDS, Broker
+from support.postgres import PostgresServer
+from support.processes import fork_server
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 CREATE = 'CREATE TABLE orders (topic TEXT, partition INTEGER, "offset" BIGINT, number BIGINT NOT NULL)'
 STEPS = ("decode", "before commit", "after commit")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from broker import ANSWER_SECONDS, Broker
 from confluent_kafka import Consumer, TopicPartition
 from fencepost import Verdict, kafka
 from fencepost.kafka import PartitionLog
+from support.kafka_broker import ANSWER_SECONDS, Broker
 
 CODECS: list[Any] = ["none", "gzip", "snappy", "lz4", "zstd"]
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import polars as pl
 import pytest
-from broker import Broker
 from fencepost import state
 from fencepost_spark import KafkaWarning, foreach_batch, from_headers
 from fencepost_spark.kafka import describe_topics
-from kafka_source import FORMAT
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, from_json
-from test_kafka_batch import options
+from support.kafka_broker import Broker
+from support.kafka_source import FORMAT
+from support.topics import options
 
 Frame = Callable[[DataFrame], DataFrame]
 

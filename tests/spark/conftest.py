@@ -7,23 +7,14 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-HERE = Path(__file__).parent
-IS_CONNECT = os.environ.get("FENCEPOST_SPARK") == "connect"
-sys.path.insert(0, str(HERE.parent))  # the reader of the rule book
-
-from databases import database_url, postgres  # noqa: E402, F401
-from spark_session import (  # noqa: E402
+from support.databases import database_url, postgres  # noqa: F401
+from support.spark_session import (
     configured,
     let_workers_import,
     mark_as_spark,
@@ -32,6 +23,13 @@ from spark_session import (  # noqa: E402
     run_small_jobs_in_tasks,
     use_this_python,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HERE = Path(__file__).parent
+IS_CONNECT = os.environ.get("FENCEPOST_SPARK") == "connect"
+
 
 classic_only = pytest.mark.skipif(IS_CONNECT, reason="what Spark Connect does not tell, see docs/dataframes.md")
 

@@ -14,7 +14,7 @@ from fencepost_spark import DedupJob, SparkEngine, engine
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 from pyspark.taskcontext import TaskContext
-from waiting import wait_until
+from support.waiting import wait_until
 
 
 def square(item: int) -> int:

@@ -25,7 +25,7 @@ def run(folder: Path, *command: str | Path) -> str:
 
 
 def test_the_notebook_for_spark(tmp_path: Path) -> None:
-    shown = run(tmp_path, ROOT / "tests" / "notebook.py", ROOT / "examples" / "notebooks" / "spark.ipynb")
+    shown = run(tmp_path, ROOT / "tests" / "support" / "notebook.py", ROOT / "examples" / "notebooks" / "spark.ipynb")
     assert int(shown.splitlines()[-1]) >= 1
 
 

@@ -17,7 +17,7 @@ from fencepost.state import open_store
 from fencepost_spark import DedupJob
 from fencepost_spark.hadoop import store_options, with_options
 from pyspark.sql import SparkSession
-from s3_server import BUCKET, serve_s3
+from support.s3_server import BUCKET, serve_s3
 
 AWS = "software.amazon.awssdk.auth.credentials"
 HADOOP = "org.apache.hadoop.fs.s3a"

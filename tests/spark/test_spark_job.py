@@ -13,22 +13,12 @@ import fencepost_spark
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import HERE
 from fencepost import lake, state
 from fencepost.lake.plan import PLANS, Plan
 from fencepost.state import operation_tasks
 from fencepost_spark import DedupJob, SparkEngine
 from pyspark.sql import SparkSession
-
-LANDING_ZONE = HERE.parent / "data" / "landing-zone"
-POLICIES: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
-    ("kafka_offsets", {}, ("rows_distinct",)),
-    (
-        "any_order",
-        {"columns": fp.Columns(partition=("topic", "partition"))},
-        ("rows_distinct_tracked", "rows_untracked_landed"),
-    ),
-]
+from support.spark_jobs import LANDING_ZONE, POLICIES, landed, sink_rows
 
 
 @pytest.fixture
@@ -36,21 +26,11 @@ def truth() -> Any:
     return json.loads((LANDING_ZONE / "truth.json").read_text("utf-8"))
 
 
-def landed() -> list[Path]:
-    files = sorted((LANDING_ZONE / "landing").glob("*.parquet"))
-    assert len(files) == 38
-    return files
-
-
 def deliver(source: Path, files: list[Path]) -> None:
     """Copies keep their times, so that both engines see equal inputs."""
     source.mkdir(exist_ok=True)
     for file in files:
         shutil.copy2(file, source)
-
-
-def sink_rows(sink: Path) -> dict[str, pa.Table]:
-    return {str(path.relative_to(sink)): pq.read_table(path) for path in sorted(sink.rglob("*.parquet"))}
 
 
 def segments(state: Path) -> list[bytes]:

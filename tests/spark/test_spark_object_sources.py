@@ -11,9 +11,9 @@ from fencepost.state.delta import library_options
 from fencepost.state.stores import open_store
 from fencepost_spark import DedupJob, read_sink
 from pyspark.sql import SparkSession
-from s3_server import BUCKET, serve_s3
-from test_secrets import options_of
-from test_spark_job import LANDING_ZONE, POLICIES, landed, sink_rows
+from support.s3_server import BUCKET, serve_s3
+from support.secret_objects import options_of
+from support.spark_jobs import LANDING_ZONE, POLICIES, landed, sink_rows
 
 
 def test_rows_are_those_of_a_folder(spark: SparkSession, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fencepost_spark import verdict_udf
 from fencepost_spark.verdicts import judge_arrays
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
-from rulebook import Call, Case, cases, columns, to_arrow
+from support.rulebook import Call, Case, cases, columns, to_arrow
 
 CASES = [case for case in cases() if case.is_of_rows]
 Judged = dict[str, list[str]]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from conftest import IS_CONNECT
-from s3_server import BUCKET, serve_s3
-from secret_runs import SECRETS, contents_of, files_with, start_killed
-from test_secrets import objects_of, options_of, put_log
+from support.s3_server import BUCKET, serve_s3
+from support.secret_objects import objects_of, options_of, put_log
+from support.secret_runs import SECRETS, contents_of, files_with, start_killed
 
 
 @pytest.mark.skipif(IS_CONNECT, reason="a driver of its own")

@@ -10,7 +10,6 @@ import polars as pl
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 import sqlalchemy
-from databases import without_mariadb
 from fencepost.lake import DedupJob, LocalEngine
 from fencepost.sql import StagedTable
 from fencepost_spark import SparkEngine, foreach_batch
@@ -18,8 +17,9 @@ from fencepost_spark.streams import BatchWriter
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from sqlalchemy import Engine, inspect, text
-from test_lake import first_of_each, land, make_rows
-from test_spark_streams import DDL
+from support.databases import without_mariadb
+from support.lake import first_of_each, land, make_rows
+from support.spark_jobs import DDL
 
 KEYS = ["pid", "epoch", "partition", "seq"]
 # Tasks write there as those of tests/sql/test_staged.py do.

@@ -26,11 +26,11 @@ from fencepost_spark import SparkEngine
 from fencepost_spark.streams import QUERY_ID, BatchWriter, foreach_batch
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from test_lake import SCHEMA, first_of_each, hashes, land, make_rows, read_sink
+from support.lake import SCHEMA, first_of_each, hashes, land, make_rows, read_sink
+from support.spark_jobs import DDL
 
 KEYS = ["pid", "epoch", "partition", "seq"]
 IS_TRACKED = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
-DDL = "pid bigint, epoch smallint, partition int, seq int, origin string"
 
 
 def stream(

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import tutorial
+from support import tutorial
 
 
 @pytest.mark.parametrize("name", ["spark-batch", "spark-streaming"])

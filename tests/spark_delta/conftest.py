@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.spark_session import (
+    configured,
+    mark_as_spark,
+    of_driver,
+    of_queries,
+    run_small_jobs_in_tasks,
+    use_this_python,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
 JARS = HERE.parent.parent / ".tools" / "jars"
-sys.path.insert(0, str(HERE.parent))
-
-from spark_session import configured, mark_as_spark, of_driver, of_queries, run_small_jobs_in_tasks, use_this_python  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

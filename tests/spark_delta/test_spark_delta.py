@@ -13,7 +13,7 @@ import pytest
 from fencepost import state
 from fencepost.lake import DedupJob
 from pyspark.sql import SparkSession
-from test_lake import SCHEMA, first_of_each, land, make_rows, read_sink, read_source
+from support.lake import SCHEMA, first_of_each, land, make_rows, read_sink, read_source
 
 DDL = "pid bigint, epoch smallint, partition int, seq int, origin string"
 

@@ -17,7 +17,7 @@ from deltalake import DeltaTable, QueryBuilder
 from fencepost.lake import DedupJob
 from fencepost_spark import SparkEngine
 from pyspark.sql import DataFrame, SparkSession
-from test_lake import SCHEMA, first_of_each, make_rows
+from support.lake import SCHEMA, first_of_each, make_rows
 
 DDL = "pid bigint, epoch smallint, partition int, seq int, origin string"
 ROOT = Path(__file__).parent.parent.parent

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import sqlalchemy
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from databases import database_url, mariadb, postgres
+from support.databases import database_url, mariadb, postgres
 
 __all__ = ["database_url", "engine", "mariadb", "new_engine", "postgres"]
 

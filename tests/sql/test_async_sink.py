@@ -10,10 +10,10 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy
-from databases import without_mariadb
 from fencepost.sql import AsyncSqlSink, SqlSink
 from sqlalchemy import Engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from support.databases import without_mariadb
 
 CREATE = "CREATE TABLE events (pid BIGINT, epoch SMALLINT, partition INTEGER, seq BIGINT, note VARCHAR(9) NOT NULL)"
 Work = Callable[[AsyncEngine], Awaitable[Any]]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from chain.actors import MUTANTS
 from chain.run import FAULTS, Broken, run_seed
-from postgres import PostgresServer
+from support.postgres import PostgresServer
 
 
 @pytest.fixture(scope="module")

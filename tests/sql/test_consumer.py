@@ -13,14 +13,14 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy
-from fake_kafka import Cluster, Error, FakeClient, FakeMessage
 from fencepost.consumer import ConsumerLoop, to_topic
 from fencepost.consumer import assignment as assignment_module
 from fencepost.consumer import loop as loop_module
 from fencepost.metrics import to_text
 from fencepost.sql import SqlSink
-from processes import fork_server
 from sqlalchemy import Connection, Engine, text
+from support.fake_kafka import Cluster, Error, FakeClient, FakeMessage
+from support.processes import fork_server
 
 CREATE = (
     'CREATE TABLE orders (topic TEXT, partition INTEGER, "offset" BIGINT, customer TEXT NOT NULL, cents INTEGER '
@@ -563,7 +563,7 @@ def test_settings_that_make_no_sense(orders: Engine, settings: dict[str, Any], s
 
 
 STEPS = ("decode", "effect", "before commit", "after commit")
-_FORK = fork_server("fencepost.consumer", "sqlalchemy", "psycopg", "fake_kafka")
+_FORK = fork_server("fencepost.consumer", "sqlalchemy", "psycopg", "support.fake_kafka")
 
 
 def numbered(count: int) -> Cluster:

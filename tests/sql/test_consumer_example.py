@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_kafka import Cluster, FakeClient
-from scripts import load_script
 from sqlalchemy import Engine, text
+from support.fake_kafka import Cluster, FakeClient
+from support.scripts import load_script
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "consumer" / "consume.py"
 PARTITIONS = [("orders", 0), ("orders", 1)]

@@ -11,11 +11,11 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy
-from coordinator_doors import MachineDoor, Route, SqlDoor
-from coordinator_rulebook import NONE, Case, Known, Request
 from fencepost.sql import Left, Positions, ProducerIdentity, ProducerRegistry, Recovered, TransactionCoordinator
 from fencepost.sql import transaction_tables as tables
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, func, select, text
+from support.coordinator_doors import MachineDoor, Route, SqlDoor
+from support.coordinator_rulebook import NONE, Case, Known, Request
 
 NewEngine = Callable[[], Engine]
 OUTPUT = Table("output", MetaData(), Column("id", Integer, primary_key=True), Column("what", String(20)))

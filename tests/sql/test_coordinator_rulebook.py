@@ -6,11 +6,11 @@ import re
 
 import pytest
 import sqlalchemy
-from coordinator_doors import MachineDoor, SqlDoor, complaints, state_name
-from coordinator_first_version import end
-from coordinator_mutants import MUTANTS, mutant
-from coordinator_rulebook import PAGES, STATES, Case, cases, may_come_from, read_page
 from fencepost.sql import transaction
+from support.coordinator_doors import MachineDoor, SqlDoor, complaints, state_name
+from support.coordinator_first_version import end
+from support.coordinator_mutants import MUTANTS, mutant
+from support.coordinator_rulebook import PAGES, STATES, Case, cases, may_come_from, read_page
 
 CASES = cases()
 SECOND = [case for case in CASES if case.protocol == 2]

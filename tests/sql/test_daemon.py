@@ -28,9 +28,9 @@ from fencepost.sql import IdempotentRequests, Response, SqlSink, TransactionCoor
 from fencepost.sql import transaction_tables as tables
 from fencepost.sql.database import Database
 from fencepost.sql.leases import TASKS, Leases
-from postgres import PostgresServer
 from sqlalchemy import Engine, select
-from waiting import wait_until
+from support.postgres import PostgresServer
+from support.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "serve"
 DAY_MS = 86_400_000

@@ -16,7 +16,7 @@ from fencepost.sql.database import Database
 from fencepost.sql.migrations import Part
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, select, text
 from sqlalchemy.pool import StaticPool
-from waiting import PATIENCE_SECONDS, wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 TABLES = MetaData()
 COUNTER = Table("counter", TABLES, Column("id", Integer, primary_key=True), Column("value", Integer, nullable=False))

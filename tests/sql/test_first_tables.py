@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import coordinator_first_tables as first
 import fencepost as fp
 import pytest
-from databases import without_mariadb
 from fencepost.sql import ProducerIdentity, ProducerRegistry, Recovered, TransactionCoordinator
 from fencepost.sql.transaction import State
 from sqlalchemy import Engine, text
+from support import coordinator_first_tables as first
+from support.databases import without_mariadb
 
 WAITING = (State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT)
 

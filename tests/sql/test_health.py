@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import sqlalchemy
-from databases import without_mariadb
 from fencepost.metrics import to_text
 from fencepost.sql import Reaped, RetentionWarning, SqlSink, derived_key, transition
 from fencepost.sql.consumers import CLAIMS, MESSAGES
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, func, select
-from waiting import PATIENCE_SECONDS
+from support.databases import without_mariadb
+from support.waiting import PATIENCE_SECONDS
 
 TABLES = MetaData()
 EVENTS = Table(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,7 @@ from fencepost.sql import (
 )
 from fencepost.sql import transaction_tables as tables
 from sqlalchemy import Engine, inspect, select
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from coordinator_doors import Route
+from support.coordinator_doors import Route
 
 NewEngine = Callable[[], Engine]
 DAY_MS = 86_400_000

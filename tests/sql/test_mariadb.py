@@ -15,9 +15,9 @@ import pytest
 import sqlalchemy as sa
 from fencepost.sql import IdempotentRequests, ProducerRegistry, RequestClaim, Response, SqlSink
 from fencepost.sql.database import Database
-from mariadb import MariaDBServer
 from sqlalchemy import Connection, Engine, text
-from waiting import PATIENCE_SECONDS
+from support.mariadb import MariaDBServer
+from support.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 SPELLINGS = ["a", "A", "a ", "ä", "ss", "ß", "\N{PILE OF POO}", "\N{GHOST}"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,16 +14,13 @@ import pyarrow as pa
 import pymysql
 import pytest
 import sqlalchemy as sa
-from coordinator_doors import Route
 from fencepost.sql import ProducerRegistry, SqlSink, StagedTable, TransactionCoordinator
 from fencepost.sql.database import Database
 from fencepost.transports import SqlTransport, read_committed
 from sqlalchemy import text
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from mariadb import MariaDBServer
-from postgres import PostgresServer
+from support.coordinator_doors import Route
+from support.mariadb import MariaDBServer
+from support.postgres import PostgresServer
 
 SCHEMA = pa.schema({"value": pa.int64()})
 QUICK = {"retry_backoff_ms": 5, "retry_backoff_max_ms": 50, "request_timeout_ms": 1_000, "delivery_timeout_ms": 2_000}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +12,9 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from faulty_transport import MemoryTransport
 from fencepost.kafka import PartitionLog
 from fencepost.transports import LandingTransport, PartitionLogTransport, SqlTransport
+from support.faulty_transport import MemoryTransport
 
 KINDS = ["sqlite", "postgresql", "landing", "log"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,6 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from faulty_transport import FaultyTransport
 from fencepost import kafka
 from fencepost.sql import ProducerRegistry, Recovered, TransactionCoordinator
 from fencepost.sql import transaction_tables as tables
@@ -25,6 +20,7 @@ from fencepost.transports import (
     read_committed,
     read_landing,
 )
+from support.faulty_transport import FaultyTransport
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import fencepost as fp
 import pytest
-from coordinator_doors import Route
 from fencepost.producer import Answer
 from fencepost.sql import ProducerIdentity, ProducerRegistry, TransactionCoordinator
 from fencepost.sql import transaction_tables as tables
 from fencepost.sql.pids import PID_MAX
 from sqlalchemy import Engine, event, func, select, text
+from support.coordinator_doors import Route
 
 NewEngine = Callable[[], Engine]
 DAY_MS = 24 * 3600 * 1000

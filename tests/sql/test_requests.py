@@ -13,9 +13,9 @@ import fencepost as fp
 import pytest
 import sqlalchemy
 from fencepost.sql import IdempotentRequests, RequestClaim, Response, derived_key
-from processes import fork_server
 from sqlalchemy import Connection, Engine, event, text
-from test_sink_faults import lose_the_connection
+from support.connections import lose_the_connection
+from support.processes import fork_server
 
 PROCESSES = fork_server("fencepost.sql", "sqlalchemy.dialects.postgresql.psycopg", "psycopg")
 SCOPE, KEY, BODY = "account-7", "k", b"POST /orders"

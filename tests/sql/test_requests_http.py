@@ -21,7 +21,6 @@ import pytest
 import sqlalchemy
 from fencepost.sql import AsgiIdempotency, IdempotentRequests, RequestClaim, Response, WsgiIdempotency
 from fencepost.sql.http import CLAIM
-from processes import fork_server
 from sqlalchemy import Connection, Engine, text
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -29,7 +28,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.responses import Response as StarletteResponse
 from starlette.routing import Route
-from waiting import wait_until
+from support.processes import fork_server
+from support.waiting import wait_until
 from werkzeug.serving import make_server
 
 PROCESSES = fork_server("fencepost.sql", "sqlalchemy.dialects.postgresql.psycopg", "psycopg")

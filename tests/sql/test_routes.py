@@ -11,12 +11,12 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-from coordinator_mutants import ROUTE_MUTANTS, route_mutant
 from fencepost import kafka
 from fencepost.sql import Left, Recovered, TransactionCoordinator
 from fencepost.sql import transaction_tables as tables
 from fencepost.transports import LandingTransport, PartitionLogTransport, SqlTransport, read_committed, read_landing
-from services import simulate
+from support.coordinator_mutants import ROUTE_MUTANTS, route_mutant
+from support.services import simulate
 
 NewEngine = Callable[[], sa.Engine]
 SEEDS = range(12)

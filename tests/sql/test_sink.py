@@ -18,13 +18,13 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy
-from databases import without_mariadb
 from fencepost.sql import SqlSink
 from fencepost.sql.consumers import CLAIMS, MESSAGES
-from postgres import PostgresServer
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, SmallInteger, String, Table, func, select, text
 from sqlalchemy.exc import IntegrityError
-from waiting import wait_until
+from support.databases import without_mariadb
+from support.postgres import PostgresServer
+from support.waiting import wait_until
 
 TABLES = MetaData()
 EVENTS = Table(

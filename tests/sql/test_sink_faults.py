@@ -6,24 +6,22 @@ import contextlib
 import gc
 import random
 import signal
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import fencepost as fp
-import psycopg
 import pyarrow as pa
-import pymysql
 import pytest
 import sqlalchemy
 from fencepost.sql import SqlSink
-from mariadb import MariaDBServer
-from postgres import PostgresServer
-from processes import fork_server
 from sqlalchemy import Connection, Engine, text
-from waiting import PATIENCE_SECONDS, wait_until
+from support.connections import lose_the_connection
+from support.mariadb import MariaDBServer
+from support.postgres import PostgresServer
+from support.processes import fork_server
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 # Not forked from the test process, which has threads.
 PROCESSES = fork_server("fencepost.sql", "sqlalchemy.dialects.postgresql.psycopg", "psycopg")
@@ -45,28 +43,6 @@ def run(first: int, count: int, pid: int = 7) -> pa.Table:
 def stored(engine: Engine) -> list[tuple[int, int]]:
     with engine.connect() as connection:
         return sorted(tuple(row) for row in connection.execute(text("SELECT pid, seq FROM events")))
-
-
-def lose_the_connection(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, after_commit: bool) -> list[int]:
-    """The next commit's connection breaks, before or after the server has done it. Gives the commits seen."""
-    commit, seen = engine.dialect.do_commit, []
-
-    def broken(connection: Any) -> None:
-        seen.append(1)
-        if len(seen) > 1:
-            commit(connection)
-            return
-        if after_commit:
-            commit(connection)
-        connection.driver_connection.close()
-        if engine.dialect.name == "sqlite":
-            raise sqlite3.ProgrammingError("Cannot operate on a closed database.")
-        if engine.dialect.name == "mariadb":
-            raise pymysql.OperationalError(2013, "Lost connection to server during query")
-        raise psycopg.OperationalError("the connection is lost")
-
-    monkeypatch.setattr(engine.dialect, "do_commit", broken)
-    return seen
 
 
 @pytest.mark.parametrize("after_commit", [True, False])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
-
-sys.path.append(str(Path(__file__).parents[2]))  # `bench` is no part of what is installed
 
 from bench import claims, report, sql, transactions
 

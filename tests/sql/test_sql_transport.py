@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import uuid
@@ -16,11 +15,6 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-from databases import without_mariadb
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from faulty_transport import FaultyTransport, MemoryTransport
 from fencepost.kafka import read_records
 from fencepost.producer import Answer, SequencedBatch
 from fencepost.producer.stamping import stamp
@@ -36,6 +30,8 @@ from fencepost.transports import (
     read_landing,
     stream_committed,
 )
+from support.databases import without_mariadb
+from support.faulty_transport import FaultyTransport, MemoryTransport
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 SCHEMA = pa.schema({"value": pa.int64()})

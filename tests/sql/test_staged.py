@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import sqlite3
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,18 +18,15 @@ import psycopg
 import pyarrow as pa  # type: ignore[import-untyped]
 import pymysql
 import pytest
-from databases import without_mariadb
 from fencepost.lake import DedupJob, LocalEngine
 from fencepost.sql import SqlSink, StagedTable
 from fencepost.state.operations import abandon, collect_garbage
-from postgres import PostgresServer
 from sqlalchemy import Connection, Engine, create_engine, inspect, make_url, text
 from sqlalchemy.engine.default import DefaultDialect
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from secret_runs import SECRETS, contents_of, files_with, start_killed
-from test_lake import SCHEMA, first_of_each, land, make_rows
+from support.databases import without_mariadb
+from support.lake import SCHEMA, first_of_each, land, make_rows
+from support.postgres import PostgresServer
+from support.secret_runs import SECRETS, contents_of, files_with, start_killed
 
 CREATE = "CREATE TABLE events (pid BIGINT, epoch SMALLINT, partition INTEGER, seq INTEGER, origin VARCHAR(20))"
 

@@ -1,11 +1,11 @@
-"""The tutorial of a consumer, on servers; tests/test_tutorials.py does it on SQLite."""
+"""The tutorial of a consumer, on servers; tests/product/test_tutorials.py does it on SQLite."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import tutorial
+from support import tutorial
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)

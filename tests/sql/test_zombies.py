@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any
 import fencepost as fp
 import pyarrow as pa
 import pytest
-import transacting
 from fencepost.sql import ProducerRegistry, SqlSink, TransactionCoordinator, describe_transaction
 from fencepost.transports import SqlTransport
 from sqlalchemy import Engine, text
-from test_coordinator_faults import (
+from support import transacting
+from support.coordinator_faults import (
     PROCESSES,
     all_of,
     check,
@@ -29,11 +28,8 @@ from test_coordinator_faults import (
     outcome_of,
     start,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from transacting import EVENTS, OUTPUT, Markers
-from waiting import PATIENCE_SECONDS, wait_until
+from support.transacting import EVENTS, OUTPUT, Markers
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 __all__ = ["coordinator", "markers"]
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -113,7 +113,7 @@ class SequencedProducer:
 
     Rows are Arrow data (any object with the PyCapsule protocol), a mapping of columns, or a list of dicts. The producer
     assigns them to partitions, adds pid, epoch, partition and seq, and sends them, in order per partition. It resends
-    unacknowledged rows under the same numbers. It reacts to each answer like Kafka's client (`tests/rules/client`).
+    unacknowledged rows under the same numbers. It reacts to each answer like Kafka's client (`spec/client`).
 
     Args:
         transport: The destination (`Transport`).

@@ -1,7 +1,7 @@
 """The protocol of a producer: how it numbers batches and reacts to answers. Without threads, clocks and transports.
 
 The rules are those of Kafka's client (`TransactionManager`, `TxnPartitionEntry`, `Sender`, `RecordAccumulator`), with
-one row of `tests/rules/client` for each. The page explains every difference.
+one row of `spec/client` for each. The page explains every difference.
 
     add --> waiting --poll--> numbered, in flight --answer--> settled
                |                 ^          |

@@ -1,7 +1,7 @@
 """What is known of one transactional id, and what each request makes of it. No database, no clock, no randomness.
 
 The rules are those of Kafka's `TransactionMetadata` and `TransactionCoordinator` for transactions of the second version
-(KIP-890), as of 4.3: the epoch rises with every transaction. `tests/rules/coordinator` states them row by row;
+(KIP-890), as of 4.3: the epoch rises with every transaction. `spec/coordinator` states them row by row;
 docs/transaction-failures.md lists the differences from common descriptions and from the source.
 
 A request gives the transaction that follows, or raises; nothing is changed in place.

@@ -2,7 +2,7 @@
 //!
 //! It says of a run what [`Rules::judge`](crate::judge::Rules::judge) would say, or nothing:
 //!
-//! | what the slot holds | the run | verdict | in `tests/rules` |
+//! | what the slot holds | the run | verdict | in `spec` |
 //! |---|---|---|---|
 //! | an entry of the run's epoch | goes on behind its last position | accepted | `any_order.md`, `in_order.md`, `kafka.md` |
 //! | the same | lies within it, on the first lap | duplicate | the same |

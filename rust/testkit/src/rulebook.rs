@@ -1,6 +1,6 @@
-//! The reader of the rule book: turns the pages of `tests/rules` into cases that any door can run.
+//! The reader of the rule book: turns the pages of `spec` into cases that any door can run.
 //!
-//! `tests/rules/README.md` explains the format. What a page does not list must not happen: a call
+//! `spec/README.md` explains the format. What a page does not list must not happen: a call
 //! without a `missing` line expects none, and so on; a misspelt line therefore fails instead of
 //! passing unread.
 
@@ -165,7 +165,7 @@ pub struct Case {
 
 /// The folder of the rule book in this workspace.
 pub fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/rules")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../spec")
 }
 
 /// Every case of every page, in order.

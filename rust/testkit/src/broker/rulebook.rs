@@ -1,6 +1,6 @@
-//! The reader of the broker's rule book: turns the pages of `tests/rules/broker` into cases that any door can run.
+//! The reader of the broker's rule book: turns the pages of `spec/broker` into cases that any door can run.
 //!
-//! `tests/rules/broker/README.md` explains the format. A misspelt line fails instead of passing unread.
+//! `spec/broker/README.md` explains the format. A misspelt line fails instead of passing unread.
 
 use super::{Answer, Entry, Kept, MAX, Open, Refusal, Row};
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ pub struct Case {
 
 /// The folder of the broker's rule book in this workspace.
 pub fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/rules/broker")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../spec/broker")
 }
 
 /// Every case of every page, in order.

@@ -1,0 +1,191 @@
+"""Storage that does not give a file: the run stops and changes nothing. It is never taken for damage."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+from fencepost.lake import DedupJob, audit
+from fencepost.lake.files import Facts
+from fencepost.lake.storage import PAUSES_SECONDS, LocalStorage, converted_errors
+from support.lake import first_of_each, hashes, land, land_some, make_job, make_rows, read_sink, read_source
+
+PROGRAM = Path(__file__).parents[1] / "support" / "storage_runs.py"
+NAMES = ("EIO", "ESTALE", "EACCES", "EMFILE", "ENFILE", "ETIMEDOUT", "ENOMEM", "ECONNRESET", "EHOSTDOWN", "ENETUNREACH")
+USUAL = {"openat": ("EIO", "EACCES", "EMFILE"), "pread64": ("EIO", "ETIMEDOUT", "ECONNRESET")}
+"""Those of a disk, of rights, of a process and of a network file system; the others run in the matrix."""
+
+
+def run_case(case: str, root: Path, *wrapper: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [*wrapper, sys.executable, str(PROGRAM), case, str(root)], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def injecting(root: Path, path: Path, calls: str, what: str) -> list[str]:
+    """strace makes these calls fail that concern this file."""
+    traced = ["strace", "-f", "--seccomp-bpf", "-qq", "-o", str(root / "trace"), "-P", str(path)]
+    return [*traced, "-e", f"trace={calls}", "-e", f"inject={calls}:{what}"]
+
+
+def injected(root: Path) -> int:
+    return (root / "trace").read_text().count("(INJECTED)")
+
+
+# CI has strace, so that no fault is left out there.
+needs_strace = pytest.mark.skipif(
+    not shutil.which("strace") and not os.environ.get("CI"), reason="strace is missing: apt-get install strace"
+)
+
+
+@needs_strace
+@pytest.mark.parametrize(
+    ("calls", "name"),
+    [
+        pytest.param(calls, name, marks=() if name in usual else pytest.mark.matrix)
+        for calls, usual in USUAL.items()
+        for name in NAMES
+    ],
+)
+def test_no_error_of_storage_is_damage(tmp_path: Path, calls: str, name: str) -> None:
+    """Of the class, each error at each call by which a file is read, in all plans."""
+    land_some(tmp_path)
+    bad = tmp_path / "source" / "2.parquet"
+    os.utime(bad, (0, 0))
+    before = hashes(tmp_path / "source")
+    found = run_case("under_faults", tmp_path, *injecting(tmp_path, bad, calls, f"error={name}"))
+    assert injected(tmp_path) >= len(found) * (1 if name == "EACCES" else len(PAUSES_SECONDS) + 1)
+    for outcome in found:
+        facts = (outcome.get("error"), outcome.get("path"), outcome.get("errno"))
+        assert facts == ("StoreError", str(bad), getattr(errno, name)), outcome
+        assert "run again" in outcome["message"]
+    assert hashes(tmp_path / "source") == before
+    assert not (tmp_path / "state" / "log").exists()
+    make_job(tmp_path).run()
+    assert read_sink(tmp_path).height == first_of_each(read_source(tmp_path)).height
+
+
+@needs_strace
+@pytest.mark.parametrize("calls", ["openat", "pread64", "copy_file_range"])
+@pytest.mark.parametrize("at", ["when=1", "when=2", pytest.param("when=3", marks=pytest.mark.matrix)])
+def test_an_error_that_passes_is_outlived(tmp_path: Path, calls: str, at: str) -> None:
+    land_some(tmp_path)
+    bad = tmp_path / "source" / "2.parquet"
+    found = run_case("under_faults", tmp_path, *injecting(tmp_path, bad, calls, f"error=ESTALE:{at}"))
+    assert found[0].get("version") == 1, found[0]
+    assert read_sink(tmp_path).height == first_of_each(read_source(tmp_path)).height
+
+
+@needs_strace
+def test_a_folder_that_cannot_be_listed(tmp_path: Path) -> None:
+    land_some(tmp_path)
+    folder = tmp_path / "source"
+    found = run_case("under_faults", tmp_path, *injecting(tmp_path, folder, "getdents64", "error=EIO"))
+    assert injected(tmp_path)
+    assert {(it.get("error"), it.get("path"), it.get("errno")) for it in found} == {
+        ("StoreError", str(folder), errno.EIO)
+    }
+    assert not (tmp_path / "state").exists()
+
+
+def test_no_descriptor_left_is_not_damage(tmp_path: Path) -> None:
+    land_some(tmp_path)
+    first, second = run_case("without_descriptors", tmp_path)
+    assert (first["error"], first["errno"]) == ("StoreError", errno.EMFILE), first
+    assert second["version"] == 1
+
+
+def test_a_run_with_few_descriptors(tmp_path: Path) -> None:
+    """Tasks hand on more files than a process may have open."""
+    for number in range(400):
+        land(tmp_path / "source", f"{number:03}.parquet", make_rows(number, 60))
+    expected = first_of_each(read_source(tmp_path)).height
+    found = run_case("with_few_descriptors", tmp_path)
+    assert [it.get("kept") for it in found] == [expected] * 3, found
+    assert all(it["exchanges"] > 256 for it in found), found
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "loop"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    land_some(tmp_path)
+    path = tmp_path / "source" / "x.parquet"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        os.mknod(path, 0o140644)
+    else:
+        path.symlink_to(path)
+        with pytest.raises(fp.StoreError, match="cannot be listed: Too many levels") as caught:
+            make_job(tmp_path).run()
+        assert caught.value.errno == errno.ELOOP
+        return
+    report = make_job(tmp_path, settle_ms=0).run()
+    assert (report.files, report.quarantined[0][0]) == (4, "x.parquet")
+    assert "not a regular file" in report.quarantined[0][1]
+
+
+def test_a_file_that_vanishes_between_listing_and_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    land_some(tmp_path)
+    gone = tmp_path / "source" / "2.parquet"
+    real = LocalStorage.stat
+
+    def vanishing(self: LocalStorage, path: str) -> Facts:
+        found = real(self, path)
+        if path == str(gone):
+            gone.unlink()
+        return found
+
+    monkeypatch.setattr(LocalStorage, "stat", vanishing)
+    report = make_job(tmp_path, settle_ms=0).run()
+    assert (report.files, report.vanished, report.quarantined) == (3, ("2.parquet",), ())
+
+
+@needs_strace
+def test_an_audit_says_the_same(tmp_path: Path) -> None:
+    rows = pa.table({"pid": [1], "epoch": [0], "partition": [0], "seq": [0]})
+    path = land(tmp_path / "source", "a.parquet", rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStorage, "stat", _failing)
+        with pytest.raises(fp.StoreError) as caught:
+            audit(tmp_path / "source")
+    assert (caught.value.path, caught.value.errno) == (str(path), errno.ESTALE)
+
+
+def _failing(self: LocalStorage, path: str) -> Facts:
+    with converted_errors(path):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+
+def test_a_file_is_no_source(tmp_path: Path) -> None:
+    land_some(tmp_path)
+    path = tmp_path / "source" / "0.parquet"
+    with pytest.raises(fp.SourceError, match="no such folder"):
+        DedupJob(path, tmp_path / "state", tmp_path / "sink").run()
+
+
+def test_a_log_that_cannot_be_listed_is_not_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table would be read as a folder, files that were removed from it included."""
+    land_some(tmp_path)
+    real = os.scandir
+
+    def scandir(path: Any = ".") -> Any:
+        if os.fspath(path).endswith("_delta_log"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(fp.StoreError, match="cannot be listed: Permission denied") as caught:
+        make_job(tmp_path)
+    assert caught.value.errno == errno.EACCES

@@ -1,0 +1,386 @@
+"""How outputs are laid out where that is asked for: sizes of files, folders by a column, sorted rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import fencepost as fp
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from fencepost import cli, lake
+from fencepost import state as states
+from fencepost.lake import DedupJob, dataset, shown_files
+from fencepost.state.sinks import RunFolders
+from support.lake import RetryingEngine, hashes, land, make_rows
+from support.parquet_files import NESTED, everything
+
+LARGE = 64 << 20
+KEY = ["pid", "epoch", "partition", "seq"]
+
+
+def rows_of(number: int, count: int = 50) -> pa.Table:
+    """Rows of one producer, five of them there twice, on three days and at no time."""
+    seq = [*range(count), *range(5)]
+    times = [None if it % 9 == 0 else dt.datetime(1969, 12, 31, 22) + dt.timedelta(hours=it) for it in seq]
+    columns = {"pid": [number] * len(seq), "epoch": [0] * len(seq), "partition": [it % 3 for it in seq]}
+    columns |= {"seq": [it // 3 for it in seq], "at": pa.array(times, pa.timestamp("us", "Europe/Paris"))}
+    names = ["a/b=c", "été", None, "x y"]
+    return pa.table(columns | {"name": [names[it % 4] for it in seq], "row": [f"{number}:{it}" for it in seq]})
+
+
+def land_files(folder: Path, numbers: Iterable[int] = range(12), **options: Any) -> None:
+    for number in numbers:
+        land(folder / "source", f"{number:03}.parquet", rows_of(number), **options)
+
+
+def make(folder: Path, place: str = "", **arguments: Any) -> DedupJob:
+    return DedupJob(folder / "source", folder / f"state{place}", folder / f"sink{place}", **arguments)
+
+
+def outputs(folder: Path, place: str = "", run: int = 1) -> dict[str, pa.Table]:
+    root = folder / f"sink{place}" / f"run={run}"
+    files = sorted(it for it in root.rglob("*.parquet") if "_rejects" not in str(it) and "_missing" not in str(it))
+    return {it.relative_to(root).as_posix(): pq.ParquetFile(it).read() for it in files}
+
+
+def kept(folder: Path, place: str = "") -> list[str]:
+    return sorted(dataset(folder / f"sink{place}").to_table(columns=["row"])["row"].to_pylist())
+
+
+# Sizes
+
+
+def test_small_files_become_one_with_the_rows_in_their_order(tmp_path: Path) -> None:
+    land_files(tmp_path)
+    plain, merged = make(tmp_path, "0").run(), make(tmp_path, target_file_bytes=LARGE).run()
+    assert (plain.kept, plain.rows, merged.kept, merged.counts) == (600, 660, 600, plain.counts)
+    found = outputs(tmp_path)
+    assert list(found) == ["part-00000.parquet"]
+    assert found["part-00000.parquet"].equals(pa.concat_tables(outputs(tmp_path, "0").values()))
+    assert pq.ParquetFile(tmp_path / "sink/run=1/part-00000.parquet").metadata.num_row_groups == 1
+    decided = states.open(tmp_path / "state").version(1)
+    assert (decided.outputs.rows, decided.outputs.ordinal, len(decided.inputs)) == ([600], [0], 12)
+    assert make(tmp_path, target_file_bytes=LARGE).run().version is None
+
+
+def test_outputs_have_about_the_size_asked_for(tmp_path: Path) -> None:
+    land_files(tmp_path)
+    size = (tmp_path / "source/000.parquet").stat().st_size
+    make(tmp_path, target_file_bytes=4 * size + size // 2).run()
+    assert [len(it) for it in outputs(tmp_path).values()] == [200, 200, 200]
+
+
+def test_a_large_file_is_cut_between_row_groups(tmp_path: Path) -> None:
+    rows = pa.concat_tables([rows_of(it) for it in range(20)])
+    path = land(tmp_path / "source", "a.parquet", rows, row_group_size=110)
+    report = make(tmp_path, target_file_bytes=path.stat().st_size // 4).run()
+    found = outputs(tmp_path)
+    assert list(found) == [f"part-00000-{it:03}.parquet" for it in range(len(found))]
+    assert len(found) >= 4
+    assert all(len(it) % 100 == 0 for it in found.values())
+    make(tmp_path, "0").run()
+    assert pa.concat_tables(found.values()).equals(pa.concat_tables(outputs(tmp_path, "0").values()))
+    assert report.kept == 1000
+
+
+def test_what_needs_no_change_is_copied_as_bytes(tmp_path: Path) -> None:
+    rows = rows_of(0).slice(0, 50)
+    land(tmp_path / "source", "one.parquet", rows)
+    land(tmp_path / "source/day=2", "two.parquet", rows_of(1).slice(0, 50))
+    report = make(tmp_path, target_file_bytes=LARGE).run()
+    assert report.carried_files == 2
+    run = tmp_path / "sink/run=1"
+    assert sorted(outputs(tmp_path)) == ["day=2/part-00000.parquet", "part-00001.parquet"]
+    assert (run / "part-00001.parquet").read_bytes() == (tmp_path / "source/one.parquet").read_bytes()
+
+
+def test_files_of_other_folders_or_columns_are_not_put_together(tmp_path: Path) -> None:
+    for number, folder in enumerate(["day=1", "day=1", "day=2", "day=2"]):
+        land(tmp_path / "source" / folder, f"{number}.parquet", rows_of(number))
+    land(tmp_path / "source/day=3", "4.parquet", rows_of(4))
+    land(tmp_path / "source/day=3", "5.parquet", rows_of(5).append_column("more", pa.array(range(55))))
+    required = pa.schema([it.with_nullable(it.name != "epoch") for it in rows_of(6).schema])
+    land(tmp_path / "source/day=3", "6.parquet", rows_of(6).cast(required))
+    make(tmp_path, target_file_bytes=LARGE, schema="merge").run()
+    found = {name: len(rows) for name, rows in outputs(tmp_path).items()}
+    assert found == {
+        "day=1/part-00000.parquet": 100,
+        "day=2/part-00002.parquet": 100,
+        **{f"day=3/part-0000{it}.parquet": 50 for it in (4, 5, 6)},
+    }
+    assert len(kept(tmp_path)) == 350
+
+
+# Folders
+
+
+def test_rows_lie_in_the_folders_of_their_dates(tmp_path: Path) -> None:
+    land_files(tmp_path)
+    report = make(tmp_path, partition_by="day(at)", target_file_bytes=LARGE).run()
+    make(tmp_path, "0").run()
+    rows = pl.DataFrame(pa.concat_tables(outputs(tmp_path, "0").values()))
+    found = outputs(tmp_path)
+    days = [f"day={it}" for it in ("1969-12-31", "1970-01-01", "1970-01-02", "__HIVE_DEFAULT_PARTITION__")]
+    assert list(found) == [f"{it}/part-00000.parquet" for it in days]
+    for name, table in found.items():
+        day = name.partition("/")[0].removeprefix("day=")
+        date = pl.col("at").dt.convert_time_zone("UTC").dt.date().cast(pl.String)
+        expected = rows.filter(pl.col("at").is_null() if day.startswith("__") else date == day)
+        assert pl.DataFrame(table)["row"].to_list() == expected["row"].to_list()
+        assert table.schema.equals(pq.read_schema(tmp_path / "source/000.parquet"), check_metadata=True)
+    assert report.kept == len(kept(tmp_path)) == 600
+    every_day = dataset(tmp_path / "sink").to_table(columns=["day"])["day"].to_pylist()
+    assert set(every_day) == {"1969-12-31", "1970-01-01", "1970-01-02", None}
+
+
+def test_values_of_a_column_name_folders(tmp_path: Path) -> None:
+    land_files(tmp_path)
+    make(tmp_path, "0").run()
+    make(tmp_path, partition_by="name", target_file_bytes=LARGE).run()
+    found = outputs(tmp_path)
+    names = ["%C3%A9t%C3%A9", "__HIVE_DEFAULT_PARTITION__", "a%2Fb%3Dc", "x%20y"]
+    assert sorted(found) == sorted(f"name={it}/part-00000.parquet" for it in names)
+    assert all("name" not in it.column_names for it in found.values())
+    by = [("row", "ascending")]
+    expected = pa.concat_tables(outputs(tmp_path, "0").values()).sort_by(by).select(["row", "name", "at"])
+    assert dataset(tmp_path / "sink").to_table().sort_by(by).select(["row", "name", "at"]).equals(expected)
+    files = shown_files(tmp_path / "sink")
+    assert pl.read_parquet(tmp_path / "sink/run=*/name=*/*.parquet", hive_partitioning=True).height == 600
+    assert duckdb.sql(
+        f"select count(*) from read_parquet({files}, hive_partitioning=true) where name = 'x y'"
+    ).fetchall()
+    by_arrow = ds.dataset(tmp_path / "sink", partitioning="hive").to_table()
+    assert by_arrow.sort_by(by)["name"].equals(expected["name"])
+
+
+def test_the_layout_may_change_from_run_to_run(tmp_path: Path) -> None:
+    layouts: list[dict[str, Any]] = [{}, {"partition_by": "pid"}, {"partition_by": "day(at)"}, {"sort_by": "row"}, {}]
+    for number, layout in enumerate(layouts):
+        land_files(tmp_path, range(2 * number, 2 * number + 2))
+        assert make(tmp_path, **layout).run().kept == 100
+    table = dataset(tmp_path / "sink").to_table()
+    assert table.schema.field("pid").type == pa.int64()
+    assert sorted(table["pid"].to_pylist()) == sorted([it for it in range(10) for _ in range(50)])
+    land_files(tmp_path, range(3))
+    assert make(tmp_path, partition_by="pid").run().kept == 0
+
+
+# Order
+
+
+def test_rows_of_an_output_are_sorted(tmp_path: Path) -> None:
+    land_files(tmp_path)
+    make(tmp_path, "0").run()
+    make(tmp_path, sort_by=["name", "at"], target_file_bytes=LARGE).run()
+    (found,) = outputs(tmp_path).values()
+    rows = pa.concat_tables(outputs(tmp_path, "0").values())
+    assert found.equals(rows.sort_by([("name", "ascending"), ("at", "ascending")]))
+    make(tmp_path, "1", sort_by="name").run()
+    assert len(outputs(tmp_path, "1")) == 12
+    for name, table in outputs(tmp_path, "1").items():
+        assert table.equals(outputs(tmp_path, "0")[name].sort_by("name"))
+
+
+def test_folders_and_order_together_keep_every_type(tmp_path: Path) -> None:
+    tables = []
+    for number in range(3):
+        table = everything(60, number, [*NESTED, pa.timestamp("ns"), pa.date32(), pa.uint64(), pa.decimal128(20, 3)])
+        identity = {"pid": [number] * 60, "epoch": [0] * 60, "partition": [0] * 60, "seq": [*range(58), 3, 4]}
+        for name, values in identity.items():
+            table = table.append_column(name, pa.array(values, pa.int64()))
+        tables.append(table)
+        land(tmp_path / "source", f"{number}.parquet", table, use_deprecated_int96_timestamps=number == 1)
+    make(tmp_path, partition_by="day(c08)", sort_by=["c11", "row"], target_file_bytes=LARGE, schema="merge").run()
+    found = pa.concat_tables(outputs(tmp_path).values(), promote_options="permissive")
+    expected = pa.concat_tables([it.slice(0, 58) for it in tables])
+    by = [("pid", "ascending"), ("seq", "ascending")]
+    assert found.sort_by(by).cast(expected.schema).equals(expected.sort_by(by))
+    for name, table in outputs(tmp_path).items():
+        assert table["c11"].equals(table.sort_by([("c11", "ascending"), ("row", "ascending")])["c11"]), name
+
+
+# Memory
+
+
+def test_what_is_held_is_bounded_and_nothing_gets_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lake.arranging, "HELD_ROWS", 70)
+    monkeypatch.setattr(lake.arranging, "ROWS_READ", 16)
+    land_files(tmp_path, row_group_size=20)
+    make(tmp_path, partition_by="partition", sort_by="row", target_file_bytes=LARGE).run()
+    sizes = [len(it) for it in outputs(tmp_path).values()]
+    assert max(sizes) <= 34
+    assert sum(sizes) == 600
+    assert kept(tmp_path) == sorted(f"{number}:{it}" for number in range(12) for it in range(50))
+
+
+# What must hold
+
+
+@pytest.mark.parametrize("layout", [{}, {"partition_by": "day(at)", "sort_by": "row"}], ids=["merged", "dealt"])
+def test_every_engine_and_every_attempt_makes_the_same_files(tmp_path: Path, layout: dict[str, Any]) -> None:
+    land_files(tmp_path)
+    layout = {**layout, "target_file_bytes": 40_000}
+    engines = [fp.lake.LocalEngine(1), fp.lake.LocalEngine(3), RetryingEngine()]
+    found = []
+    for number, engine in enumerate(engines):
+        make(tmp_path, str(number), engine=engine, **layout).run()
+        found.append(hashes(tmp_path / f"sink{number}" / "run=1"))
+    assert found[0] == found[1] == found[2]
+    assert not list(tmp_path.glob("sink*/_prepare/*"))
+
+
+def test_a_version_of_a_killed_driver_is_finished_as_it_was_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land_files(tmp_path)
+    make(tmp_path, "0", partition_by="pid", target_file_bytes=LARGE).run()
+
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolders, "apply", kill)
+        with pytest.raises(KeyboardInterrupt):
+            make(tmp_path, partition_by="pid", target_file_bytes=LARGE).run()
+    assert not (tmp_path / "sink/run=1").exists()
+    assert make(tmp_path, sort_by="row").run().recovered == (1,)
+    assert hashes(tmp_path / "sink/run=1") == hashes(tmp_path / "sink0/run=1")
+
+
+def test_refused_rows_are_set_aside_file_by_file(tmp_path: Path) -> None:
+    for number in range(4):
+        land(tmp_path / "source", f"{number}.parquet", make_rows(number))
+    make(tmp_path, "0", rejects="all").run()
+    report = make(tmp_path, rejects="all", target_file_bytes=LARGE, sort_by="origin").run()
+    for table in ("_rejects", "_missing"):
+        assert hashes(tmp_path / "sink/run=1" / table) == hashes(tmp_path / "sink0/run=1" / table)
+    assert report.kept + sum(report.rejected.values()) == report.rows
+
+
+def test_a_damaged_file_is_left_out_and_the_others_are_put_together(tmp_path: Path) -> None:
+    land_files(tmp_path, range(4), compression="none", use_dictionary=False)
+    path = tmp_path / "source/002.parquet"
+    chunk = pq.ParquetFile(path).metadata.row_group(0).column(6)
+    data = bytearray(path.read_bytes())
+    data[chunk.data_page_offset : chunk.data_page_offset + 20] = bytes(20)
+    path.write_bytes(data)
+    report = make(tmp_path, target_file_bytes=LARGE, settle_ms=0).run()
+    assert [it[0] for it in report.quarantined] == ["002.parquet"]
+    assert [len(it) for it in outputs(tmp_path).values()] == [150]
+
+
+def test_rollback_takes_a_laid_out_version_back(tmp_path: Path) -> None:
+    land_files(tmp_path, range(2))
+    make(tmp_path, partition_by="pid").run()
+    land_files(tmp_path, range(2, 4))
+    make(tmp_path, target_file_bytes=LARGE).run()
+    with pytest.raises(fp.SinkError, match="their rows are still in the sink"):
+        states.open(tmp_path / "state").rollback(0)
+    for path in (tmp_path / "sink").rglob("*.parquet"):
+        path.unlink()
+    states.open(tmp_path / "state").rollback(0)
+    assert make(tmp_path, sort_by="row", target_file_bytes=LARGE).run().kept == 200
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"partition_by": "none"}, r"000.parquet: column 'none': missing; partition_by needs it in every file"),
+    ({"sort_by": "none"}, r"000.parquet: column 'none': missing; sort_by needs it in every file"),
+    (
+        {"partition_by": "day(name)"},
+        r"column 'name': string; .* must be a timestamp or a date",
+    ),
+    (
+        {"partition_by": "at"},
+        r"column 'at': timestamp.*; .* must be text, an integer or a date",
+    ),
+    ({"sort_by": ["row", "list"]}, r"column 'list': list.*; rows cannot be sorted by this type"),
+    ({"partition_by": "empty"}, r"column 'empty': an empty text cannot name a folder"),
+]
+
+
+@pytest.mark.parametrize(("layout", "problem"), REFUSED)
+def test_what_cannot_be_laid_out_is_refused_before_anything_is_decided(
+    tmp_path: Path, layout: dict[str, Any], problem: str
+) -> None:
+    rows = rows_of(0).append_column("list", pa.array([[1]] * 55)).append_column("empty", pa.array([""] * 55))
+    land(tmp_path / "source", "000.parquet", rows)
+    with pytest.raises(fp.BatchError, match=problem):
+        make(tmp_path, on_bad_file="quarantine", **layout).run()
+    assert states.open(tmp_path / "state").done() == 0 if (tmp_path / "state/state.json").exists() else True
+    assert not list(tmp_path.glob("sink/run=*"))
+    assert make(tmp_path).run().kept == 50
+
+
+def test_folders_of_the_source_and_columns_of_files_keep_their_names(tmp_path: Path) -> None:
+    land(tmp_path / "source/day=2026-01-01", "a.parquet", rows_of(0))
+    with pytest.raises(fp.BatchError, match=r"names of the source's folders \(day=2026-01-01/\)"):
+        make(tmp_path, partition_by="day(at)").run()
+    assert make(tmp_path, partition_by="pid").run().outputs == ("run=1/day=2026-01-01/pid=0/part-00000.parquet",)
+    other = tmp_path / "other"
+    land(other / "source", "a.parquet", rows_of(0).append_column("day", pa.array(["x"] * 55)))
+    with pytest.raises(fp.BatchError, match=r"column 'day': exists in the file"):
+        make(other, partition_by="day(at)").run()
+
+
+def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
+    for layout, problem in [
+        ({"target_file_bytes": 0}, "expected at least 1"),
+        ({"partition_by": "month(at)"}, r"expected a column, or day\(column\)"),
+        ({"partition_by": "pid", "sort_by": "pid"}, "have the same value"),
+        ({"sort_by": [""]}, "is empty"),
+    ]:
+        with pytest.raises(ValueError, match=problem):
+            make(tmp_path, **layout)
+    from deltalake import write_deltalake
+
+    write_deltalake(tmp_path / "table", rows_of(0))
+    with pytest.raises(fp.SinkError, match="are for folders, prefixes and Delta tables that rows are appended to"):
+        DedupJob(tmp_path / "table", tmp_path / "state", tmp_path / "table", sort_by="seq")
+
+
+# Other doors
+
+
+def test_a_delta_table_is_written_so_too(tmp_path: Path) -> None:
+    land_files(tmp_path)
+    make(tmp_path, layout="delta", partition_by="day(at)", sort_by="row", target_file_bytes=20_000).run()
+    table = DeltaTable(tmp_path / "sink")
+    assert table.metadata().partition_columns == ["day"]
+    rows = pl.DataFrame(table.to_pyarrow_table())
+    assert rows["row"].sort().to_list() == sorted(f"{number}:{it}" for number in range(12) for it in range(50))
+    assert rows.filter(pl.col("day").is_null())["at"].to_list() == [None] * 72
+    land_files(tmp_path, range(12, 14))
+    make(tmp_path, layout="delta", partition_by="day(at)").run()
+    assert len(DeltaTable(tmp_path / "sink").to_pyarrow_table()) == 700
+
+
+def test_the_command_line_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    land_files(tmp_path)
+    places = [str(tmp_path / it) for it in ("source", "state", "sink")]
+    options = ["--target-file-bytes", str(LARGE), "--partition-by", "day(at)", "--sort-by", "name", "--sort-by", "row"]
+    assert cli.main(["dedup", *places, *options, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["kept"], len(report["outputs"])) == (600, 4)
+    for table in outputs(tmp_path).values():
+        assert table.equals(table.sort_by([("name", "ascending"), ("row", "ascending")]))
+
+
+def test_ranges_cover_what_they_must() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        lost = rng.random(40) < 0.4
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], lost, [0]])))
+        first, end = edges[::2], edges[1::2]
+        for low, high in [(0, 40), (5, 23), (39, 40)]:
+            found = lake.arranging._outside(first - low, end - low, high - low)
+            assert found.tolist() == np.flatnonzero(~lost[low:high]).tolist()

@@ -1,0 +1,221 @@
+"""`fencepost kafka export`: Parquet files with the rows of a log, whole or not there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+from fencepost import cli, kafka
+from support.kafka_copies import DATA, append_again, batches_of, copy_upto
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = cli.main(["kafka", "export", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], isolation: str) -> None:
+    out = tmp_path / "orders.parquet"
+    code, told, err = run(capsys, DATA / "orders-0", out, "--isolation", isolation)
+    wanted = pa.table(kafka.read_records(DATA / "orders-0", isolation))  # type: ignore[arg-type]
+    assert pq.read_table(out).equals(wanted)
+    assert (code, told, err) == (0, f"{len(wanted)} records, segments: 2, partitions: 1, in {out}\n", "")
+    assert pq.ParquetFile(out).metadata.row_group(0).column(0).compression == "ZSTD"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_file_per_segment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(DATA / "clicks-0", tmp_path / "logs" / "clicks-0")
+    shutil.copytree(DATA / "orders-1", tmp_path / "logs" / "orders-1")
+    out = tmp_path / "out"
+    assert run(capsys, tmp_path / "logs", out, "--rows", "batches", "--quiet") == (0, "", "")
+    assert sorted(it.name for it in tmp_path.iterdir()) == ["logs", "out"]
+    for name in ("clicks-0", "orders-1"):
+        files = sorted((out / name).glob("*.parquet"))
+        assert [it.stem for it in files] == [it.stem for it in sorted((DATA / name).glob("*.log")) if it.stat().st_size]
+        found = pa.concat_tables([pq.ParquetFile(it).read() for it in files])
+        assert found.equals(pa.table(kafka.read_batches(DATA / name)))
+
+
+def test_a_folder_that_does_not_lie_below_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths as they are typed: relative ones, a slash at the end, a segment by its name alone."""
+    folder = copy_upto("orders-0", tmp_path, 10**9)
+    monkeypatch.chdir(folder)
+    segment = sorted(folder.glob("*.log"))[0].name
+    assert run(capsys, segment, "one.parquet")[0] == 0
+    assert run(capsys, segment, "alone")[0] == 0
+    assert run(capsys, ".", tmp_path / "whole")[0] == 0
+    one = pq.read_table("one.parquet")
+    assert one.equals(pa.table(kafka.read_records(segment, isolation="read_uncommitted")))
+    [alone] = sorted(Path("alone").rglob("*.parquet"))
+    assert pq.ParquetFile(alone).read().equals(one)
+    whole = [pq.ParquetFile(it).read() for it in sorted((tmp_path / "whole").rglob("*.parquet"))]
+    assert pa.concat_tables(whole).equals(pa.table(kafka.read_records(folder, isolation="read_uncommitted")))
+
+
+@pytest.mark.parametrize("out", ["orders.parquet", "orders"])
+def test_damage_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str) -> None:
+    folder = copy_upto("orders-0", tmp_path / "logs", 10**9)
+    append_again(folder, batches_of(folder)[0])
+    path = sorted(folder.glob("*.log"))[-1]
+    data = bytearray(path.read_bytes())
+    data[-4] ^= 1
+    path.write_bytes(data)
+    code, told, err = run(capsys, folder, tmp_path / out)
+    assert (code, told) == (1, "")
+    assert err.startswith(f"fencepost: [FP201] {path}, byte ")
+    assert "CRC-32C" in err
+    assert [it.name for it in tmp_path.iterdir()] == ["logs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--isolation", "committed"], "--isolation committed: read_uncommitted or read_committed was expected"),
+        (["--rows", "messages"], "--rows messages: records or batches was expected"),
+        (["--rows", "batches", "--isolation", "read_committed"], "applies to records only"),
+    ],
+)
+def test_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    code, told, err = run(capsys, DATA / "orders-0", tmp_path / "out.parquet", *arguments)
+    assert (code, told) == (2, "")
+    assert message in err
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_what_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.parquet"
+    out.write_text("mine")
+    code, _, err = run(capsys, DATA / "orders-0", out)
+    assert (code, out.read_text()) == (2, "mine")
+    assert f"{out} already exists" in err
+    assert run(capsys, tmp_path / "nowhere", tmp_path / "o.parquet")[0] == 1
+    code, _, err = run(capsys, DATA / "orders-0", tmp_path / "nowhere" / "o.parquet")
+    assert (code, "no such folder" in err) == (2, True)
+    code, _, err = run(capsys, DATA, DATA / "out")
+    assert (code, (DATA / "out").exists()) == (2, False)
+    assert "which is read" in " ".join(err.split())
+
+
+# What is not there, and what cannot be read
+
+
+def segments_of(folder: Path) -> list[Path]:
+    return sorted(it for it in folder.glob("*.log") if it.stat().st_size)
+
+
+@pytest.mark.parametrize("out", ["one.parquet", "many"])
+@pytest.mark.parametrize("rows", ["records", "batches"])
+def test_a_segment_that_is_missing_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str, rows: str
+) -> None:
+    shutil.copytree(DATA / "clicks-0", tmp_path / "logs" / "clicks-0")
+    shutil.copytree(DATA / "orders-0", tmp_path / "logs" / "orders-0")
+    before = batches_of(tmp_path / "logs" / "clicks-0")
+    gone = segments_of(tmp_path / "logs" / "clicks-0")[1]
+    lost = [it for it in before if it["segment"] == gone.name]
+    gone.unlink()
+    begin, end = lost[0]["base_offset"], lost[-1]["last_offset"]
+    code, told, err = run(capsys, tmp_path / "logs", tmp_path / out, "--rows", rows)
+    assert code == cli.EXIT_FINDINGS
+    assert (
+        err == f"fencepost: {tmp_path}/logs/clicks-0: offsets {begin} to {end} ({end - begin + 1:,}) are in no "
+        "segment or batch\n"
+    )
+    assert told.startswith(f"{written(tmp_path / out)} {rows}, ")
+    assert run(capsys, tmp_path / "logs", tmp_path / "quiet", "--quiet") == (cli.EXIT_FINDINGS, "", "")
+    code, _, err = run(capsys, tmp_path / "logs", tmp_path / "again", "--cleanup-policy", "clicks=compact")
+    assert (code, err) == (cli.EXIT_CLEAN, "")
+
+
+def written(out: Path) -> str:
+    files = sorted(out.rglob("*.parquet")) if out.is_dir() else [out]
+    return f"{sum(pq.ParquetFile(it).metadata.num_rows for it in files):,}"
+
+
+def test_a_segment_that_is_empty_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "clicks-0"
+    shutil.copytree(DATA / "clicks-0", folder)
+    segments_of(folder)[1].write_bytes(b"")
+    code, _, err = run(capsys, folder, tmp_path / "out")
+    assert (code, "are in no segment or batch" in err) == (cli.EXIT_FINDINGS, True)
+    # Nothing at all.
+    empty = tmp_path / "empty-0"
+    empty.mkdir()
+    (empty / f"{0:020}.log").write_bytes(b"")
+    code, told, err = run(capsys, empty, tmp_path / "none.parquet")
+    assert (code, told[:10]) == (cli.EXIT_FINDINGS, "0 records,")
+    assert err == f"fencepost: {empty}: no batch in 1 segments\n"
+
+
+def test_folders_without_segments_are_said_or_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs" / "empty-0").mkdir(parents=True)
+    code, _, err = run(capsys, tmp_path / "logs", tmp_path / "out")
+    assert code == cli.EXIT_ERROR
+    assert "no segments (*.log) in any partition folder" in err
+    assert not (tmp_path / "out").exists()
+    shutil.copytree(DATA / "carts-0", tmp_path / "logs" / "carts-0")
+    code, told, err = run(capsys, tmp_path / "logs", tmp_path / "out")
+    assert (code, "partitions: 1" in told) == (cli.EXIT_FINDINGS, True)
+    assert err == f"fencepost: {tmp_path}/logs/empty-0: no segments (*.log) in this folder\n"
+    (tmp_path / "nothing").mkdir()
+    assert run(capsys, tmp_path / "nothing", tmp_path / "out2")[0] == cli.EXIT_ERROR
+
+
+def offsets_in(out: Path) -> list[int]:
+    files = sorted(out.rglob("*.parquet")) if out.is_dir() else [out]
+    return sorted(it for file in files for it in pq.ParquetFile(file).read()["offset"].to_pylist())
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+@pytest.mark.parametrize("place", ["last", "middle"])
+def test_salvage_exports_what_lies_before_a_torn_tail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], isolation: str, place: str
+) -> None:
+    """The segment is cut at any byte of a batch; what lies behind it in the others is exported too."""
+    whole = batches_of(DATA / "clicks-0")
+    wanted = pa.table(kafka.read_records(DATA / "clicks-0", isolation))["offset"].to_pylist()  # type: ignore[arg-type]
+    names = sorted({it["segment"] for it in whole})
+    torn = [it for it in whole if it["segment"] == (names[-1] if place == "last" else names[1])]
+    for number, (at, kept) in enumerate([(0, 1), (0, 40), (1, 61), (len(torn) - 1, 100), (len(torn) - 1, 11)]):
+        folder = tmp_path / str(number) / "clicks-0"
+        shutil.copytree(DATA / "clicks-0", folder)
+        path = folder / torn[at]["segment"]
+        path.write_bytes(path.read_bytes()[: torn[at]["position"] + kept])
+        assert run(capsys, folder, tmp_path / f"{number}.no", "--isolation", isolation)[0] != cli.EXIT_CLEAN
+        out = tmp_path / f"{number}.parquet"
+        code, _, err = run(capsys, folder, out, "--salvage", "--isolation", isolation)
+        assert (code, f"fencepost: {path}, byte {torn[at]['position']}: " in err) == (cli.EXIT_FINDINGS, True), err
+        lost = range(torn[at]["base_offset"], torn[-1]["last_offset"] + 1)
+        assert offsets_in(out) == [it for it in wanted if it not in lost]
+
+
+def test_salvage_leaves_out_batches_whose_checksum_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "orders-0"
+    shutil.copytree(DATA / "orders-0", folder)
+    rows = batches_of(folder)
+    data_rows = [it for it in rows if it["control"] is None]
+    bent = [data_rows[2], data_rows[3], data_rows[-1]]
+    for row in bent:
+        path = folder / row["segment"]
+        data = bytearray(path.read_bytes())
+        data[row["position"] + row["bytes"] - 1] ^= 1
+        path.write_bytes(data)
+    code, _, err = run(capsys, folder, tmp_path / "no")
+    assert (code, "--salvage" in err, (tmp_path / "no").exists()) == (cli.EXIT_ERROR, True, False)
+    wanted = pa.table(kafka.read_records(DATA / "orders-0", isolation="read_uncommitted"))["offset"].to_pylist()
+    lost = {it for row in bent for it in range(row["base_offset"], row["last_offset"] + 1)}
+    for out in (tmp_path / "out", tmp_path / "out.parquet"):
+        code, _, err = run(capsys, folder, out, "--salvage")
+        assert code == cli.EXIT_FINDINGS
+        assert err.count("CRC-32C") == len(bent)
+        assert offsets_in(out) == [it for it in wanted if it not in lost]
+    # A log that is whole is exported the same with it.
+    assert run(capsys, DATA / "orders-0", tmp_path / "whole.parquet", "--salvage")[0] == cli.EXIT_CLEAN
+    assert offsets_in(tmp_path / "whole.parquet") == wanted

@@ -1,0 +1,372 @@
+"""Kafka's log as the source of a job: each run reads what is new, each record counts once, whatever dies."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.dataset as ds  # type: ignore[import-untyped]
+import pytest
+from deltalake import DeltaTable
+from fencepost import kafka, state
+from fencepost.lake import DedupJob, KafkaLog, judging, preparing, sources, writing
+from fencepost.lake import run as run_module
+from fencepost.lake.segments import Isolation
+from fencepost.state.sinks import RunFolders
+from support.kafka_copies import DATA, append_again, batches_of, copy_upto
+
+PARTITIONS = sorted(path.name for path in DATA.iterdir() if path.is_dir())
+ISOLATIONS: tuple[Isolation, ...] = ("read_uncommitted", "read_committed")
+
+
+def make_job(root: Path, isolation: Isolation = "read_committed", **arguments: Any) -> DedupJob:
+    return DedupJob(KafkaLog(root / "logs", isolation), root / "state", root / "sink", **arguments)
+
+
+def sorted_rows(table: pa.Table) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = table.sort_by(
+        [(it, "ascending") for it in ("topic", "partition", "offset")]
+    ).to_pylist()
+    return rows
+
+
+def read_sink(root: Path) -> list[dict[str, Any]]:
+    files = sorted(path for path in (root / "sink").glob("run=*/*.parquet"))
+    return sorted_rows(ds.dataset(files).to_table())
+
+
+def read_log(root: Path, isolation: Isolation = "read_committed") -> list[dict[str, Any]]:
+    folders = sorted((root / "logs").iterdir())
+    return sorted_rows(pa.concat_tables([pa.table(kafka.read_records(it, isolation)) for it in folders]))
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_a_brokers_directory(tmp_path: Path, isolation: Isolation) -> None:
+    shutil.copytree(
+        DATA, tmp_path / "logs", ignore=lambda _, names: {it for it in names if it.endswith((".csv", ".gz"))}
+    )
+    (tmp_path / "logs" / "README.md").unlink()
+    report = make_job(tmp_path, isolation).run()
+    assert read_sink(tmp_path) == read_log(tmp_path, isolation)
+    assert report.counts == {"ACCEPTED": {"read_uncommitted": 2385, "read_committed": 2038}[isolation], "UNTRACKED": 36}
+    assert report.identity == ("pid", "epoch", "topic", "partition", "seq")
+    assert report.source_position is not None
+    offsets = report.source_position["offsets"]
+    assert {f"{topic}-{it}" for topic in offsets for it in offsets[topic]} == set(PARTITIONS)
+    # The transaction that is open at 15 holds back what is committed.
+    assert offsets["carts"] == {"0": 15 if isolation == "read_committed" else 34}
+    again = make_job(tmp_path, isolation).run()
+    assert (again.version, again.rows) == (None, 0)
+    assert not list((tmp_path / "sink" / "_prepare").iterdir()), "nothing is left of what was exported"
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+@pytest.mark.parametrize("name", ["orders-0", "carts-0", "clicks-1"])
+def test_each_run_reads_what_is_new(tmp_path: Path, name: str, isolation: Isolation) -> None:
+    """The log after each fourth batch: within transactions, and where segments begin."""
+    ends = [it["base_offset"] for it in batches_of(DATA / name)][3::4]
+    read = 0
+    for end in (*ends, 10**9):
+        copy_upto(name, tmp_path / "logs", end)
+        wanted = read_log(tmp_path, isolation)
+        report = make_job(tmp_path, isolation).run()
+        assert report.rows == len(wanted) - read
+        read = len(wanted)
+        if wanted:
+            assert read_sink(tmp_path) == wanted
+    assert read == len(pa.table(kafka.read_records(DATA / name, isolation))) > 8
+    assert make_job(tmp_path, isolation).run().version is None
+
+
+def test_records_that_a_broker_took_twice_are_kept_once(tmp_path: Path) -> None:
+    folder = copy_upto("clicks-0", tmp_path / "logs", 10**9)
+    wanted = read_log(tmp_path)
+    first = batches_of(folder)[0]
+    append_again(folder, first)
+    report = make_job(tmp_path).run()
+    assert report.counts == {"ACCEPTED": len(wanted), "DUPLICATE": first["count"]}
+    append_again(folder, first)
+    report = make_job(tmp_path).run()
+    assert report.counts == {"DUPLICATE": first["count"]}
+    assert read_sink(tmp_path) == wanted
+
+
+def test_a_partitions_folder_and_policies_that_need_an_order(tmp_path: Path) -> None:
+    """Rows come by partition and offset, so file names and rows are the true order."""
+    folder = copy_upto("clicks-0", tmp_path / "logs", 10**9)
+    append_again(folder, batches_of(folder)[0])
+    job = DedupJob(
+        KafkaLog(folder), tmp_path / "state", tmp_path / "sink", policy="in_order", order_by=(), rejects="all"
+    )
+    report = job.run()
+    assert set(report.counts) == {"ACCEPTED", "DUPLICATE"}
+    assert report.source_position == {
+        "offsets": {"clicks": {"0": 733 + report.counts["DUPLICATE"]}},
+        "ids": {},
+    }
+    by_offset = DedupJob(KafkaLog(folder), tmp_path / "b", tmp_path / "c", policy="kafka_offsets").run()
+    assert by_offset.identity == ("topic", "partition", "offset")
+    assert by_offset.counts == {"ACCEPTED": report.rows}
+
+
+def test_a_torn_end_is_read_once_it_is_whole(tmp_path: Path) -> None:
+    folder = copy_upto("orders-0", tmp_path / "logs", 10**9)
+    last = sorted(folder.glob("*.log"))[-1]
+    data, batches = last.read_bytes(), batches_of(last)
+    cut = batches[-3]["position"]
+    for tail in (data[cut : cut + 20], data[cut : cut + 65], bytes(300)):
+        last.write_bytes(data[:cut] + tail)
+        make_job(tmp_path, "read_uncommitted").run()
+        rows = read_sink(tmp_path)
+        assert rows[-1]["offset"] < batches[-3]["base_offset"]
+    last.write_bytes(data)
+    make_job(tmp_path, "read_uncommitted").run()
+    assert read_sink(tmp_path) == read_log(tmp_path, "read_uncommitted")
+
+
+def test_damage_stops_the_run(tmp_path: Path) -> None:
+    folder = copy_upto("orders-0", tmp_path / "logs", 10**9)
+    first = sorted(folder.glob("*.log"))[0]
+    data = first.read_bytes()
+    first.write_bytes(data[:90] + bytes([data[90] ^ 1]) + data[91:])
+    with pytest.raises(fp.SourceError, match="byte 0: the batch has the CRC-32C") as info:
+        make_job(tmp_path, "read_uncommitted").run()
+    assert info.value.path == str(first)
+    assert not list((tmp_path / "sink" / "_prepare").iterdir())
+    first.write_bytes(data)
+    assert make_job(tmp_path, "read_uncommitted").run().version == 1
+
+
+# Retention, truncation
+
+
+def test_segments_that_were_read_may_go(tmp_path: Path) -> None:
+    folder = copy_upto("clicks-0", tmp_path / "logs", 600)
+    make_job(tmp_path).run()
+    copy_upto("clicks-0", tmp_path / "logs", 10**9)
+    for path in sorted(folder.glob("*.log"))[:3]:
+        path.unlink()
+    make_job(tmp_path).run()
+    assert [it["offset"] for it in read_sink(tmp_path)] == list(range(733))
+
+
+def test_rows_that_went_before_they_were_read(tmp_path: Path) -> None:
+    folder = copy_upto("clicks-0", tmp_path / "logs", 200)
+    end = batches_of(folder)[-1]["last_offset"] + 1
+    make_job(tmp_path).run()
+    copy_upto("clicks-0", tmp_path / "logs", 10**9)
+    for path in sorted(folder.glob("*.log"))[:3]:
+        path.unlink()
+    start = int(sorted(folder.glob("*.log"))[0].stem)
+    told = f"{folder}: rows were lost: offsets {end} to {start - 1} were removed before they were read"
+    with pytest.raises(fp.SourceError) as info:
+        make_job(tmp_path).run()
+    assert info.value.message.startswith(told)
+    assert "on_reset='report'" in str(info.value)
+    assert state.open(tmp_path / "state").head()[0] == 2, "nothing was decided"
+    with pytest.warns(RuntimeWarning, match="rows were lost"):
+        report = make_job(tmp_path, on_reset="report").run()
+    assert report.rows == 733 - start
+    assert [it["offset"] for it in read_sink(tmp_path)] == [*range(end), *range(start, 733)]
+    assert make_job(tmp_path).run().version is None
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_a_log_that_ends_before_its_position(tmp_path: Path, isolation: Isolation) -> None:
+    folder = copy_upto("clicks-0", tmp_path / "logs", 10**9)
+    make_job(tmp_path, isolation).run()
+    shutil.rmtree(folder)
+    shutil.copytree(DATA / "clicks-1", folder)
+    with pytest.raises(fp.SourceError, match="read up to offset 733, but ends at 480"):
+        make_job(tmp_path, isolation).run()
+    with pytest.warns(RuntimeWarning, match="truncated"):
+        report = make_job(tmp_path, isolation, on_reset="report").run()
+    assert report.rows == 480
+    assert report.source_position == {"offsets": {"clicks": {"0": 480}}, "ids": {}}
+
+
+def test_a_topic_that_was_made_anew_and_has_grown(tmp_path: Path) -> None:
+    """Only its id tells it from the one before; the folder of a broker has it."""
+
+    def lay(source: str, name: str, topic_id: str) -> None:
+        shutil.rmtree(tmp_path / "logs" / name, ignore_errors=True)
+        shutil.copytree(DATA / source, tmp_path / "logs" / name)
+        (tmp_path / "logs" / name / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}")
+
+    lay("clicks-1", "clicks-0", "first")
+    lay("clicks-2", "clicks-1", "first")
+    lay("orders-0", "orders-0", "other")
+    assert make_job(tmp_path).run().source_position == {
+        "offsets": {"clicks": {"0": 480, "1": 410}, "orders": {"0": 197}},
+        "ids": {"clicks": "first", "orders": "other"},
+    }
+    lay("clicks-0", "clicks-0", "second")
+    lay("clicks-2", "clicks-1", "second")
+    with pytest.raises(fp.SourceError, match=r"another topic of this name than was read before"):
+        make_job(tmp_path).run()
+    with pytest.warns(RuntimeWarning, match="another topic of this name"):
+        report = make_job(tmp_path, on_reset="report").run()
+    assert report.rows == 733 + 410
+    assert report.source_position is not None
+    assert report.source_position["ids"] == {"clicks": "second", "orders": "other"}
+    assert make_job(tmp_path).run().version is None
+
+
+def test_partitions_come_and_go(tmp_path: Path) -> None:
+    copy_upto("orders-0", tmp_path / "logs", 10**9)
+    make_job(tmp_path).run()
+    copy_upto("clicks-2", tmp_path / "logs", 10**9)
+    assert make_job(tmp_path).run().rows == 410
+    shutil.move(tmp_path / "logs" / "orders-0", tmp_path / "orders-0")
+    with pytest.raises(fp.SourceError, match="orders-0 is gone: rows behind offset 197"):
+        make_job(tmp_path).run()
+    with pytest.warns(RuntimeWarning, match="orders-0 is gone"):
+        assert make_job(tmp_path, on_reset="report").run().version is None
+    shutil.move(tmp_path / "orders-0", tmp_path / "logs" / "orders-0")
+    assert make_job(tmp_path).run().version is None, "it was not forgotten"
+
+
+# Runs that die
+
+
+def test_a_run_that_dies_before_it_decides_has_read_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_upto("orders-0", tmp_path / "logs", 100)
+    make_job(tmp_path).run()
+    copy_upto("orders-0", tmp_path / "logs", 10**9)
+    modules = {"export": sources, "scan": preparing, "judge": judging, "write": writing, "commit": run_module}
+    for step, module in modules.items():
+
+        def die(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, step, die)
+            with pytest.raises(KeyboardInterrupt):
+                make_job(tmp_path, plan="interval").run()
+        [position] = [it.source_position for it in [state.open(tmp_path / "state").version(1)]]
+        assert state.open(tmp_path / "state").decided() == 1
+        assert position["offsets"]["orders"]["0"] < 197  # type: ignore[index]
+    make_job(tmp_path).run()
+    assert read_sink(tmp_path) == read_log(tmp_path)
+
+
+def test_a_run_that_dies_behind_its_decision_is_finished_without_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_upto("orders-0", tmp_path / "logs", 10**9)
+    wanted = read_log(tmp_path)
+
+    def die(*_: object) -> None:
+        raise OSError("the machine is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolders, "apply", die)
+        with pytest.raises(OSError, match="the machine is gone"):
+            make_job(tmp_path).run()
+    assert state.open(tmp_path / "state").decided() == 1
+    shutil.move(tmp_path / "logs", tmp_path / "away")
+    with pytest.raises(fp.SourceError, match="no such file or folder"):
+        make_job(tmp_path).run()
+    assert read_sink(tmp_path) == wanted
+    shutil.move(tmp_path / "away", tmp_path / "logs")
+    assert make_job(tmp_path).run().version is None
+
+
+def test_a_rollback_takes_the_position_back(tmp_path: Path) -> None:
+    copy_upto("orders-0", tmp_path / "logs", 100)
+    make_job(tmp_path).run()
+    copy_upto("orders-0", tmp_path / "logs", 10**9)
+    second = make_job(tmp_path).run()
+    state.open(tmp_path / "state").rollback(1, accept_duplicates=True)
+    again = make_job(tmp_path).run()
+    assert (again.rows, again.counts, again.source_position) == (second.rows, second.counts, second.source_position)
+
+
+# What it can be combined with
+
+
+def test_a_delta_table_as_sink(tmp_path: Path) -> None:
+    for end in (100, 10**9):
+        copy_upto("orders-0", tmp_path / "logs", end)
+        make_job(tmp_path, layout="delta").run()
+    rows = pa.table(DeltaTable(tmp_path / "sink").to_pyarrow_table())
+    assert sorted_rows(rows)[0].keys() == read_log(tmp_path)[0].keys()
+    assert [it["offset"] for it in sorted_rows(rows)] == [it["offset"] for it in read_log(tmp_path)]
+
+
+def test_a_seed_knows_what_the_log_holds(tmp_path: Path) -> None:
+    folder = copy_upto("clicks-1", tmp_path / "logs", 10**9)
+    report = make_job(tmp_path).seed()
+    assert (report.rows, report.source_position) == (480, {"offsets": {"clicks": {"1": 480}}, "ids": {}})
+    append_again(folder, batches_of(folder)[3])
+    assert set(make_job(tmp_path).run().counts) == {"DUPLICATE"}
+
+
+def test_timestamps_tell_who_is_idle(tmp_path: Path) -> None:
+    copy_upto("clicks-0", tmp_path / "logs", 10**9)
+    report = make_job(tmp_path, max_idle_ms=86_400_000).run()
+    newest = max(it["timestamp"] for it in read_log(tmp_path))
+    assert state.open(tmp_path / "state").version(1).clock_ms == newest
+    assert report.resets_looked_for
+
+
+@pytest.mark.parametrize("change", ["isolation", "folder"])
+def test_a_state_is_of_one_log(tmp_path: Path, change: str) -> None:
+    copy_upto("orders-0", tmp_path / "logs", 10**9)
+    make_job(tmp_path).run()
+    if change == "isolation":
+        other = make_job(tmp_path, "read_uncommitted")
+    else:
+        other = DedupJob(tmp_path / "logs", tmp_path / "state", tmp_path / "sink", columns="kafka-producer")
+    with pytest.raises(fp.SnapshotError, match="it was created with source 'kafka-log:read_committed:"):
+        other.run()
+
+
+def test_what_a_job_does_not_read(tmp_path: Path) -> None:
+    folder = copy_upto("orders-0", tmp_path / "logs", 10**9)
+    segment = sorted(folder.glob("*.log"))[0]
+    shutil.copytree(folder, tmp_path / "backup")
+    for path in (segment, tmp_path / "backup"):
+        job = DedupJob(KafkaLog(path), tmp_path / "state", tmp_path / "sink")
+        with pytest.raises(fp.SourceError, match="a job reads partition folders"):
+            job.run()
+    with pytest.raises(fp.SourceError, match="no such file or folder"):
+        DedupJob(KafkaLog(tmp_path / "nowhere"), tmp_path / "state", tmp_path / "sink").run()
+    with pytest.raises(ValueError, match="isolation='none': expected one of read_uncommitted, read_committed"):
+        KafkaLog(folder, "none")  # type: ignore[arg-type]
+    with pytest.raises(fp.SinkError, match="is inside source"):
+        DedupJob(KafkaLog(tmp_path / "logs"), tmp_path / "state", tmp_path / "logs" / "sink")
+    (tmp_path / "logs" / "empty-0").mkdir()
+    (tmp_path / "logs" / "notes").mkdir()
+    (tmp_path / "logs" / "notes" / "readme.log").touch()
+    assert make_job(tmp_path).run().rows == 73, "neither has segments"
+
+
+@pytest.mark.parametrize("name", ["orders", "orders-00", "orders-x", "-1"])
+def test_a_folder_of_segments_without_a_partition_s_name_is_told(name: str, tmp_path: Path) -> None:
+    folder = copy_upto("orders-0", tmp_path / "logs", 10**9)
+    shutil.copytree(folder, tmp_path / "logs" / name)
+    with pytest.raises(fp.SourceError, match=f"the folder {name} has segments, but its name has no topic"):
+        make_job(tmp_path).run()
+    with pytest.raises(fp.SourceError, match=f"the folder {name} has segments"):
+        kafka.audit(tmp_path / "logs")
+    shutil.rmtree(tmp_path / "logs" / name)
+    assert make_job(tmp_path).run().rows == 73
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ("kafka", "accepts only the next"),
+        ("strict", "accepts only the next"),
+        ("watermark", "ignores epochs"),
+    ],
+)
+def test_policies_that_would_refuse_committed_rows(policy: str, reason: str, tmp_path: Path) -> None:
+    copy_upto("orders-0", tmp_path / "logs", 10**9)
+    with pytest.raises(fp.PolicyError, match=f"policy {policy} {reason}"):
+        make_job(tmp_path, policy=policy, order_by=())
+    assert make_job(tmp_path, policy="kafka_offsets").run().counts == {"ACCEPTED": 73}

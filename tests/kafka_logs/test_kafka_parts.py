@@ -1,0 +1,249 @@
+"""Partitions shared out segment by segment: together the parts give what the whole partition gives, filtered or not."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+from fencepost import kafka
+from fencepost.lake.segments import (
+    Condition,
+    Isolation,
+    Part,
+    batches_schema,
+    may_be_in,
+    open_partitions,
+    read_view,
+    records_schema,
+)
+from fencepost.state.stores import open_store
+from support.s3_server import BUCKET, serve_s3
+
+DATA = Path(__file__).parents[1] / "data" / "kafka-segments"
+PARTITIONS = sorted(path.name for path in DATA.iterdir() if path.is_dir())
+ISOLATIONS: tuple[Isolation, ...] = ("read_uncommitted", "read_committed")
+
+
+def records_of(parts: Sequence[Part], conditions: Sequence[Condition] = ()) -> pa.Table:
+    return pa.Table.from_batches([it for part in parts for it in part.records(conditions)], schema=records_schema())
+
+
+def batches_of(parts: Sequence[Part], conditions: Sequence[Condition] = ()) -> pa.Table:
+    return pa.Table.from_batches([it for part in parts for it in part.batches(conditions)], schema=batches_schema())
+
+
+def parts_of(folder: Path | str, isolation: Isolation, conditions: Sequence[Condition] = ()) -> list[Part]:
+    [log] = open_partitions(folder)
+    return read_view(log, isolation).parts(conditions)
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_parts_give_what_the_partition_gives(name: str, isolation: Isolation) -> None:
+    parts = parts_of(DATA / name, isolation)
+    found = records_of(pickle.loads(pickle.dumps(parts)))
+    assert found.equals(pa.table(kafka.read_records(DATA / name, isolation)))
+    if isolation == "read_uncommitted":
+        assert len(parts) == len(list((DATA / name).glob("*.log")))
+        assert batches_of(parts).equals(pa.table(kafka.read_batches(DATA / name)))
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_single_segments_are_read_as_read_records_reads_them(isolation: Isolation) -> None:
+    told, refused = 0, 0
+    for path in sorted(DATA.glob("*/*.log")):
+        try:
+            wanted: pa.Table | str = pa.table(kafka.read_records(path, isolation))
+        except fp.SourceError as error:
+            wanted = error.message
+        if isinstance(wanted, str):
+            with pytest.raises(fp.SourceError, match="read the folder") as info:
+                parts_of(path, isolation)
+            assert info.value.message == wanted
+            refused += 1
+        else:
+            assert records_of(parts_of(path, isolation)).equals(wanted)
+            told += 1
+    assert (told, refused) == ((27, 0) if isolation == "read_uncommitted" else (26, 1))
+
+
+def holds(row: dict[str, Any], condition: Condition) -> bool:
+    """What SQL says, without a look at the code under test; null is false."""
+    name, operator, value = condition
+    found = row[name]
+    if operator == "null":
+        return found is None
+    if operator == "known":
+        return found is not None
+    if found is None:
+        return False
+    return {
+        "=": lambda: found == value,
+        "<": lambda: found < value,
+        "<=": lambda: found <= value,
+        ">": lambda: found > value,
+        ">=": lambda: found >= value,
+        "in": lambda: found in value,
+    }[operator]()
+
+
+COMPARISONS = ("=", "<", "<=", ">", ">=")
+
+
+def conditions_on(rows: list[dict[str, Any]], names: Sequence[str], seed: int) -> list[Condition]:
+    """Every operator on each column, with values that occur, their neighbours, and the ends of what there is."""
+    chance = random.Random(seed)
+    found: list[Condition] = []
+    for name in names:
+        values = sorted({row[name] for row in rows if row[name] is not None})
+        ends = [values[0], values[-1], values[0] - 1, values[-1] + 1, -1, 2**63 - 1, -(2**63)]
+        for operator in COMPARISONS:
+            found += [(name, operator, it) for it in (*ends, *chance.choices(values, k=4))]
+        found += [(name, "in", tuple(chance.choices(values, k=3))), (name, "in", (values[-1] + 1, 2**40))]
+        found += [(name, "in", tuple(range(values[0], values[0] + 200))), (name, "null", None), (name, "known", None)]
+    return found
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+@pytest.mark.parametrize("name", ["clicks-0", "orders-0", "events-0", "profiles-0", "carts-0"])
+def test_conditions_give_the_rows_for_which_they_hold(name: str, isolation: Isolation) -> None:
+    rows = pa.table(kafka.read_records(DATA / name, isolation)).to_pylist()
+    columns = ("offset", "pid", "timestamp", "epoch", "seq", "partition")
+    alone = conditions_on(rows, columns, seed=7)
+    chance = random.Random(11)
+    together = [tuple(chance.sample(alone, k=2)) for _ in range(100)]
+    counts = []
+    for conditions in (*((it,) for it in alone), *together):
+        wanted = [row for row in rows if all(holds(row, it) for it in conditions)]
+        [log] = open_partitions(DATA / name)
+        parts = read_view(log, isolation).parts(conditions) if may_be_in(log, conditions) else []
+        found = records_of(parts, conditions).to_pylist()
+        assert found == wanted, conditions
+        counts.append(len(wanted))
+    assert 0 in counts
+    assert len(rows) in counts
+    assert len(set(counts)) >= min(20, len(rows)), "most of them tell rows apart"
+
+
+def test_conditions_on_headers() -> None:
+    rows = pa.table(kafka.read_batches(DATA / "orders-0")).to_pylist()
+    for condition in conditions_on(rows, ("base_offset", "last_offset", "pid", "max_timestamp", "count"), seed=3):
+        parts = parts_of(DATA / "orders-0", "read_uncommitted", [condition])
+        assert batches_of(parts, [condition]).to_pylist() == [row for row in rows if holds(row, condition)], condition
+
+
+def test_what_cannot_hold_a_row_is_not_opened(tmp_path: Path) -> None:
+    """Segments by the offsets of their names, batches by their headers, partitions by the names of their folders."""
+    folder = tmp_path / "clicks-0"
+    shutil.copytree(DATA / "clicks-0", folder)
+    assert [it.segment.base_offset for it in parts_of(folder, "read_uncommitted", [("offset", "<", 271)])] == [0, 156]
+    assert [it.segment.base_offset for it in parts_of(folder, "read_uncommitted", [("offset", "=", 300)])] == [271]
+    logs = open_partitions(DATA)
+    assert [f"{it.topic}-{it.partition}" for it in logs] == PARTITIONS
+    topic: Condition = ("topic", "=", "orders")
+    assert [it.partition for it in logs if may_be_in(it, [topic])] == [0, 1]
+    assert [it.topic for it in logs if may_be_in(it, [("partition", "in", (2, 9))])] == ["clicks"]
+    # Of a batch that is not wanted, damage does not show.
+    batches = pa.table(kafka.read_batches(folder)).to_pylist()
+    path, at = folder / batches[0]["segment"], batches[0]["position"] + 70
+    path.write_bytes((data := path.read_bytes())[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    [log] = open_partitions(folder)
+    wanted: list[Condition] = [("offset", ">", batches[0]["last_offset"])]
+    assert len(records_of(read_view(log, "read_uncommitted").parts(), wanted)) == 733 - batches[0]["count"]
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_damage_is_told_where_it_stands(tmp_path: Path, isolation: Isolation) -> None:
+    """Also where only some batches of the segment are read."""
+    folder = tmp_path / "orders-0"
+    shutil.copytree(DATA / "orders-0", folder)
+    batches = pa.table(kafka.read_batches(folder)).to_pylist()
+    committed = set(pa.table(kafka.read_records(folder, "read_committed"))["offset"].to_pylist())
+    batch = [it for it in batches if it["control"] is None and it["base_offset"] in committed][-2]
+    path = folder / batch["segment"]
+    data = bytearray(path.read_bytes())
+    data[batch["position"] + 80] ^= 0x40
+    path.write_bytes(data)
+    for conditions in ([], [("offset", ">=", batch["base_offset"])]):
+        with pytest.raises(fp.SourceError, match="CRC-32C") as info:
+            records_of(parts_of(folder, isolation), conditions)
+        assert (info.value.path, info.value.position) == (str(path), batch["position"])
+        assert info.value.message.startswith(f"{path}, byte {batch['position']}: ")
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_what_comes_after_a_look_is_not_seen(tmp_path: Path, isolation: Isolation) -> None:
+    folder = tmp_path / "orders-0"
+    shutil.copytree(DATA / "orders-0", folder)
+    last = sorted(folder.glob("*.log"))[-1]
+    data = last.read_bytes()
+    batches = pa.table(kafka.read_batches(last)).to_pylist()
+    cut = batches[len(batches) // 2]["position"]
+    last.write_bytes(data[:cut])
+    wanted = pa.table(kafka.read_records(folder, isolation))
+    parts = parts_of(folder, isolation)
+    for later in (data, data[: cut + 30], data[:cut] + bytes(100)):
+        last.write_bytes(later)
+        assert records_of(parts).equals(wanted)
+        assert len(records_of(parts, [("pid", "known", None)])) == len(wanted)
+
+
+def test_the_end_of_a_live_log_may_be_in_the_making(tmp_path: Path) -> None:
+    folder = tmp_path / "orders-0"
+    shutil.copytree(DATA / "orders-0", folder)
+    first, last = sorted(folder.glob("*.log"))
+    data = last.read_bytes()
+    batches = pa.table(kafka.read_batches(last)).to_pylist()
+    cut = batches[-1]["position"]
+    for tail in (data[cut : cut + 10], data[cut : cut + 70], bytes(4_000)):
+        last.write_bytes(data[:cut] + tail)
+        [log] = open_partitions(folder)
+        with pytest.raises(fp.SourceError):
+            read_view(log, "read_uncommitted")
+        for isolation in ISOLATIONS:
+            view = read_view(log, isolation, is_live=True)
+            assert view.log_end == batches[-2]["last_offset"] + 1
+            assert len(records_of(view.parts())) > 60
+    # Elsewhere it is damage.
+    last.write_bytes(data)
+    first.write_bytes(first.read_bytes()[:-5])
+    [log] = open_partitions(folder)
+    with pytest.raises(fp.SourceError, match="torn or damaged"):
+        read_view(log, "read_committed", is_live=True)
+
+
+def test_folders_that_are_no_consumers_business_are_left_out(tmp_path: Path) -> None:
+    for name in ("orders-0", "orders-0.0a1b-delete", "orders-1.77-future", "clicks-0.9-stray", "__consumer_offsets-3"):
+        shutil.copytree(DATA / "orders-0", tmp_path / name)
+    shutil.copytree(DATA / "clicks-1", tmp_path / "_schemas-0")
+    (tmp_path / "meta.properties").write_text("version=1\n")
+    assert [f"{it.topic}-{it.partition}" for it in open_partitions(tmp_path)] == ["_schemas-0", "orders-0"]
+    [own] = open_partitions(tmp_path / "__consumer_offsets-3")
+    assert own.topic == "__consumer_offsets"
+
+
+def test_an_object_store(tmp_path: Path) -> None:
+    """Whole batches by range reads, and what is not wanted jumped over."""
+    with serve_s3() as server:
+        options = {"endpoint": server, "access_key_id": "key", "secret_access_key": "secret", "allow_http": True}
+        options |= {"region": "us-east-1"}
+        for name in ("orders-0", "clicks-1"):
+            store = open_store(f"s3://{BUCKET}/backup/{name}", options=options)
+            for path in (DATA / name).iterdir():
+                store.put(path.name, path.read_bytes())
+        logs = open_partitions(f"s3://{BUCKET}/backup", options)
+        assert [(it.topic, it.partition) for it in logs] == [("clicks", 1), ("orders", 0)]
+        for log, isolation in itertools.product(logs, ISOLATIONS):
+            parts = pickle.loads(pickle.dumps(read_view(log, isolation, options=options).parts()))
+            wanted = pa.table(kafka.read_records(DATA / f"{log.topic}-{log.partition}", isolation))
+            assert records_of(parts).equals(wanted)
+            some = wanted.filter(pa.compute.greater(wanted["offset"], 100))
+            assert records_of(parts, [("offset", ">", 100)]).equals(some)

@@ -1,0 +1,119 @@
+"""The transport for logs in Kafka's formats, with a stand-in for the log whose faults can be told."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import fencepost as fp
+import pyarrow as pa
+import pytest
+from fencepost.producer import Answer, SequencedBatch
+from fencepost.producer.stamping import stamp
+from fencepost.transports import PartitionLogTransport
+from fencepost.transports.judging import judge, mark, new_table
+from support.waiting import PATIENCE_SECONDS
+
+QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
+
+
+def batch(pid: int, epoch: int, first_seq: int, table: pa.Table, partition: int = 0, **more: Any) -> SequencedBatch:
+    rows = stamp(table, pid, epoch, partition, first_seq)
+    return SequencedBatch(partition, pid, epoch, first_seq, first_seq + len(rows) - 1, len(rows), rows, **more)
+
+
+class Appended(NamedTuple):
+    verdict: fp.Verdict
+    offset: int | None
+
+
+class StandIn:
+    """What of `PartitionLog` the transport uses. `fails`: what the next calls raise."""
+
+    def __init__(self, fails: tuple[Exception, ...] = ()) -> None:
+        self.table, self.values, self.fails = new_table(), list[Any](), list(fails)
+        self.calls: list[int] = []
+        self.is_closed = False
+        self.entered, self.may_go_on = threading.Event(), threading.Event()
+        self.may_go_on.set()
+
+    def append_many(self, batches: list[Any]) -> list[Appended]:
+        self._call(len(batches))
+        return [self._append(*it) for it in batches]
+
+    def append(self, pid: int, epoch: int, base_seq: int, records: Any, transactional: bool = False) -> Appended:
+        self._call(1)
+        return self._append(pid, epoch, base_seq, records, transactional)
+
+    def append_marker(self, pid: int, epoch: int, outcome: str, coordinator_epoch: int = 0) -> Appended:
+        return Appended(*mark(self.table, 0, pid, epoch, outcome, coordinator_epoch))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _call(self, batches: int) -> None:
+        self.entered.set()
+        assert self.may_go_on.wait(PATIENCE_SECONDS)
+        self.calls.append(batches)
+        if self.fails:
+            raise self.fails.pop(0)
+
+    def _append(self, pid: int, epoch: int, base_seq: int, records: Any, transactional: bool) -> Appended:
+        judged = judge(self.table, 0, pid, epoch, base_seq, len(records), transactional)
+        if judged.verdict.is_kept:
+            self.values += records["value"].to_pylist()
+        return Appended(*judged)
+
+
+def test_what_comes_while_the_log_syncs_shares_the_next_sync() -> None:
+    log = StandIn()
+    log.may_go_on.clear()
+    with PartitionLogTransport([log]) as transport:
+        table = pa.table({"n": [1]})
+        answers = [transport.send(batch(7, 0, 0, table))]
+        assert log.entered.wait(PATIENCE_SECONDS)
+        answers += [transport.send(batch(7, 0, seq, table)) for seq in (1, 2, 3)]
+        log.may_go_on.set()
+        assert [it.result(PATIENCE_SECONDS) for it in answers] == [
+            Answer(fp.Verdict.ACCEPTED, offset) for offset in range(4)
+        ]
+    assert log.calls == [1, 3]
+    assert not log.is_closed, "it is the caller's"
+
+
+def test_an_append_that_fails_is_the_failure_of_its_batch_alone() -> None:
+    log = StandIn((OSError(28, "No space left on device"), fp.BatchError("too large"), OSError(28, "No space left")))
+    log.may_go_on.clear()
+    with PartitionLogTransport([log]) as transport:
+        table = pa.table({"n": [1]})
+        answers = [transport.send(batch(7, 0, 0, table))]
+        assert log.entered.wait(PATIENCE_SECONDS)
+        answers += [transport.send(batch(pid, 0, 0, table)) for pid in (8, 9)]
+        log.may_go_on.set()
+        assert isinstance(answers[0].exception(10), OSError)
+        assert isinstance(answers[1].exception(10), OSError), "the call of both has raised, and then its own"
+        assert answers[2].result(PATIENCE_SECONDS).offset == 0
+    assert log.calls == [1, 2, 1, 1]
+
+
+def test_a_full_disk_is_tried_again_and_told_in_the_end() -> None:
+    full = OSError(28, "No space left on device")
+    with (
+        PartitionLogTransport([StandIn((full, full))]) as transport,
+        fp.SequencedProducer(transport, **QUICK) as producer,
+    ):
+        assert producer.send([{"n": 1}])[0].result(PATIENCE_SECONDS).offset == 0
+    with PartitionLogTransport([StandIn((full,) * 10_000)]) as transport:
+        settings = {"delivery_timeout_ms": 100, "request_timeout_ms": 100, **QUICK}
+        producer = fp.SequencedProducer(transport, **settings)
+        with pytest.raises(fp.DeliveryError, match="No space left on device"):
+            producer.send([{"n": 1}])[0].result(PATIENCE_SECONDS)
+        with pytest.raises(fp.DeliveryError):
+            producer.close()
+
+
+def test_open_logs_have_their_own_options() -> None:
+    with pytest.raises(fp.PolicyError, match="1 open logs were passed"):
+        PartitionLogTransport([StandIn()], partitions=2)
+    with pytest.raises(fp.PolicyError, match="1 open logs"):
+        PartitionLogTransport([StandIn()], sync="each")

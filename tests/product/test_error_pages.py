@@ -1,0 +1,97 @@
+"""Codes of errors, and the pages that list them with every message."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import fencepost.errors
+import pytest
+from support.scripts import load_script
+
+ROOT = Path(__file__).parents[2]
+
+error_pages: Any = load_script(ROOT / ".ci" / "error_pages.py")
+
+MESSAGES_MIN = 900
+CLASSES_MIN = 25
+
+
+def test_the_pages_are_what_the_sources_say() -> None:
+    """A new wording is reviewed as a change of these pages."""
+    wanted = error_pages.pages()
+    outdated = [path.name for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]
+    outdated += [path.name for path in error_pages.FOLDER.glob("*.md") if path not in wanted]
+    assert outdated == [], "make errors"
+
+
+def test_each_class_has_a_code_of_its_own() -> None:
+    modules = error_pages.sources()
+    kinds = error_pages.kinds(modules)
+    existing = {node.name for _, node in error_pages.exceptions(modules)}
+    assert existing == kinds.keys() | error_pages.SIGNALS.keys(), "give a class a code, or list it as a signal"
+    codes = [it.code for it in kinds.values()]
+    assert len(codes) >= CLASSES_MIN
+    assert len(codes) == len(set(codes))
+    assert not set(codes) & error_pages.RETIRED.keys(), "a retired code is not used again"
+    assert all(re.fullmatch(r"FP\d{3}", it) for it in [*codes, *error_pages.RETIRED])
+    assert all(it[2] in error_pages.GROUPS for it in codes)
+
+
+def test_each_class_says_its_cause_and_what_to_do() -> None:
+    for kind in error_pages.kinds(error_pages.sources()).values():
+        assert kind.cause.endswith("."), kind.name
+        assert kind.remedy.endswith("."), kind.name
+
+
+def test_every_message_is_found() -> None:
+    kinds, plain = error_pages.collect()
+    found = {name: set().union(*kind.messages.values()) for name, kind in kinds.items()}
+    assert sum(map(len, found.values())) >= MESSAGES_MIN
+    # Of a constant, an f-string, a variable, the argument of a helper, and Rust.
+    assert any("NAME=VALUE" in it for it in plain["BadParameter"])
+    assert any(it.startswith("columns={name}: ") for it in found["PolicyError"])
+    assert any("{NOTHING}" not in it and "nothing of this call was applied" in it for it in found["BatchError"])
+    assert any("is outside 4..={WRAP_MAX}" in it for it in found["PolicyError"])
+    assert any("is bounded" in it or "limit" in it for it in found["CapacityError"])
+    assert not any("Parquet" in it for it in found["CapacityError"])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ('raise StoreError(f"{path}: gone")', "{path}: gone"),
+        ('text = f"{path}: gone"\n    raise StoreError(text, path=path)', "{path}: gone"),
+        ('raise StoreError("a is gone" if path else "b is gone")', "b is gone"),
+        (
+            'raise _of(f"{path}: gone")\ndef _of(problem):\n    return StoreError(f"{problem}; again")',
+            "{path}: gone; again",
+        ),
+    ],
+)
+def test_a_message_is_found_in_each_form(
+    source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.py").write_text(f"def call(path):\n    {source}\n")
+    monkeypatch.setattr(error_pages, "PACKAGES", (tmp_path,))
+    texts = [text for _, _, text in error_pages.Reader(error_pages.sources(), {"StoreError"}).messages()]
+    assert message in texts
+
+
+def test_a_subclass_without_a_code_has_that_of_its_class() -> None:
+    class Mine(fp.SourceError):
+        """An error of an application."""
+
+    error = Mine("it is gone", path="a")
+    assert str(error) == f"[{fp.SourceError.code}] it is gone"
+    assert error.path == "a"
+
+
+def test_a_code_is_in_front_of_the_text_once() -> None:
+    inner = fp.BatchError("column 'a': missing", column="a")
+    outer = fp.BatchError(f"x.parquet: {fencepost.errors.message_of(inner)}")
+    assert str(outer) == "[FP101] x.parquet: column 'a': missing"
+    assert fencepost.errors.message_of(ValueError("it is odd")) == "it is odd"
+    assert str(fp.StoreError("")) == "[FP303] "

@@ -1,0 +1,203 @@
+"""Pages in a browser: nothing is loaded or refused, charts and tables work, and nothing overflows at any width."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import pytest
+from fencepost import cli, lake
+from fencepost.generate import LandingZone, generate
+from support.pages import HOSTILE, LANDING, rows_of
+
+pytestmark = pytest.mark.matrix
+
+WIDTHS = (390, 1280)
+CUT = """
+    return [...document.querySelectorAll("svg")].filter(it => it.getBoundingClientRect().width).flatMap(svg => {
+      const box = svg.getBoundingClientRect();
+      return [...svg.querySelectorAll("text")].filter(it => {
+        const own = it.getBoundingClientRect();
+        const isOut = own.left < box.left - 1 || own.right > box.right + 1 || own.bottom > box.bottom + 1;
+        return own.width && isOut;
+      }).map(it => it.textContent);
+    });
+"""
+"""Texts that reach out of their drawing, where they are cut off."""
+TOUCHING = """
+    return [...document.querySelectorAll("svg g.role-axis-label")].flatMap(axis => {
+      const isShown = it => it.getAttribute("opacity") !== "0" && !it.getAttribute("transform")?.includes("rotate");
+      const boxes = [...axis.querySelectorAll("text")].filter(isShown)
+        .map(it => [it.textContent, it.getBoundingClientRect()]).filter(([, it]) => it.width);
+      return boxes.flatMap(([text, a], at) => boxes.slice(at + 1).filter(([, b]) =>
+        a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3)
+        .map(([other]) => `${text} | ${other}`));
+    });
+"""
+"""Labels of an axis that overlap, but for slanted ones, whose boxes do and whose texts do not."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.fail("a browser is missing: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--force-device-scale-factor=1"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    opened = webdriver.Chrome(options=options, service=Service(driver))
+    yield opened
+    opened.quit()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pages of every kind."""
+    path = tmp_path_factory.mktemp("pages")
+    generate(path, LandingZone(rows=60_000, producers=40, payload_bytes=4, zombie_share=1.0, missing_share=0.01))
+    landing = path / "landing"
+    made = {
+        "audit": lake.audit(landing, columns=LANDING).to_html(),
+        "in_order": lake.audit(landing, "in_order", LANDING).to_html(),
+        "positions": lake.audit(landing, columns=fp.Columns(partition=("topic", "partition"))).to_html(),
+        "hostile": fp.audit(rows_of(HOSTILE)).to_html(),
+        "nothing": fp.audit(rows_of([])).to_html(),
+        "advice": lake.advise(landing).to_html(),
+    }
+    for name, html in made.items():
+        (path / f"{name}.html").write_text(html)
+    keys = ["--partition", "topic", "--partition", "partition", "-q", "--no-sync", "--files-max", "5"]
+    for _ in range(3):
+        job = ["dedup", str(landing), str(path / "state"), str(path / "clean"), *keys]
+        assert cli.main([*job, "--html", str(path / "run.html")]) == 0
+    assert cli.main(["state", "show", str(path / "state"), "--html", str(path / "state.html")]) == 0
+    return {it.stem: it for it in sorted(path.glob("*.html"))}
+
+
+def show(browser: Any, page: Path, width: int = 1280, theme: str = "light") -> None:
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    browser.get(page.as_uri())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pages_load_nothing_and_fit(browser: Any, pages: dict[str, Path], width: int) -> None:
+    assert len(pages) == 8
+    for name, page in pages.items():
+        show(browser, page, width)
+        assert browser.get_log("browser") == [], name
+        loaded = browser.execute_script("return performance.getEntriesByType('resource').map(it => it.name)")
+        assert loaded == [], name
+        wide = browser.execute_script("return document.documentElement.scrollWidth")
+        assert wide <= width, f"{name}: {wide} pixels of {width}"
+        assert browser.execute_script(CUT) == [], name
+        assert browser.execute_script(TOUCHING) == [], name
+
+
+def test_the_checks_object_to_a_broken_page(browser: Any, pages: dict[str, Path]) -> None:
+    show(browser, pages["audit"])
+    browser.execute_script("""
+        for (const it of document.querySelectorAll("#producers figure .normal g.role-axis-label text"))
+          it.setAttribute("transform", "translate(-60, 20)");
+    """)
+    assert browser.execute_script(CUT)
+    assert browser.execute_script(TOUCHING)
+    browser.execute_script("document.querySelector('h1').style.minWidth = '2000px'")
+    assert browser.execute_script("return document.documentElement.scrollWidth") > 1280
+    browser.execute_script("const it = new Image(); it.src = 'https://example.com/x.png'; document.body.append(it)")
+    assert any("Content Security Policy" in it["message"] for it in browser.get_log("browser"))
+
+
+def test_text_has_contrast_in_both_themes(browser: Any, pages: dict[str, Path]) -> None:
+    """At least 4.5 to 1, as the guidelines for readable text ask for."""
+    for theme in ("light", "dark"):
+        show(browser, pages["audit"], theme=theme)
+        found = browser.execute_script("""
+            const channels = it => it.match(/[\\d.]+/g).map(Number);
+            const light = ([r, g, b]) => [r, g, b].map(it => it / 255)
+              .map(it => it <= 0.03928 ? it / 12.92 : ((it + 0.055) / 1.055) ** 2.4)
+              .reduce((sum, it, at) => sum + it * [0.2126, 0.7152, 0.0722][at], 0);
+            const behind = it => {
+              for (let one = it; one; one = one.parentElement) {
+                const color = channels(getComputedStyle(one).backgroundColor);
+                if (color.length === 3 || color[3] === 1) return color;
+              }
+              return [255, 255, 255];
+            };
+            const bad = [];
+            const all = "h1, h2, h3, p, dt, dd, td, th button, caption, a, code, svg text";
+            for (const it of document.querySelectorAll(all)) {
+              if (!it.textContent.trim() || !it.getBoundingClientRect().width) continue;
+              const style = getComputedStyle(it);
+              const color = light(channels(it.closest("svg") ? style.fill : style.color));
+              const ground = light(channels(getComputedStyle(document.body).color) && behind(it));
+              const ratio = (Math.max(color, ground) + 0.05) / (Math.min(color, ground) + 0.05);
+              if (ratio < 4.5) bad.push(`${it.tagName} ${it.textContent.slice(0, 30)}: ${ratio.toFixed(2)}`);
+            }
+            return bad;
+        """)
+        assert found == [], theme
+
+
+def test_a_table_sorts_by_each_column(browser: Any, pages: dict[str, Path]) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    show(browser, pages["audit"])
+    table = browser.find_element(By.CSS_SELECTOR, "#producers > .scroll table")
+    button = table.find_elements(By.CSS_SELECTOR, "th button")[1]
+    for key, direction in ((Keys.ENTER, "descending"), (Keys.SPACE, "ascending")):
+        button.send_keys(key)
+        assert button.find_element(By.XPATH, "..").get_attribute("aria-sort") == direction
+        cells = [it.text.replace(",", "") for it in table.find_elements(By.CSS_SELECTOR, "tbody tr td:nth-child(2)")]
+        numbers = [int(it) for it in cells]
+        assert numbers == sorted(numbers, reverse=direction == "descending")
+        assert direction in browser.find_element(By.ID, "status").get_attribute("textContent")
+    assert len(table.find_elements(By.CSS_SELECTOR, "tfoot tr")) == 1
+
+
+def test_the_keyboard_reaches_everything(browser: Any, pages: dict[str, Path]) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    show(browser, pages["audit"])
+    seen = []
+    for _ in range(400):
+        browser.switch_to.active_element.send_keys(Keys.TAB)
+        name = browser.execute_script("""
+            const it = document.activeElement;
+            return it === document.body ? null : `${it.tagName} ${it.className}`.trim();
+        """)
+        if name is None:
+            break
+        seen.append(name)
+    assert seen[0] == "A skip"
+    for kind in ("A", "SUMMARY", "DIV scroll", "BUTTON", "BUTTON copy"):
+        assert kind in seen
+    all_of_them = browser.execute_script("""
+        const found = document.querySelectorAll("a, button, summary, [tabindex='0']");
+        return [...found].filter(it => it.checkVisibility()).length;
+    """)
+    assert len(seen) == all_of_them
+
+
+def test_a_mark_says_what_it_is(browser: Any, pages: dict[str, Path]) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+
+    show(browser, pages["audit"])
+    mark = browser.find_element(By.CSS_SELECTOR, "#producers figure .normal svg g.mark-rect path[aria-label]")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", mark)
+    ActionChains(browser).move_to_element(mark).perform()
+    tip = browser.find_element(By.CSS_SELECTOR, ".tip")
+    assert tip.is_displayed()
+    assert tip.text.split("\n")[0] == mark.get_attribute("aria-label").split("; ")[0]

@@ -1,0 +1,1 @@
+"""What tests share: made rows, oracles, references, broken versions of rules, and servers. Nothing here is a test."""

@@ -1,0 +1,49 @@
+"""Iceberg catalogs of tests, and what their tables hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import polars.testing
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
+
+from support.lake import SCHEMA, Crash, first_of_each, read_source
+
+NAME = "iceberg://test/db.events"
+
+
+def properties_of(root: Path) -> dict[str, Any]:
+    return {"type": "sql", "uri": f"sqlite:///{root}/catalog.db?timeout=60", "warehouse": f"file://{root}/warehouse"}
+
+
+def catalog_of(root: Path) -> SqlCatalog:
+    root.mkdir(exist_ok=True)
+    found = SqlCatalog("test", **properties_of(root))
+    found.create_namespace_if_not_exists("db")
+    return found
+
+
+def rows_of(catalog: SqlCatalog, name: str = "db.events") -> pl.DataFrame:
+    rows = catalog.load_table(name).scan().to_arrow().select(SCHEMA.names).cast(SCHEMA)
+    return pl.DataFrame(rows).sort(SCHEMA.names)
+
+
+def expected_of(root: Path) -> pl.DataFrame:
+    return first_of_each(read_source(root)).sort(SCHEMA.names)
+
+
+def versions_of(table: Table) -> list[int]:
+    """The versions of the job, in the order of their snapshots."""
+    summaries = [it.summary.additional_properties for it in table.snapshots() if it.summary is not None]
+    return [int(it["fencepost.version"]) for it in summaries if "fencepost.version" in it]
+
+
+def files_of(table: Table) -> list[Any]:
+    return [it.file for it in table.scan().plan_files()]
+
+
+def crash(*_: Any) -> None:
+    raise Crash

@@ -1,0 +1,40 @@
+"""Partition folders as they were earlier, and as they might have become: copies of those a broker wrote."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from fencepost import kafka
+
+DATA = Path(__file__).parents[1] / "data" / "kafka-segments"
+
+
+def batches_of(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pa.table(kafka.read_batches(folder)).to_pylist()
+    return found
+
+
+def copy_upto(name: str, root: Path, end: int) -> Path:
+    """A partition as it was before the batch at offset `end` came, in the place of what is there."""
+    folder = root / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for batch in batches_of(DATA / name):
+        if batch["base_offset"] < end:
+            data = (DATA / name / batch["segment"]).read_bytes()
+            with open(folder / batch["segment"], "ab") as file:
+                file.write(data[batch["position"] : batch["position"] + batch["bytes"]])
+    return folder
+
+
+def append_again(folder: Path, batch: dict[str, Any]) -> None:
+    """A producer's batch once more behind the end, as a broker writes it that has forgotten the producer."""
+    data = (folder / batch["segment"]).read_bytes()
+    copied = data[batch["position"] + 8 : batch["position"] + batch["bytes"]]  # the offset is in no checksum
+    last = batches_of(folder)[-1]
+    with open(folder / last["segment"], "ab") as file:
+        file.write(struct.pack(">q", last["last_offset"] + 1) + copied)

@@ -1,0 +1,182 @@
+"""Folders of made rows, jobs over them, and drivers that end at a step."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fencepost import state
+from fencepost.lake import DedupJob
+
+
+def amounts(seqs: list[int], values: list[Any], *, pid: int = 7, more: dict[str, Any] | None = None) -> pa.Table:
+    count = len(seqs)
+    columns: dict[str, Any] = {"pid": [pid] * count, "epoch": [0] * count, "partition": [0] * count, "seq": seqs}
+    return pa.table({**columns, "amount": values, **(more or {})})
+
+
+T = TypeVar("T")
+
+
+R = TypeVar("R")
+
+
+IDENTITY = ["pid", "epoch", "partition", "seq"]
+
+
+SCHEMA = pa.schema(
+    [
+        ("pid", pa.int64()),
+        ("epoch", pa.int16()),
+        ("partition", pa.int32()),
+        ("seq", pa.int32()),
+        ("origin", pa.string()),
+    ]
+)
+
+
+def make_rows(seed: int, count: int = 600) -> pa.Table:
+    """Rows with repeats near and far, two epochs, holes and untracked rows; `origin` is another in every row."""
+    rng = np.random.default_rng(seed)
+    pid = rng.integers(-1, 6, count)
+    return pa.table(
+        {
+            "pid": pa.array(pid, mask=rng.random(count) < 0.02),
+            "epoch": rng.integers(0, 2, count),
+            "partition": rng.integers(0, 3, count),
+            "seq": rng.integers(0, 60, count) + (pid == 0) * 100,
+            "origin": [f"{seed}:{row}" for row in range(count)],
+        },
+    ).cast(SCHEMA)
+
+
+def land(folder: Path, name: str, rows: pa.Table, **options: Any) -> Path:
+    """Put a file into a landing folder at once, as a sink does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, folder / f".{name}.part", **{"row_group_size": 250, **options})
+    return (folder / f".{name}.part").rename(folder / name)
+
+
+def land_some(root: Path, seeds: Iterable[int] = range(4)) -> None:
+    for seed in seeds:
+        land(root / "source", f"{seed}.parquet", make_rows(seed))
+
+
+def make_job(root: Path, **arguments: Any) -> DedupJob:
+    return DedupJob(root / "source", root / "state", root / "sink", **arguments)
+
+
+def read_sink(root: Path) -> pl.DataFrame:
+    """All rows of all versions, in the order (version, file, row)."""
+    folders = sorted((root / "sink").glob("run=*"), key=lambda folder: int(folder.name[4:]))
+    tables = [pq.read_table(file, partitioning=None) for folder in folders for file in sorted(folder.glob("*.parquet"))]
+    return pl.DataFrame(pa.concat_tables(tables)) if tables else pl.DataFrame(SCHEMA.empty_table())
+
+
+def read_source(root: Path) -> pl.DataFrame:
+    files = sorted((root / "source").glob("*.parquet"))
+    return pl.DataFrame(pa.concat_tables([pq.read_table(file) for file in files]))
+
+
+def first_of_each(rows: pl.DataFrame, keys: list[str] = IDENTITY) -> pl.DataFrame:
+    """What `any_order` must keep, by brute force."""
+    is_tracked = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
+    return rows.filter(~is_tracked | pl.struct(keys).is_first_distinct())
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Every file beneath a folder and the hash of its content."""
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def state_hashes(root: Path) -> list[dict[int, str]]:
+    """For each version, the hash of what each shard's pieces say, however they are cut into bases and deltas."""
+    opened = state.open(root / "state")
+    return [
+        {shard: hashlib.sha256(table.snapshot()).hexdigest() for shard, table in opened.tables(version.version)}
+        for version in opened.versions()
+    ]
+
+
+class RetryingEngine:
+    """Pickles everything, runs each item three times in some order, and takes the second result."""
+
+    name = "retrying"
+    slots = 2
+    in_process = False
+    driver_bytes_max = 0
+
+    def run(
+        self,
+        stage: str,
+        work: Callable[[T], R],
+        items: Sequence[T],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[R]:
+        attempts = [work_on for item in reversed(items) for work_on in [pickle.dumps((work, item))] * 3]
+        results = [pickle.dumps(work(item)) for work, item in map(pickle.loads, attempts)]
+        return [pickle.loads(result) for result in results[1::3]][::-1]
+
+
+def flip_payload(file: Path) -> None:
+    """The identity can be read, the payload cannot."""
+    pq.write_table(pq.read_table(file), file, write_page_checksum=True, row_group_size=600)
+    chunk = pq.ParquetFile(file).metadata.row_group(0).column(pq.read_schema(file).get_field_index("origin"))
+    data = bytearray(file.read_bytes())
+    data[(chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size // 2] ^= 1
+    file.write_bytes(data)
+
+
+class Crash(BaseException):
+    """The process dies: nothing it would do afterwards happens."""
+
+
+DISK_CALLS = ("link", "rename", "fsync", "mkdir", "unlink", "rmdir")
+
+
+@contextmanager
+def crash_at(monkeypatch: pytest.MonkeyPatch, call: int) -> Iterator[list[int]]:
+    """From the `call`-th change to the disk on, every change raises Crash. Gives a list of one: the calls so far."""
+    calls = [0]
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*arguments: Any, **options: Any) -> Any:
+            calls[0] += 1
+            if calls[0] >= call:
+                raise Crash
+            return real(*arguments, **options)
+
+        return act
+
+    with monkeypatch.context() as patch:
+        for name in DISK_CALLS:
+            patch.setattr(os, name, dying(getattr(os, name)))
+        yield calls
+
+
+def template_of(world: Path, versions: int, run: Callable[[Path], int | None]) -> Callable[[], None]:
+    """Lands files, two of them in so many earlier versions. Gives what makes the world anew as it is then."""
+    template = world.with_name("template")
+    if versions:
+        land_some(world, [0, 1])
+        run(world)
+    land_some(world, [2, 3])
+    world.rename(template)
+
+    def restore_world() -> None:
+        shutil.rmtree(world, ignore_errors=True)
+        shutil.copytree(template, world, copy_function=os.link)  # the ledger knows inodes
+
+    return restore_world

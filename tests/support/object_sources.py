@@ -1,0 +1,17 @@
+"""Buckets as sources of jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from support.quick_retries import be_quick, probe_little  # noqa: F401
+
+OPTIONS = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "the-secret", "allow_http": True}
+
+
+def rows(first: int, count: int, pid: int = 1, **more: Any) -> pa.Table:
+    numbers = range(first, first + count)
+    columns = {"pid": [pid] * count, "epoch": [0] * count, "partition": [0] * count, "seq": [*numbers]}
+    return pa.table({**columns, "payload": [f"{pid}-{number}" * 20 for number in numbers], **more})

@@ -1,0 +1,22 @@
+"""Rows whose schema changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from support.quick_retries import probe_little  # noqa: F401
+
+ROWS = 4
+
+
+def events(first: int, **columns: Any) -> pa.Table:
+    """Rows of one producer with these columns beside the identity: lists of values, or Arrow arrays."""
+    seqs = range(first, first + ROWS)
+    identity = {"pid": [7] * ROWS, "epoch": [0] * ROWS, "partition": [0] * ROWS, "seq": seqs}
+    return pa.table(identity | columns)
+
+
+def ints(kind: pa.DataType) -> pa.Array:
+    return pa.array(range(ROWS), kind)
