@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost import BatchError, Columns, Policy, PolicyError, StateTable
+from fencepost.pages.tables import plural
 from fencepost.policy import resolve, resolve_columns
 from fencepost.verdict import Verdict
 from pyspark.errors import AnalysisException
@@ -185,7 +186,10 @@ class Call:
             scan = plain_scan(self)
         except NotPlainError as problem:
             return None, str(problem)
-        return scan, f"{len(scan.files)} Parquet files with {scan.rows} rows are scanned, and no more"
+        return (
+            scan,
+            f"it reads {plural(len(scan.files), 'Parquet file')} with {plural(scan.rows, 'row')}, and nothing else",
+        )
 
 
 def _judged(df: DataFrame, call: Call) -> DataFrame:

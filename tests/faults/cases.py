@@ -637,7 +637,7 @@ def topic_recreated(root: Path, **more: Any) -> None:
     path = world.land(2, rows=_numbered(BEGIN_MS + HOUR_MS, 7, 2))
     injected("numbers begun anew")
     outcome = go(world, drive)
-    demand(outcome.error == "PolicyError" and "restarted their" in outcome.message, f"not suspected: {outcome}")
+    demand(outcome.error == "PolicyError" and "seems to have restarted" in outcome.message, f"not suspected: {outcome}")
     demand(visible(world) == before, "an error changed what others see")
     path.unlink()
     finish(world, drive)

@@ -76,7 +76,7 @@ def test_a_conflict_stops_the_run_and_says_what_differs(tmp_path: Path) -> None:
     land(tmp_path / "source", "b.parquet", amounts([2, 1], [3, 5]))
     with pytest.raises(fp.PolicyError) as info:
         make_job(tmp_path, **CONTENT).run()
-    assert "1 rows have the identity of another row but other content" in str(info.value)
+    assert "1 row with the identity of another row but other content" in str(info.value)
     assert "b.parquet, row 1: column 'amount' has 5, where a.parquet, row 1, has 2" in str(info.value)
     assert not list((tmp_path / "sink").glob("run=*"))
 
@@ -109,7 +109,7 @@ def test_repeats_of_an_earlier_run_are_counted_as_not_compared(tmp_path: Path) -
     land(tmp_path / "source", "b.parquet", amounts([0, 2, 2], [9, 3, 3]))
     report = make_job(tmp_path, **CONTENT).run()
     assert (report.counts, report.content_compared) == ({"ACCEPTED": 1, "DUPLICATE": 2}, 1)
-    assert "of 1 repeats compared; 1 were not at hand" in str(report)
+    assert "of 1 repeat compared; 1 was not at hand" in str(report)
 
 
 def test_equal_rows_of_other_types_and_files_are_copies(tmp_path: Path) -> None:

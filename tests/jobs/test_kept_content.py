@@ -168,7 +168,7 @@ def test_a_conflict_with_an_earlier_run_stops_the_run(tmp_path: Path) -> None:
     run(tmp_path, "a", [0, 1], [1, 2])
     with pytest.raises(fp.PolicyError) as info:
         run(tmp_path, "b", [1, 2], [9, 3], on_conflict="stop")
-    assert "1 rows have the identity of another row but other content" in str(info.value)
+    assert "1 row with the identity of another row but other content" in str(info.value)
     assert "b.parquet, row 0: its checksum differs from that of the row that an earlier run has kept" in str(info.value)
     assert newest(tmp_path).version == 1
     assert [name for name in state.open(tmp_path / "state").store.list("segments") if "/2/" in name] == []

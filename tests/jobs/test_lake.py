@@ -372,6 +372,18 @@ def test_report_for_people_and_programs(tmp_path: Path) -> None:
     assert report.to_pandas().loc[0, "counts.ACCEPTED"] == report.counts["ACCEPTED"]
 
 
+def test_a_report_counts_one_of_each_in_the_singular(tmp_path: Path) -> None:
+    land(tmp_path / "source", "a.parquet", pa.table({"pid": [1], "epoch": [0], "partition": [0], "seq": [0]}))
+    make_job(tmp_path, shards=1).run()
+    land(tmp_path / "source", "b.parquet", pa.table({"pid": [1], "epoch": [0], "partition": [0], "seq": [2]}))
+    (tmp_path / "source" / "c.parquet").write_bytes(b"PAR1")
+    text = str(make_job(tmp_path).run())
+    assert "1  row in 1 new file, 0.0 MB, 1 span\n" in text
+    assert "1  file that cannot be read yet\n" in text
+    assert "1  row jumped over in this run, in 1 range\n" in text
+    assert "1  entry; 1 of 1 shard judged, " in text
+
+
 def test_progress_of_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "FILE_BYTES", plan.TASK_BYTES)  # a task each
     land_some(tmp_path)

@@ -237,7 +237,7 @@ class TestThePlan:
 
     def test_it_says_which_way_it_takes(self, df: DataFrame) -> None:
         rows = len(stream())
-        assert way_of(df) == ("files", f"3 Parquet files with {rows} rows are scanned, and no more")
+        assert way_of(df) == ("files", f"it reads 3 Parquet files with {rows:,} rows, and nothing else")
         assert way_of(df, co_located=True) == ("co_located", "asked for")
         with pytest.raises(fp.PolicyError, match="pass order_by"):
             way_of(df, "kafka")

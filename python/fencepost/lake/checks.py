@@ -12,6 +12,7 @@ from fencepost.errors import PolicyError, SourceError
 from fencepost.findings import reset_rule
 from fencepost.lake.conflicts import joined, listed
 from fencepost.lake.judge import Judged
+from fencepost.pages.tables import plural
 from fencepost.state.decision import Marked, Outputs
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def _check_read(run: Run, found: Found) -> None:
     """Later runs must read what this run leaves out."""
     unread = run.source.unread(found, is_rebase=run.is_rebase)
     if unread:
-        text = f"{run.source.place}: {len(unread)} files cannot be read, and their rows would look new later: "
+        files = plural(len(unread), "file")
+        text = f"{run.source.place}: cannot read {files}, whose rows would look new later: "
         raise SourceError(text + ", ".join(unread[:10]), path=f"{run.source.place}/{unread[0]}")
 
 
@@ -80,8 +82,9 @@ def _check_noted(run: Run, accepted: int, judged: list[Judged]) -> None:
 def _check_conflicts(run: Run, count: int, judged: list[Judged]) -> None:
     if not count or run.job.on_conflict != "stop":
         return
+    rows = plural(count, "row")
     raise PolicyError(
-        f"{count:,} rows have the identity of another row but other content "
+        f"{rows} with the identity of another row but other content "
         f"({listed(joined([it.conflicts for it in judged]))}); nothing was written. Check whether a "
         "counter restarted, and whether the columns identify a row. compare_content=[columns] leaves out "
         "columns that differ between copies; on_conflict='quarantine' writes such rows to _rejects"
@@ -94,8 +97,9 @@ def _check_resets(run: Run, resets: list[pa.Table]) -> None:
         return
     worst = pa.concat_tables(resets, promote_options="permissive").sort_by([("retimed", "descending")])
     listed = "; ".join(str(line) for line in worst.slice(0, 3).to_pylist())
+    keys = plural(count, "key")
     raise PolicyError(
-        f"{count} keys seem to have restarted their numbering: {reset_rule(run.job.reset_rows_min)} "
+        f"{keys} with a numbering that seems to have restarted: {reset_rule(run.job.reset_rows_min)} "
         f"({listed}); nothing was written. If a topic was recreated, a cluster rebuilt or a device reset, "
         "give it its own scope and state. If the timestamps are not those of the events, "
         "on_reset='report' drops such repeats"

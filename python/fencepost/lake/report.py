@@ -15,6 +15,7 @@ from fencepost.findings import ignored_line, reset_rule
 from fencepost.lake.conflicts import joined, listed
 from fencepost.lake.judge import SHOWN_MAX, Judged
 from fencepost.lake.write import Written
+from fencepost.pages.tables import noun, plural
 from fencepost.state.decision import Decision
 from fencepost.verdict import Verdict
 
@@ -196,15 +197,24 @@ class RunReport:
             (
                 "read",
                 f"{self.rows:,}",
-                f"rows in {self.files:,} new files, {self.bytes / 1e6:,.1f} MB, {self.runs:,} spans",
+                f"{noun(self.rows, 'row')} in {plural(self.files, 'new file')}, {self.bytes / 1e6:,.1f} MB, "
+                f"{plural(self.runs, 'span')}",
             ),
             *self._files_left_out(),
             ("kept", f"{self.kept:,}", self._share(self.kept)),
             *self._verdicts(is_kept=True),
             ("not kept", f"{self.rows - self.kept:,}", self._share(self.rows - self.kept)),
             *self._verdicts(is_kept=False),
-            ("missing", f"{self.missing_rows:,}", f"rows jumped over in this run, in {self.missing_ranges:,} ranges"),
-            ("stale epoch", f"{self.stale_epoch:,}", "rows of producers that a later epoch had replaced"),
+            (
+                "missing",
+                f"{self.missing_rows:,}",
+                f"{noun(self.missing_rows, 'row')} jumped over in this run, in {plural(self.missing_ranges, 'range')}",
+            ),
+            (
+                "stale epoch",
+                f"{self.stale_epoch:,}",
+                f"{noun(self.stale_epoch, 'row')} of producers that a later epoch had replaced",
+            ),
             *self._conflicts(),
             *self._resets(),
             ("state", f"{self.entries:,}", self._of_state()),
@@ -215,13 +225,14 @@ class RunReport:
         if self.content_compared is None:
             return []
         repeats = self.counts.get("DUPLICATE", 0) + self.counts.get("CONFLICT", 0)
-        compared = (
-            f"of {self.content_compared:,} repeats compared; {repeats - self.content_compared:,} were not at hand"
-        )
+        absent = repeats - self.content_compared
+        missed = f"{absent:,} {noun(absent, 'was', 'were')} not at hand"
+        compared = f"of {plural(self.content_compared, 'repeat')} compared; {missed}"
         samples = [("", "", listed(self.conflicts.slice(at, 1))) for at in range(min(3, len(self.conflicts)))]
         lines = [("conflicts", f"{self.counts.get('CONFLICT', 0):,}", compared), *samples]
         if self.checksums_kept is not None:
-            lines.append(("checksums", f"{self.checksums_kept:,}", "kept rows that later runs can compare with"))
+            kept = noun(self.checksums_kept, "kept row")
+            lines.append(("checksums", f"{self.checksums_kept:,}", f"{kept} that later runs can compare with"))
         return lines
 
     def _resets(self) -> list[tuple[str, str, str]]:
@@ -230,27 +241,31 @@ class RunReport:
         if not self.resets_looked_for:
             reason = "only timestamps tell a restarted counter from repeats, and without max_idle none are read"
             return [("resets", "?", f"not looked for: {reason}")]
-        number = f"{len(self.suspected_resets):,}"
-        return [("resets", number, f"keys whose numbers seem to start again: {reset_rule(self.reset_rows_min)}")]
+        count = len(self.suspected_resets)
+        text = f"{noun(count, 'key')} whose numbers seem to start again: {reset_rule(self.reset_rows_min)}"
+        return [("resets", f"{count:,}", text)]
 
     def _of_state(self) -> str:
         moved = f"{self.state_bytes_read / 1e6:,.1f} MB read, {self.state_bytes_written / 1e6:,.1f} MB written"
-        return f"entries; {self.shards} of {self.shards_all} shards judged, {moved}"
+        entries, shards = noun(self.entries, "entry", "entries"), plural(self.shards_all, "shard")
+        return f"{entries}; {self.shards} of {shards} judged, {moved}"
 
     def _files_left_out(self) -> list[tuple[str, str, str]]:
         """Return lines about files that were not read."""
         lines = [("quarantined", path, why) for path, why in self.quarantined[:10]]
-        if self.deferred:
-            lines.append(("deferred", f"{len(self.deferred):,}", "files that cannot be read yet"))
-        if self.held_back:
-            lines.append(("held back", f"{len(self.held_back):,}", "files that come after a deferred one in the order"))
-        if self.vanished:
-            lines.append(
-                ("vanished", f"{len(self.vanished):,}", "files that were gone, or others, when they were read")
-            )
+        deferred, held_back, vanished = len(self.deferred), len(self.held_back), len(self.vanished)
+        if deferred:
+            lines.append(("deferred", f"{deferred:,}", f"{noun(deferred, 'file')} that cannot be read yet"))
+        if held_back:
+            files = noun(held_back, "file that comes", "files that come")
+            lines.append(("held back", f"{held_back:,}", f"{files} after a deferred one in the order"))
+        if vanished:
+            files = noun(vanished, "file that was gone, or another,", "files that were gone, or others,")
+            lines.append(("vanished", f"{vanished:,}", f"{files} when read"))
         if self.left:
+            files = noun(self.left, "new file")
             lines.append(
-                ("left", f"{self.left:,}", "new files that the next run reads (files_max, bytes_max, rows_max)")
+                ("left", f"{self.left:,}", f"{files} that the next run reads (files_max, bytes_max, rows_max)")
             )
         if self.ignored:
             lines.append(ignored_line(self.ignored))

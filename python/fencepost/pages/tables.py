@@ -134,4 +134,9 @@ def key_names(columns: Sequence[str], identity: Sequence[str]) -> dict[str, str]
 
 def plural(count: int, one: str, many: str | None = None) -> str:
     """Format a count with its noun."""
-    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+    return f"{count:,} {noun(count, one, many)}"
+
+
+def noun(count: int, one: str, many: str | None = None) -> str:
+    """Return the form of a word for a count that is shown elsewhere."""
+    return one if count == 1 else many or f"{one}s"
