@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from fencepost import state
+from fencepost import StateTable, state
 from fencepost.state import changelog, operations, versions
 from fencepost.state.changelog import changes, write_lines
 from fencepost.state.commit import commit, recover
@@ -265,6 +265,35 @@ def test_after_a_rollback_the_changelog_tells_the_old_state(world: World, remove
     assert fold(world.sink.path) == missing(world.state) == wanted
     world.state.rollback(0, accept_duplicates=True)
     assert fold(world.sink.path) == missing(world.state) == Counter()
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+@pytest.mark.parametrize("wrap", [2**31, 40])
+def test_changes_are_the_difference_of_two_lists(is_text: bool, wrap: int) -> None:
+    """Whatever the lists share: beginnings of keys, whole keys, nothing; ranges of two laps are there twice."""
+    rng = np.random.default_rng(wrap)
+    table = StateTable(fp.Policy.any_order().replace(wrap=wrap))
+    kinds = set()
+    for _ in range(40):
+        count = int(rng.integers(1, 20))
+        pids = rng.integers(5, size=count)
+        rows = {
+            "pid": [f"p{it}" for it in pids] if is_text else pids,
+            "epoch": np.zeros(count, np.int64),
+            "partition": rng.integers(2, size=count),
+            "seq": rng.integers(30, size=count) + (0 if wrap == 40 else int(rng.integers(3)) * 30),
+        }
+        before = pa.table(table.missing())
+        table.apply(pa.table(rows))
+        after = pa.table(table.missing())
+        was, now = (Counter(map(str, it.to_pylist())) for it in (before, after))
+        lines = [line for found in changes(before, after, table, 7) for line in found.to_pylist()]
+        assert {line.pop("version") for line in lines} <= {7}
+        changed = [(line.pop("change"), str(line)) for line in lines]
+        assert Counter(line for change, line in changed if change == "OPEN") == now - was
+        assert Counter(line for change, line in changed if change != "OPEN") == was - now
+        kinds |= {change for change, _ in changed}
+    assert kinds == {"OPEN", "CLOSED", "SPLIT"}
 
 
 @pytest.mark.parametrize("seed", range(6))

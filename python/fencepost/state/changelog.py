@@ -54,7 +54,13 @@ def changes(before: ArrowTable, after: ArrowTable, table: StateTable, version: i
     import numpy as np
     import pyarrow as pa  # type: ignore[import-untyped]
 
-    if (not len(before) and not len(after)) or before.equals(after):
+    if not len(before):  # nothing can be gone
+        return [_as_lines(after, np.full(len(after), KINDS.index(OPEN), np.int8), version)] if len(after) else []
+    if before.equals(after):
+        return []
+    if len(after):
+        before, after = _without_shared(before, after)
+    if not len(before) and not len(after):
         return []
     # Tables without ranges do not know the types of keys.
     both = pa.concat_tables([it for it in (before, after) if len(it)], promote_options="permissive")
@@ -102,11 +108,10 @@ def write_lines(lines: list[ArrowTable], scratch: Scratch) -> tuple[dict[str, An
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     name = f"{uuid4().hex}.missing"
-    table = pa.concat_tables(lines, promote_options="permissive")
-    # As text, as files of all versions have it.
-    table = table.set_column(1, "change", table["change"].cast(pa.string()))
+    table = pa.concat_tables(lines, promote_options="permissive").unify_dictionaries()
     with scratch.new(name, lasts=True) as path:
-        pq.write_table(table, path)
+        # Without Arrow's schema, readers see the kinds as text, as in files of all versions.
+        pq.write_table(table, path, store_schema=False)
         facts = {"bytes": path.stat().st_size, "footer_crc": parquet_footer(path).footer_crc}
     return {"table": "missing", "name": NAME, "rows": len(table), **facts}, name
 
@@ -157,6 +162,49 @@ def _as_lines(ranges: ArrowTable, kinds: npt.NDArray[np.int8], version: int) -> 
     lines = ranges.add_column(0, "change", change)
     lines = lines.add_column(0, "version", pa.array(np.full(len(ranges), version, np.int64)))
     return lines.replace_schema_metadata(None)
+
+
+def _without_shared(before: ArrowTable, after: ArrowTable) -> tuple[ArrowTable, ArrowTable]:
+    """Leave out the ranges with which a key begins in both lists. Where a run only adds ranges, all old ones go.
+
+    A list has the ranges of a key together. If it had not, fewer ranges would be left out.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    borders = [_borders(it) for it in (before, after)]
+    keys = [it.select(_keys(it)).take(pa.array(at[:-1])) for it, at in zip((before, after), borders, strict=True)]
+    numbers = sparse_numbers(pa.concat_tables(keys, promote_options="permissive"))
+    split = len(keys[0])
+    _, *groups = np.intersect1d(numbers[:split], numbers[split:], return_indices=True)
+    lengths = np.minimum(*(np.diff(at)[of] for at, of in zip(borders, groups, strict=True)))
+    ends = np.cumsum(lengths)
+    offsets = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+    was, now = (np.repeat(at[:-1][of], lengths) + offsets for at, of in zip(borders, groups, strict=True))
+    differs = np.zeros(len(offsets), bool)
+    for name in ("first_seq", "last_seq"):
+        differs |= before[name].to_numpy()[was] != after[name].to_numpy()[now]
+    differing = np.cumsum(differs)
+    of_earlier_keys = np.append(0, differing)[ends - lengths]
+    is_shared = differing == np.repeat(of_earlier_keys, lengths)
+    left = []
+    for ranges, places in ((before, was), (after, now)):
+        is_left = np.ones(len(ranges), bool)
+        is_left[places[is_shared]] = False
+        left.append(ranges.filter(pa.array(is_left)))
+    return left[0], left[1]
+
+
+def _borders(ranges: ArrowTable) -> npt.NDArray[np.int64]:
+    """Return the first line of each key, and the number of lines."""
+    import numpy as np
+
+    is_first = np.ones(len(ranges) + 1, bool)
+    is_first[1:-1] = False
+    for name in _keys(ranges):
+        codes = sparse_numbers(ranges.select([name]))
+        is_first[1:-1] |= codes[1:] != codes[:-1]
+    return np.flatnonzero(is_first)
 
 
 @dataclass(frozen=True)
