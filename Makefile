@@ -420,7 +420,7 @@ $(VENV)/dependencies: requirements/dev.txt $(UV)
 install_wheels = $(UV) pip install --quiet --python $(1)/bin/python --no-deps --reinstall $(2)
 
 dist/native: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(VENV)/dependencies
-	$(call built,$(BIN)/maturin build --quiet --release --locked --out)
+	$(call built,$(BIN)/maturin build --quiet --release --locked --compression-level 9 --out)
 
 # In the profile of `cargo test`, which it shares its dependencies with: built in a minute, and with every assertion on.
 dist/tests: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(VENV)/dependencies

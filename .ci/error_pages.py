@@ -3,7 +3,7 @@
 docs/errors.md lists every class with its code, and docs/errors/ has a page for each code: cause, remedy, and every
 message. A new wording shows up there in the diff. Messages are found by reading the sources, nothing is imported: in
 Python the calls of the classes, with variables and the arguments of helper functions put in; in Rust the texts in code
-that is not a test. A value is shown as `{name}`.
+that is not a test. A value is shown as `{its name}`, a constant of whole numbers as its value.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -283,7 +284,7 @@ class Reader:
         if isinstance(node, ast.Name) and self._is_own(source, node):
             return [hole(node)]
         if isinstance(node, ast.Constant):
-            return [node.value] if isinstance(node.value, str) else [f"{{{node.value}}}"]
+            return [node.value if isinstance(node.value, str) else str(node.value)]
         if isinstance(node, ast.JoinedStr):
             parts = [
                 self._hole(source, it, depth) if isinstance(it, ast.FormattedValue) else self._texts(source, it, depth)
@@ -301,11 +302,28 @@ class Reader:
         return [hole(node)]
 
     def _hole(self, source: Source, value: ast.FormattedValue, depth: int) -> list[str]:
+        if isinstance(value.value, ast.Name) and value.value.id == "self":
+            return [f"{{{spaced(self._class(source, value))}}}"]
+        if isinstance(value.value, ast.Name) and (number := self._number(source, value.value)) is not None:
+            return [number]
         if isinstance(value.value, ast.Name | ast.IfExp) and depth and value.conversion == -1:
             found = self._texts(source, value.value, depth - 1)
             if len(found) <= VARIANTS_MAX and any(" " in re.sub(r"\{.*?\}", "", it).strip() for it in found):
                 return found
         return [hole(value.value)]
+
+    def _class(self, source: Source, node: ast.AST) -> str:
+        """The name of the class around a node."""
+        while not isinstance(node, ast.ClassDef):
+            node = source.parents[node]
+        return node.name
+
+    def _number(self, source: Source, node: ast.Name) -> str | None:
+        """The value of a constant of a module, if it is a number."""
+        found = self._values(source, node, 1) if node.id.strip("_").isupper() else []
+        values = [source.constants.get(node.id), *(it.get(node.id) for it in self.imported.values())]
+        texts = {number_of(ast.unparse(it)) for it in values if it is not None}
+        return texts.pop() if len(texts) == 1 and len(found) <= 1 else None
 
     def _is_own(self, source: Source, node: ast.Name) -> bool:
         """Whether a name is part of its own new value: `text = f"{text}..."`."""
@@ -353,20 +371,66 @@ class Reader:
         return ["".join(it) for it in product(*parts)]
 
 
+PASSING = {
+    *("as_py", "decode", "dumps", "encode", "fspath", "get", "int", "items", "join", "keys", "len", "list"),
+    *("lower", "max", "message_of", "min", "presets", "removesuffix", "repr", "rpartition", "sorted", "str", "sum"),
+    *("tuple", "upper", "values", "with_suffix", "listed", "get_args", "fields", "bases", "parent", "simpleString"),
+}
+"""Functions and methods whose result a reader calls by the name of what they take."""
+
+
 def hole(node: ast.AST) -> str:
     """What stands for a value."""
+    return f"{{{_words(node)}}}"
+
+
+def _words(node: ast.AST) -> str:
+    """A name for the value of an expression, as a person would call it."""
+    if isinstance(node, ast.Attribute) and node.attr == "__name__":
+        of = node.value
+        if isinstance(of, ast.Call) and _last(of.func) == "type" and of.args:
+            return f"type of {_words(of.args[0])}"
+        return _words(of)
+    if isinstance(node, ast.Attribute) and node.attr.startswith("__"):
+        return f"{_words(node.value)} {spaced(node.attr)}"
     if isinstance(node, ast.Attribute | ast.Name):
-        return f"{{{_last(node)}}}"
-    if isinstance(node, ast.Subscript):
-        return hole(node.value)
+        return spaced(_last(node) or "")
+    if isinstance(node, ast.Subscript | ast.Starred):
+        return _words(node.value)
     if isinstance(node, ast.Call):
-        name = _last(node.func)
-        if name in ("join", "sorted", "len", "repr", "str", "list", "int", "min", "max", "message_of") and node.args:
-            return hole(node.args[0])
-        return f"{{{(name or 'value').lstrip('_')}}}"
+        name = (_last(node.func) or "value").lstrip("_")
+        if name == "getattr":
+            return "value"
+        if name == "map" and len(node.args) > 1:
+            return _words(node.args[1])
+        takes_argument = name in ("join", "dumps", "fspath", "fields", "get_args")
+        if name in PASSING and node.args and (takes_argument or not isinstance(node.func, ast.Attribute)):
+            return _words(node.args[0])
+        if name in PASSING and isinstance(node.func, ast.Attribute):
+            return _words(node.func.value)
+        return spaced(name.removesuffix("_of"))
     if isinstance(node, ast.GeneratorExp | ast.ListComp):
-        return hole(node.generators[0].iter)
-    return "{...}"
+        return _words(node.generators[0].iter)
+    if isinstance(node, ast.BinOp):
+        return _words(node.right if isinstance(node.left, ast.Constant) else node.left)
+    return "value"
+
+
+def spaced(name: str) -> str:
+    """A name as words."""
+    words = " ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("_", " ").split())
+    return "value" if words in ("", "it", "self") else words
+
+
+def number_of(expression: str) -> str | None:
+    """The value of an expression of whole numbers, as text."""
+    plain = re.sub(r"_|\bas \w+|(?<=\d)[ui](8|16|32|64|size)\b", "", expression)
+    plain = re.sub(r"\b([ui])(8|16|32|64)::MAX\b", lambda it: str((1 << int(it[2]) - (it[1] == "i")) - 1), plain)
+    plain = re.sub(r"\b[ui](8|16|32|64)::from\b", "", plain)
+    if not re.fullmatch(r"[\d ()+*<-]+", plain) or not re.search(r"\d", plain):
+        return None
+    value = ast.parse(plain.strip(), mode="eval")
+    return str(eval(compile(value, "", "eval"), {"__builtins__": {}}))
 
 
 def is_message(text: str) -> bool:
@@ -379,7 +443,7 @@ TOKEN = re.compile(
 )
 NOT_MESSAGES = re.compile(
     r"^[<(]| \(os error|^(Unexpected data type|C Data interface error|Cannot import a StructArray|0 to \d)|^\{\w+\}, |"
-    r"^(Parquet error|Parquet argument error|Arrow|External|EOF): $|^\S+=\{\S+ \S+=|^message schema"
+    r"^(Parquet error|Parquet argument error|Arrow|External|EOF): $|^\S+=\{\S+ \S+=|^message schema|^\{\{"
 )
 
 
@@ -403,7 +467,56 @@ def rust_messages(path: Path) -> Iterator[tuple[str, str]]:
         statement = re.split(r";\n|\n    \}|\nfn ", before)[-1]
         named = re.findall(r"(?:Error|Failure)::(\w+)|\b(PyTypeError|PyValueError)\b", statement)
         variants = [RUST_VARIANTS[it] for pair in named for it in pair if it in RUST_VARIANTS]
-        yield variants[-1] if variants else rust_default(path), re.sub(r"\{\}", "{...}", text)
+        yield variants[-1] if variants else rust_default(path), _with_names(text, code[token.end() :])
+
+
+def _with_names(text: str, after: str) -> str:
+    """Put names into the holes of a format string of Rust. `after`: the code behind it, with its arguments."""
+    arguments = iter(_arguments_of_rust(after))
+
+    def name(found: re.Match[str]) -> str:
+        text = found[1] or next(arguments, "value")
+        number = text if text.isdigit() else rust_numbers().get(text)
+        return number or f"{{{spaced(text)}}}"
+
+    return re.sub(r"(?<!\{)\{(\w*)(?::[^{}]*)?\}", name, text)
+
+
+def _arguments_of_rust(after: str) -> list[str]:
+    """The names of what a call has behind its format string."""
+    depth, begin, found = 0, 0, []
+    for at, letter in enumerate(after[:1000]):
+        if letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+        if depth < 0 or (letter == "," and depth == 0):
+            found.append(after[begin:at])
+            begin = at + 1
+        if depth < 0:
+            break
+    return [_rust_name(it) for it in found[1:]]
+
+
+@cache
+def rust_numbers() -> dict[str, str]:
+    """The constants of the crates that are whole numbers, if all crates agree."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in (ROOT / "rust").rglob("*.rs"):
+        for name, value in re.findall(r"\bconst (\w+): \w+ = ([^;]+);", path.read_text("utf-8")):
+            found[name].add(number_of(value) or "")
+    return {name: value for name, (value, *more) in found.items() if value and not more}
+
+
+def _rust_name(expression: str) -> str:
+    """The value of a number, or the last name of an expression that is not a method."""
+    if (number := number_of(expression.strip())) is not None:
+        return number
+    plain = expression
+    while plain != (plain := re.sub(r"\.\w+(::<[^>]*>)?\([^()]*\)|\[[^\[\]]*\]|\(\)", "", plain)):
+        pass
+    names = [it for it in re.findall(r"[A-Za-z_]\w*", plain) if it not in ("self", "it", "as", "u64", "usize", "i64")]
+    return names[-1] if names else "value"
 
 
 def rust_default(path: Path) -> str:

@@ -54,7 +54,7 @@ def test_every_message_is_found() -> None:
     assert any("NAME=VALUE" in it for it in plain["BadParameter"])
     assert any(it.startswith("columns={name}: ") for it in found["PolicyError"])
     assert any("{NOTHING}" not in it and "nothing of this call was applied" in it for it in found["BatchError"])
-    assert any("is outside 4..={WRAP_MAX}" in it for it in found["PolicyError"])
+    assert any("is outside 4..=281474976710656" in it for it in found["PolicyError"])
     assert any("is bounded" in it or "limit" in it for it in found["CapacityError"])
     assert not any("Parquet" in it for it in found["CapacityError"])
 
@@ -78,6 +78,50 @@ def test_a_message_is_found_in_each_form(
     monkeypatch.setattr(error_pages, "PACKAGES", (tmp_path,))
     texts = [text for _, _, text in error_pages.Reader(error_pages.sources(), {"StoreError"}).messages()]
     assert message in texts
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("{full_path}", "{full path}"),
+        ("{type(rows).__name__}", "{type of rows}"),
+        ("{', '.join(map(str, names))}", "{names}"),
+        ("{json.dumps(rules)}", "{rules}"),
+        ("{_source_of(partition)}", "{source}"),
+        ("{settings.get('path')}", "{settings}"),
+        ("{len(topics) + 1}", "{topics}"),
+        ("{LIMIT}", "1048576"),
+        ("{self}", "{sql sink}"),
+        ("{a if b else c}", "{value}"),
+    ],
+)
+def test_a_value_has_a_readable_name(value: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        f"""LIMIT = 1 << 20\nclass SqlSink:\n    def call(self):\n        raise StoreError(f"{value}: it is gone")\n"""
+    )
+    (tmp_path / "a.py").write_text(code)
+    monkeypatch.setattr(error_pages, "PACKAGES", (tmp_path,))
+    assert [it for _, _, it in error_pages.Reader(error_pages.sources(), {"StoreError"}).messages()] == [
+        f"{shown}: it is gone"
+    ]
+
+
+def test_values_of_rust_have_names() -> None:
+    def named(text: str, after: str) -> Any:
+        return error_pages._with_names(text, after)
+
+    assert named("a {} and {first_seq}", ', names.join(", "));') == "a {names} and {first seq}"
+    assert named("{:08x} is not {}", ", self.header.crc(), wanted[0].len())?;") == "{header} is not {wanted}"
+    assert named("above {}", ", u8::MAX);") == "above 255"
+    assert named("above {KEY_PARTS_MAX}", ");") == f"above {error_pages.rust_numbers()['KEY_PARTS_MAX']}"
+
+
+def test_pages_show_no_code() -> None:
+    """Placeholders are words; a dot, an underscore or a capital would be code."""
+    texts = "".join(path.read_text("utf-8") for path in error_pages.FOLDER.glob("*.md"))
+    holes = set(re.findall(r"(?<!\{)\{([^{}\"'=:]+)\}", texts))
+    assert len(holes) > 300
+    assert [it for it in holes if re.search(r"[._A-Z]|^(it|self)$", it.strip())] == []
 
 
 def test_a_subclass_without_a_code_has_that_of_its_class() -> None:
