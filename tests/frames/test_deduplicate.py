@@ -312,12 +312,25 @@ def test_many_rows_are_kept_as_a_table_keeps_them(key: str, order: str) -> None:
     kept = rows.filter(pa.array(StateTable("any_order").apply(rows).kept))
     assert 0.9 * MANY < kept.num_rows < 0.98 * MANY
     assert fp.deduplicate(rows).equals(kept)
-    pieces = pa.concat_tables([rows[:50_001], rows[50_001:50_002], rows[50_002:]])
-    assert fp.deduplicate(pieces).equals(kept)
+    for pieces in (
+        pa.concat_tables([rows[:50_001], rows[50_001:50_002], rows[50_002:]]),
+        pa.Table.from_batches(rows.combine_chunks().to_batches(max_chunksize=777)),
+        pa.concat_tables([rows[:0], *(rows[row : row + 40] for row in range(0, 50_000, 40)), rows[50_000:]]),
+    ):
+        assert fp.deduplicate(pieces).equals(kept)
     for changes in ({"wrap": None}, {"first": "zero"}, {"max_jump": 1 << 30}):
         policy = Policy.any_order().replace(**changes)
         kept = rows.filter(pa.array(StateTable(policy).apply(rows).kept))
         assert fp.deduplicate(rows, policy).equals(kept)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_of_many_copies_the_first_is_kept(key: str) -> None:
+    copies = np.random.default_rng(3).permutation(np.tile(np.arange(0, MANY, 20), 20))
+    rows = many_rows(key, "shuffled").take(copies).set_column(4, "row", [np.arange(len(copies))])
+    kept = rows.filter(pa.array(StateTable("any_order").apply(rows).kept))
+    assert len(rows) == MANY > 15 * kept.num_rows
+    assert fp.deduplicate(rows).equals(kept)
 
 
 @pytest.mark.parametrize("key", ["int", "text", "fixed bytes"])
@@ -338,10 +351,11 @@ def test_the_first_bad_row_of_many_is_named(column: str, bad: int) -> None:
     rows = rows.set_column(rows.column_names.index(column), column, pa.array(values, rows[column].type))
     with pytest.raises(fp.BatchError) as expected:
         StateTable("any_order").apply(rows)
-    with pytest.raises(fp.BatchError) as found:
-        fp.deduplicate(rows)
-    assert str(found.value) == str(expected.value)
-    assert f"row {tracked[-700]}" in str(found.value)
+    for pieces in (rows, pa.Table.from_batches(rows.to_batches(max_chunksize=1_000))):
+        with pytest.raises(fp.BatchError) as found:
+            fp.deduplicate(pieces)
+        assert str(found.value) == str(expected.value)
+        assert f"row {tracked[-700]}" in str(found.value)
 
 
 @pytest.mark.parametrize("others", [0, 5_000, 60_000])

@@ -155,9 +155,17 @@ def refused(table: fp.StateTable, batch: object, columns: object = None) -> fp.B
     return caught.value
 
 
-def test_texts_that_are_not_utf8_are_refused() -> None:
+@pytest.mark.parametrize(
+    "values",
+    [
+        [b"ok", b"ok", b"\xff\xfe"],
+        [b"long enough for a buffer", b"another that is long", b"and one that is no text: \xff\xfe"],
+        [b"short", b"long enough for a buffer", b"\xff"],
+    ],
+)
+def test_texts_that_are_not_utf8_are_refused(values: list[bytes]) -> None:
     """Arrow's buffers are checked by nobody; what is no text could not be given back."""
-    texts = pa.array([b"ok", b"ok", b"\xff\xfe"]).view(pa.string())
+    texts = pa.array(values).view(pa.string())
     for column in (texts, texts.dictionary_encode(), texts.cast(pa.string_view()), texts.cast(pa.large_string())):
         error = refused(fp.StateTable("any_order"), rows(column))
         assert (error.column, error.row) == ("pid", 2)

@@ -18,7 +18,7 @@ use arrow_select::nullif::nullif;
 use arrow_select::take::take;
 use fencepost_core::{
     self as core, Batch, Dictionary, KEY_BYTES_MAX, KeyColumns, KeyKind, KeyedRows, Keys, PartKind, Seqs, Strings,
-    encode_bytes, encode_int, fold_bytes, fold_hash,
+    encode_bytes, encode_int, fold_bytes, fold_hash, prefetch,
 };
 use pyo3::prelude::*;
 use std::borrow::Cow;
@@ -145,6 +145,11 @@ impl Identity {
 
     pub(crate) fn chunks(&self) -> &[Chunk] {
         &self.chunks
+    }
+
+    /// How many rows there are.
+    pub(crate) fn rows(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.rows).sum()
     }
 
     /// The types of pid and partition, if there is a chunk that shows them.
@@ -356,6 +361,18 @@ impl KeyColumns for Chunk {
 
     fn is_same_key(&self, row: usize, other: &Chunk, other_row: usize) -> bool {
         self.pid.is_same_as(row, &other.pid, other_row) && self.partition.is_same_as(row, &other.partition, other_row)
+    }
+
+    #[inline]
+    fn ask_for_key(&self, row: usize) {
+        self.pid.ask_for(row);
+        self.partition.ask_for(row);
+    }
+
+    #[inline]
+    fn ask_for_bytes(&self, row: usize) {
+        self.pid.ask_for_bytes(row);
+        self.partition.ask_for_bytes(row);
     }
 
     fn numbers(&self, rows: Range<usize>) -> (Cow<'_, [i64]>, Cow<'_, [i32]>) {
@@ -582,6 +599,23 @@ impl<T: arrow_buffer::ArrowNativeType> Parts<T> {
         }
     }
 
+    /// Asks for the memory of a row's values, or of what points to them.
+    #[inline]
+    fn ask_for(&self, row: usize) {
+        match self {
+            Parts::Plain(values) => prefetch(&raw const values[row]),
+            Parts::Several(parts) => parts.iter().for_each(|part| part.ask_for(row)),
+        }
+    }
+
+    /// Asks for the memory that they point to.
+    #[inline]
+    fn ask_for_bytes(&self, row: usize) {
+        if let Parts::Several(parts) = self {
+            parts.iter().for_each(|part| part.ask_for_bytes(row));
+        }
+    }
+
     /// Folds the keys of rows from `from` on into their hashes.
     #[inline]
     fn fold(&self, from: usize, hashes: &mut [u64])
@@ -632,6 +666,34 @@ impl Parts<i64> {
             }),
         }
     }
+}
+
+/// Whether no value is longer than a key may have, or has other bytes than ASCII's: as far as that is told by whole
+/// buffers, sooner than value by value.
+fn has_short_ascii(values: &BinaryViewArray) -> bool {
+    /// Bytes of a view in which the value stands, if they are enough.
+    const INLINE: u32 = 12;
+    const HIGH_BITS: u128 = 0x8080_8080_8080_8080_8080_8080 << 32;
+    let (mut longest, mut elsewhere, mut high_bits) = (0, 0, 0);
+    for &view in values.views() {
+        let length = view as u32;
+        longest = longest.max(length);
+        let is_inline = length <= INLINE;
+        elsewhere += if is_inline { 0 } else { u64::from(length) };
+        high_bits |= if is_inline { view & HIGH_BITS } else { 0 };
+    }
+    let buffers = values.data_buffers();
+    let held: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+    // Of values that others share, or that were cut from more, the buffers may hold much that no view points to.
+    let is_worth_it = held as u64 / 2 <= elsewhere;
+    longest as usize <= VALUE_BYTES_MAX && high_bits == 0 && is_worth_it && buffers.iter().all(|it| it.is_ascii())
+}
+
+/// Asks for the first and the last of some bytes, which may be in two lines of the cache.
+#[inline]
+fn ask_for_ends(bytes: &[u8]) {
+    prefetch(bytes.as_ptr());
+    prefetch(bytes.as_ptr().wrapping_add(bytes.len()));
 }
 
 /// Folds values into hashes of rows. The views of nulls may be anything.
@@ -695,6 +757,9 @@ impl Part {
             Part::Binary(values) => (values.clone(), false),
             Part::Int(_) | Part::Fixed(_) => return Ok(self),
         };
+        if values.null_count() == 0 && has_short_ascii(&values) {
+            return Ok(self);
+        }
         let mut before = None;
         for (row, &view) in values.views().iter().enumerate() {
             // Neighbours are often the same bytes at the same place.
@@ -755,6 +820,27 @@ impl Part {
             (Part::Binary(mine), Part::Binary(theirs)) => mine.value(row) == theirs.value(other),
             (Part::Fixed(mine), Part::Fixed(theirs)) => mine.value(row) == theirs.value(other),
             _ => unreachable!("chunks have columns of the same types"),
+        }
+    }
+
+    /// Asks for the memory of a row's value, or of the view of it.
+    #[inline]
+    fn ask_for(&self, row: usize) {
+        match self {
+            Part::Int(values) => prefetch(&raw const values.values()[row]),
+            Part::Utf8(values) => prefetch(&raw const values.views()[row]),
+            Part::Binary(values) => prefetch(&raw const values.views()[row]),
+            Part::Fixed(values) => prefetch(values.value(row).as_ptr()),
+        }
+    }
+
+    /// Asks for the bytes that the view of a row points to; the row has a value.
+    #[inline]
+    fn ask_for_bytes(&self, row: usize) {
+        match self {
+            Part::Utf8(values) => ask_for_ends(values.value(row).as_bytes()),
+            Part::Binary(values) => ask_for_ends(values.value(row)),
+            Part::Int(_) | Part::Fixed(_) => {}
         }
     }
 

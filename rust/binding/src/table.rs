@@ -3,11 +3,11 @@ use crate::failure::Failure;
 use crate::identity::{ColumnNames, Identity};
 use crate::keys::KeyValue;
 use crate::rows::{Batches, Rows};
-use crate::verdicts::Verdicts;
+use crate::verdicts::{Verdicts, bits};
 use arrow_array::{BooleanArray, RecordBatch};
-use arrow_buffer::{BooleanBuffer, BooleanBufferBuilder};
+use arrow_buffer::BooleanBuffer;
 use arrow_schema::SchemaRef;
-use fencepost_core::{self as core, Entry, KeyKind, Policy, Repeats, Untracked};
+use fencepost_core::{self as core, Entry, KeyKind, Policy, Untracked};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -155,18 +155,15 @@ pub(crate) fn keep(
     let found = fix_keys(table, identity)
         .and_then(|()| table.find_repeats(&identity.keyed(), identity.has_plain_keys()))
         .map_err(|error| Failure::of_core(error, names))?;
-    let Some(Repeats { repeats, others }) = found else {
+    let Some(mut found) = found else {
         return apply_and_keep(table, identity, names);
     };
-    let rows = identity.chunks().iter().map(|chunk| chunk.rows).sum();
-    let mut kept = BooleanBufferBuilder::new(rows);
-    kept.append_n(rows, true);
-    repeats.into_iter().for_each(|row| kept.set_bit(row as usize, false));
+    let others = std::mem::take(&mut found.others);
     if !others.is_empty() {
-        let kept_others = apply_and_keep(table, &identity.take(&others)?, names)?;
-        others.iter().zip(&kept_others).for_each(|(&row, is_kept)| kept.set_bit(row as usize, is_kept));
+        let kept = apply_and_keep(table, &identity.take(&others)?, names)?;
+        others.iter().zip(&kept).filter(|&(_, is_kept)| !is_kept).for_each(|(&row, _)| found.drop_row(row));
     }
-    Ok(kept.finish())
+    Ok(bits(found.kept, identity.rows()))
 }
 
 /// What judges batches; their lines' lengths are given where rows are gathered into runs.

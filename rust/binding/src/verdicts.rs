@@ -2,9 +2,9 @@ use crate::arrow_out::{has_epochs, missing_batches, stale_batches};
 use crate::failure::Failure;
 use arrow_array::builder::Int64Builder;
 use arrow_array::{ArrayRef, BooleanArray, Int64Array, RecordBatch, UInt8Array};
-use arrow_buffer::{BooleanBuffer, ScalarBuffer};
+use arrow_buffer::{BooleanBuffer, Buffer, ScalarBuffer};
 use arrow_schema::{DataType, Field, Schema};
-use fencepost_core::{BrokerJudged, Judged, Keys, StateTable, Verdict};
+use fencepost_core::{BrokerJudged, Judged, Keys, StateTable, Verdict, kept_bits};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 use pyo3_arrow::{PyArray, PyTable};
@@ -67,9 +67,7 @@ impl Verdicts {
 
     /// Whether each row is kept.
     pub(crate) fn kept_bits(&self) -> BooleanBuffer {
-        let codes = self.codes();
-        let kept = |code| code == Verdict::Accepted as u8 || code == Verdict::Untracked as u8;
-        BooleanBuffer::collect_bool(codes.len(), |row| kept(codes[row]))
+        bits(kept_bits(self.codes()), self.verdict.len())
     }
 
     /// Null where a row has none.
@@ -79,6 +77,11 @@ impl Verdicts {
             Some(offsets) => offsets.iter().map(|&offset| (offset >= 0).then_some(offset)).collect(),
         }
     }
+}
+
+/// So many of the bits of words, as Arrow has them.
+pub(crate) fn bits(words: Vec<u64>, count: usize) -> BooleanBuffer {
+    BooleanBuffer::new(Buffer::from_vec(words), 0, count)
 }
 
 /// Keys whose names take as long to share as a missing range to list.

@@ -60,10 +60,11 @@ pub use keys::{
     KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeyMark, KeyRef, KeySpace, Keys, PartKind, PartValue, decode_parts,
     encode_bytes, encode_int, shard_hash,
 };
+pub use lines::prefetch;
 pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset, Untracked};
 pub use repeats::{KeyColumns, KeyedRows, Repeats};
 pub use runs::{Domain, find_runs};
 pub use snapshot::Delta;
 pub use table::{Entry, Hole, Judged, Missing, Stale, StateTable};
 pub use transactions::{AbortedTransaction, LogRows, OpenTransaction, Outcome, Outcomes, Resolved, TransactionIndex};
-pub use verdict::Verdict;
+pub use verdict::{Verdict, kept_bits};

@@ -1,9 +1,11 @@
 //! Repeats among the rows of one call, found by hash and on several threads, where no state is kept.
 //!
 //! ```text
-//! columns ── blocks of rows ── hash, count, scatter ──┐   each thread takes the next block
-//!                                                     │
-//! repeats ── compare exactly ── a small hash table ───┘   each thread takes the next partition
+//! columns ── hash, count, scatter ──┐   each thread takes the next block of rows
+//!                                   │
+//!            a small hash table ────┤   each thread takes the next partition: where rows have equal hashes
+//!                                   │
+//! kept ───── compare exactly ───────┘   each thread takes the next block again
 //! ```
 //!
 //! A state table keeps ranges of positions, which costs little where sequence numbers rise by one. Where they do not,
@@ -16,13 +18,14 @@
 use crate::batch::{Batch, Seqs};
 use crate::dictionary::fold_hash;
 use crate::error::make_room;
+use crate::lines::prefetch;
 use crate::position::Wrap;
 use crate::runs::{Cut, Domain};
 use crate::{Admit, Epochs, First, Policy, Result};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
 /// The keys of some rows, in any form.
@@ -32,6 +35,12 @@ pub trait KeyColumns: Sync {
 
     /// Whether two rows, neither of them without a producer, have the same key.
     fn is_same_key(&self, row: usize, other: &Self, other_row: usize) -> bool;
+
+    /// Asks for the memory that tells the key of a row, see [`prefetch`].
+    fn ask_for_key(&self, row: usize);
+
+    /// Asks for the memory that it points to; what [`KeyColumns::ask_for_key`] asked for has come.
+    fn ask_for_bytes(&self, row: usize);
 
     /// Pid and partition of rows, as far as they are still to be validated: keys that are no plain numbers are 0, and
     /// -1 is the pid of rows that carry no producer.
@@ -57,19 +66,30 @@ impl<K> Clone for KeyedRows<'_, K> {
 
 impl<K> Copy for KeyedRows<'_, K> {}
 
-/// Rows of a call, counted from the first row of the first chunk.
+/// What was found of the rows of a call, counted from the first row of the first chunk.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Repeats {
-    /// Those that repeat an earlier row, in no order.
-    pub repeats: Vec<u32>,
+    /// A bit a row, lowest first: 0 where the row repeats an earlier one.
+    pub kept: Vec<u64>,
     /// All rows of the keys that are not judged here, in their order.
     pub others: Vec<u32>,
 }
 
+impl Repeats {
+    /// Notes that a row is not kept.
+    pub fn drop_row(&mut self, row: u32) {
+        clear_bit(&mut self.kept, row as usize);
+    }
+}
+
+fn clear_bit(words: &mut [u64], bit: usize) {
+    words[bit / 64] &= !(1 << (bit % 64));
+}
+
 /// Rows below which the table is asked: threads take as long to start as it takes to judge.
 const ROWS_MIN: usize = 1 << 17;
-/// Rows of a chunk, on average, that are worth a block by themselves.
-const CHUNK_MIN: usize = 1 << 13;
+/// Rows of a chunk, on average, below which the work by chunk would take longer than that by row.
+const CHUNK_MIN: usize = 1 << 6;
 const BLOCK_BITS: u32 = 16;
 const BLOCK: usize = 1 << BLOCK_BITS;
 /// Rows of a partition, about: its hash table stays in the second level of the cache.
@@ -122,6 +142,20 @@ impl<K: KeyColumns> KeyedRows<'_, K> {
         }
     }
 
+    /// Asks for what [`KeyedRows::is_same`] reads of a row.
+    #[inline]
+    fn ask_for(&self, row: usize) {
+        match self.seq {
+            Seqs::I32(seq) => prefetch(&raw const seq[row]),
+            Seqs::I64(seq) => prefetch(&raw const seq[row]),
+        }
+        if let Some(epoch) = self.epoch {
+            prefetch(&raw const epoch[row]);
+        }
+        self.keys.ask_for_key(row);
+    }
+
+    #[inline]
     fn is_same(&self, row: usize, other: &Self, other_row: usize) -> bool {
         self.seq.get(row) == other.seq.get(other_row)
             && self.epoch.map(|epoch| epoch[row]) == other.epoch.map(|epoch| epoch[other_row])
@@ -233,33 +267,54 @@ fn is_sooner<K: KeyColumns>(policy: &Policy, chunks: &[KeyedRows<'_, K>], rows: 
     is_dear(HOLES_NS) && is_dear(Sample::of(policy, chunks, rows / Sample::ROWS_SHARE, Sample::KEYS_SHARE).run_ns())
 }
 
-/// Some rows of a chunk.
+/// Rows of one block and one chunk.
 #[derive(Clone, Copy)]
-struct Block {
+struct Piece {
     chunk: usize,
-    /// In the chunk.
+    /// Where they begin in the chunk, and in the block.
     first: usize,
+    from: usize,
     rows: usize,
-    /// The number of its first row in the call.
-    number: usize,
+}
+
+impl Piece {
+    fn rows(&self) -> Range<usize> {
+        self.first..self.first + self.rows
+    }
 }
 
 /// Rows of a block by partition.
 #[derive(Default)]
 struct Scattered {
-    /// Hashes, whose low bits are the row in the block.
-    items: Vec<u64>,
+    /// Hashes, whose low bits are the row in the block; behind the search the number, from 1 on, of the first row with
+    /// the same hash, or 0 for that row itself, and in the low bits the row in the block.
+    items: Vec<AtomicU64>,
     /// For each partition, where its items end.
     ends: Vec<u32>,
     others: Vec<u32>,
 }
 
+/// What a thread keeps from block to block when it compares.
+#[derive(Default)]
+struct Compared {
+    /// For each row of the block, the number from 1 on of the first row with the same hash.
+    firsts: Vec<u32>,
+    /// A row of the call, and where the first row with the same hash is.
+    pairs: Vec<(usize, Place)>,
+}
+
+/// A chunk and a row in it.
+type Place = (usize, usize);
+
+/// Pairs of rows that are compared together: while some are compared, the memory that others need comes.
+const TOGETHER: usize = 64;
+
 struct Search<'a, K> {
     domain: &'a Domain,
     chunks: &'a [KeyedRows<'a, K>],
-    /// Number of the first row of each chunk.
-    starts: Vec<usize>,
-    blocks: Vec<Block>,
+    rows: usize,
+    /// Each of [`BLOCK`] rows, but for the last.
+    blocks: Vec<Vec<Piece>>,
     partition_bits: u32,
     wrap: Option<Wrap>,
     threads: usize,
@@ -269,19 +324,22 @@ struct Search<'a, K> {
 
 impl<'a, K: KeyColumns> Search<'a, K> {
     fn new(policy: &Policy, domain: &'a Domain, chunks: &'a [KeyedRows<'a, K>]) -> Self {
-        let (mut starts, mut blocks, mut rows) = (Vec::new(), Vec::new(), 0);
+        let (mut blocks, mut rows): (Vec<Vec<Piece>>, _) = (Vec::new(), 0);
         for (chunk, columns) in chunks.iter().enumerate() {
-            starts.push(rows);
-            let length = columns.seq.len();
-            blocks.extend((0..length).step_by(BLOCK).map(|first| {
-                let rows_of_block = BLOCK.min(length - first);
-                Block { chunk, first, rows: rows_of_block, number: rows + first }
-            }));
-            rows += length;
+            let (mut first, length) = (0, columns.seq.len());
+            while first < length {
+                let from = rows % BLOCK;
+                if from == 0 {
+                    blocks.push(Vec::new());
+                }
+                let piece = Piece { chunk, first, from, rows: (BLOCK - from).min(length - first) };
+                blocks.last_mut().expect("the first piece begins a block").push(piece);
+                (first, rows) = (first + piece.rows, rows + piece.rows);
+            }
         }
         let partition_bits = (rows / PARTITION).next_power_of_two().ilog2().clamp(1, PARTITION_BITS_MAX);
         let (wrap, others_max) = (policy.wrap.map(Wrap::new), rows / OTHERS_SHARE);
-        Search { domain, chunks, starts, blocks, partition_bits, wrap, threads: threads(), others_max }
+        Search { domain, chunks, rows, blocks, partition_bits, wrap, threads: threads(), others_max }
     }
 
     fn run(&self) -> Result<Option<Repeats>> {
@@ -290,7 +348,7 @@ impl<'a, K: KeyColumns> Search<'a, K> {
         if !others.as_ref().is_none_or(is_rare) {
             return Ok(None);
         }
-        let scatter = |hashes: &mut Vec<u64>, block: usize| self.scatter(&self.blocks[block], others.as_ref(), hashes);
+        let scatter = |hashes: &mut Vec<u64>, block: usize| self.scatter(block, others.as_ref(), hashes);
         let scattered: Vec<Result<Scattered>> = in_parallel(self.threads, self.blocks.len(), Vec::new, scatter);
         let scattered = scattered.into_iter().collect::<Result<Vec<_>>>()?;
         let others: Vec<u32> = scattered.iter().flat_map(|block| block.others.iter().copied()).collect();
@@ -298,43 +356,74 @@ impl<'a, K: KeyColumns> Search<'a, K> {
             return Ok(None);
         }
         let search = |slots: &mut Vec<u64>, partition: usize| self.search(&scattered, partition, slots);
-        let found: Vec<Result<Vec<(u32, u32)>>> = in_parallel(self.threads, 1 << self.partition_bits, Vec::new, search);
-        Ok(Some(Repeats { repeats: self.compare(found)?, others }))
+        let found: Vec<Result<()>> = in_parallel(self.threads, 1 << self.partition_bits, Vec::new, search);
+        found.into_iter().collect::<Result<()>>()?;
+        Ok(Some(Repeats { kept: self.compare_all(&scattered)?, others }))
     }
 
-    /// The rows that repeat an earlier one, of rows and the first one with the same bits of its hash.
+    /// A bit a row: 0 where it repeats an earlier one.
     ///
     /// Compared in the order of rows, most values are next to each other: 4 cache misses a repeat instead of 8.
-    fn compare(&self, found: Vec<Result<Vec<(u32, u32)>>>) -> Result<Vec<u32>> {
-        const NONE: u32 = u32::MAX;
-        let (mut firsts, rows) = (Vec::new(), self.blocks.iter().map(|block| block.rows).sum());
-        make_room(&mut firsts, rows)?;
-        firsts.resize(rows, NONE);
-        for of_partition in found {
-            of_partition?.into_iter().for_each(|(row, first)| firsts[row as usize] = first);
+    fn compare_all(&self, scattered: &[Scattered]) -> Result<Vec<u64>> {
+        let compare = |state: &mut Compared, block: usize| self.compare(&scattered[block], block, state);
+        let (mut kept, mut first_of_others) = (Vec::new(), FxHashMap::<Place, Vec<Place>>::default());
+        make_room(&mut kept, self.rows.div_ceil(64))?;
+        let mut others = Vec::new();
+        for of_block in in_parallel(self.threads, self.blocks.len(), Compared::default, compare) {
+            let (words, of_block) = of_block?;
+            kept.extend(words);
+            others.extend(of_block);
         }
-        let compare = |(): &mut (), block: usize| {
-            let Block { number, rows, .. } = self.blocks[block];
-            let mut repeats = (Vec::new(), Vec::new());
-            for (row, &first) in (number as u32..).zip(&firsts[number..number + rows]) {
-                if first != NONE {
-                    let is_same = self.is_same(row as usize, first as usize);
-                    if is_same { &mut repeats.0 } else { &mut repeats.1 }.push(row);
+        for (row, first) in others {
+            // All rows of its identity were found equal to the same row by their hashes.
+            let (known, place) = (first_of_others.entry(first).or_default(), self.place(row));
+            if known.iter().any(|&known| self.is_same(place, known)) {
+                clear_bit(&mut kept, row);
+            } else {
+                known.push(place);
+            }
+        }
+        Ok(kept)
+    }
+
+    /// The same for the rows of a block, and the rows that have only the hash of an earlier one, with that one.
+    #[expect(clippy::type_complexity, reason = "taken apart at once")]
+    fn compare(
+        &self,
+        scattered: &Scattered,
+        block: usize,
+        state: &mut Compared,
+    ) -> Result<(Vec<u64>, Vec<(usize, Place)>)> {
+        let (rows, Compared { firsts, pairs }) = (self.rows_of(block), state);
+        firsts.clear();
+        make_room(firsts, rows)?;
+        firsts.resize(rows, 0);
+        for item in &scattered.items {
+            let item = item.load(Ordering::Relaxed);
+            firsts[item as usize % BLOCK] = (item >> BLOCK_BITS) as u32;
+        }
+        let (mut kept, mut others) = (vec![u64::MAX; rows.div_ceil(64)], Vec::new());
+        let mut compare = |pairs: &mut Vec<(usize, Place)>| {
+            pairs.iter().for_each(|&(_, (chunk, row))| self.chunks[chunk].ask_for(row));
+            pairs.iter().for_each(|&(_, (chunk, row))| self.chunks[chunk].keys.ask_for_bytes(row));
+            for (row, first) in pairs.drain(..) {
+                if self.is_same(self.place(row), first) {
+                    clear_bit(&mut kept, row % BLOCK);
+                } else {
+                    others.push((row, first));
                 }
             }
-            repeats
         };
-        let (mut repeats, mut first_of_others) = (Vec::new(), FxHashMap::<u32, Vec<u32>>::default());
-        for (same, others) in in_parallel(self.threads, self.blocks.len(), || (), compare) {
-            repeats.extend(same);
-            for row in others {
-                // All rows of its identity were found equal to the same row by their hashes.
-                let known = first_of_others.entry(firsts[row as usize]).or_default();
-                let is_same = known.iter().any(|&first| self.is_same(row as usize, first as usize));
-                if is_same { &mut repeats } else { known }.push(row);
+        for (row, &first) in (block * BLOCK..).zip(&*firsts) {
+            if first != 0 {
+                pairs.push((row, self.place(first as usize - 1)));
+                if pairs.len() == TOGETHER {
+                    compare(pairs);
+                }
             }
         }
-        Ok(repeats)
+        compare(pairs);
+        Ok((kept, others))
     }
 
     /// The keys that have rows in both zones beside the border of the wrap, and perhaps others.
@@ -350,19 +439,20 @@ impl<'a, K: KeyColumns> Search<'a, K> {
     /// The keys among others that have a row with such a sequence number.
     fn keys_where(&self, is_such: impl Fn(i64) -> bool + Sync, among: &KeySet) -> KeySet {
         let find = |(): &mut (), block: usize| {
-            let Block { chunk, first, rows, .. } = self.blocks[block];
-            let (chunk, mut keys) = (&self.chunks[chunk], KeySet::none());
-            let mut note = |row: usize| {
-                let mut hash = [0];
-                chunk.hash_keys(row, &mut hash);
-                if hash[0] != 0 && among.has(hash[0]) {
-                    keys.add(hash[0]);
+            let mut keys = KeySet::none();
+            for piece in &self.blocks[block] {
+                let chunk = &self.chunks[piece.chunk];
+                let mut note = |at: usize| {
+                    let mut hash = [0];
+                    chunk.hash_keys(piece.first + at, &mut hash);
+                    if hash[0] != 0 && among.has(hash[0]) {
+                        keys.add(hash[0]);
+                    }
+                };
+                match chunk.seq {
+                    Seqs::I32(seq) => each_where(&seq[piece.rows()], |&seq| is_such(i64::from(seq)), &mut note),
+                    Seqs::I64(seq) => each_where(&seq[piece.rows()], |&seq| is_such(seq), &mut note),
                 }
-            };
-            let rows = first..first + rows;
-            match chunk.seq {
-                Seqs::I32(seq) => each_where(&seq[rows.clone()], |&seq| is_such(i64::from(seq)), |at| note(first + at)),
-                Seqs::I64(seq) => each_where(&seq[rows.clone()], |&seq| is_such(seq), |at| note(first + at)),
             }
             keys
         };
@@ -372,25 +462,28 @@ impl<'a, K: KeyColumns> Search<'a, K> {
     }
 
     /// Validates the rows of a block and brings them into the order of partitions.
-    fn scatter(&self, block: &Block, others: Option<&KeySet>, hashes: &mut Vec<u64>) -> Result<Scattered> {
-        let (chunk, rows) = (&self.chunks[block.chunk], block.first..block.first + block.rows);
-        self.validate(chunk, &rows).map_err(|error| error.after(block.number))?;
+    fn scatter(&self, block: usize, others: Option<&KeySet>, hashes: &mut Vec<u64>) -> Result<Scattered> {
         make_room(hashes, BLOCK.saturating_sub(hashes.len()))?;
         hashes.resize(BLOCK, 0);
-        let hashes = &mut hashes[..block.rows];
-        chunk.hash_keys(block.first, hashes);
+        let hashes = &mut hashes[..self.rows_of(block)];
         let mut scattered = Scattered::default();
-        if let Some(others) = others {
-            for (hash, row) in hashes.iter_mut().zip(block.number as u32..) {
-                if *hash != 0 && others.has(*hash) {
-                    scattered.others.push(row);
-                    *hash = 0;
+        for piece in &self.blocks[block] {
+            let (chunk, number) = (&self.chunks[piece.chunk], block * BLOCK + piece.from);
+            self.validate(chunk, &piece.rows()).map_err(|error| error.after(number))?;
+            let hashes = &mut hashes[piece.from..][..piece.rows];
+            chunk.hash_keys(piece.first, hashes);
+            if let Some(others) = others {
+                for (hash, row) in hashes.iter_mut().zip(number as u32..) {
+                    if *hash != 0 && others.has(*hash) {
+                        scattered.others.push(row);
+                        *hash = 0;
+                    }
                 }
             }
-        }
-        match chunk.seq {
-            Seqs::I32(seq) => fold_seqs(hashes, &seq[rows], i64::from),
-            Seqs::I64(seq) => fold_seqs(hashes, &seq[rows], |seq| seq),
+            match chunk.seq {
+                Seqs::I32(seq) => fold_seqs(hashes, &seq[piece.rows()], i64::from),
+                Seqs::I64(seq) => fold_seqs(hashes, &seq[piece.rows()], |seq| seq),
+            }
         }
         let shift = u64::BITS - self.partition_bits;
         let mut counts = vec![0u32; 1 << self.partition_bits];
@@ -399,12 +492,12 @@ impl<'a, K: KeyColumns> Search<'a, K> {
         for count in &mut counts {
             (*count, sum) = (sum, sum + *count);
         }
-        make_room(&mut scattered.items, block.rows)?;
-        scattered.items.resize(block.rows, 0);
+        make_room(&mut scattered.items, sum as usize)?;
+        scattered.items.resize_with(sum as usize, AtomicU64::default);
         for (row, &hash) in (0..).zip(&*hashes) {
             let at = &mut counts[(hash >> shift) as usize];
             if hash != 0 {
-                scattered.items[*at as usize] = hash & !(BLOCK as u64 - 1) | row;
+                *scattered.items[*at as usize].get_mut() = hash & !(BLOCK as u64 - 1) | row;
                 *at += 1;
             }
         }
@@ -423,8 +516,8 @@ impl<'a, K: KeyColumns> Search<'a, K> {
         Cut::default().find(&batch, self.domain)
     }
 
-    /// The rows of a partition of whose hash an earlier row has the same bits, and the first such row.
-    fn search(&self, scattered: &[Scattered], partition: usize, slots: &mut Vec<u64>) -> Result<Vec<(u32, u32)>> {
+    /// Notes with each row of a partition the first row of whose hash it has the bits.
+    fn search(&self, scattered: &[Scattered], partition: usize, slots: &mut Vec<u64>) -> Result<()> {
         let items_of = |block: &'_ Scattered| {
             let from = partition.checked_sub(1).map_or(0, |before| block.ends[before]);
             from as usize..block.ends[partition] as usize
@@ -434,39 +527,49 @@ impl<'a, K: KeyColumns> Search<'a, K> {
         slots.clear();
         make_room(slots, 1 << slot_bits)?;
         slots.resize(1 << slot_bits, 0);
-        let (mut repeats, last_slot) = (Vec::new(), slots.len() - 1);
-        for (block, of_block) in self.blocks.iter().zip(scattered) {
-            for &item in &of_block.items[items_of(of_block)] {
-                let row = block.number as u32 + (item as u32 & (BLOCK as u32 - 1));
+        let last_slot = slots.len() - 1;
+        for (from, block) in (0..).step_by(BLOCK).zip(scattered) {
+            for noted in &block.items[items_of(block)] {
+                // No other thread reads or writes the items of this partition meanwhile.
+                let item = noted.load(Ordering::Relaxed);
+                let row_of_block = item % BLOCK as u64;
                 // The bits of the hash beside the row, and the number of the row, from 1 on.
-                let named = item >> BLOCK_BITS << u32::BITS | u64::from(row + 1);
+                let named = item >> BLOCK_BITS << u32::BITS | (from + row_of_block + 1);
                 let mut slot = (item << self.partition_bits >> (u64::BITS - slot_bits)) as usize;
-                loop {
+                let first = loop {
                     let found = slots[slot];
                     if found == 0 {
                         slots[slot] = named;
-                        break;
+                        break 0;
                     }
                     if (found ^ named) >> u32::BITS == 0 {
-                        repeats.push((row, found as u32 - 1));
-                        break;
+                        break found as u32;
                     }
                     slot = (slot + 1) & last_slot;
-                }
+                };
+                noted.store(u64::from(first) << BLOCK_BITS | row_of_block, Ordering::Relaxed);
             }
         }
-        Ok(repeats)
+        Ok(())
     }
 
-    /// Whether two rows of the call have the same identity.
+    /// How many rows a block has.
+    fn rows_of(&self, block: usize) -> usize {
+        BLOCK.min(self.rows - block * BLOCK)
+    }
+
+    /// Where a row of the call is.
     #[inline]
-    fn is_same(&self, row: usize, other: usize) -> bool {
-        let place = |row: usize| {
-            let chunk = self.starts.partition_point(|&start| start <= row) - 1;
-            (&self.chunks[chunk], row - self.starts[chunk])
-        };
-        let ((chunk, row), (other_chunk, other_row)) = (place(row), place(other));
-        chunk.is_same(row, other_chunk, other_row)
+    fn place(&self, row: usize) -> Place {
+        let (pieces, row) = (&self.blocks[row / BLOCK][..], row % BLOCK);
+        let piece = pieces[pieces.partition_point(|piece| piece.from <= row) - 1];
+        (piece.chunk, piece.first + row - piece.from)
+    }
+
+    /// Whether two rows have the same identity.
+    #[inline]
+    fn is_same(&self, (chunk, row): Place, (other_chunk, other_row): Place) -> bool {
+        self.chunks[chunk].is_same(row, &self.chunks[other_chunk], other_row)
     }
 }
 
@@ -616,6 +719,10 @@ mod tests {
             self.pid[row] == other.pid[other_row] && self.partition[row] == other.partition[other_row]
         }
 
+        fn ask_for_key(&self, _: usize) {}
+
+        fn ask_for_bytes(&self, _: usize) {}
+
         fn numbers(&self, rows: Range<usize>) -> (Cow<'_, [i64]>, Cow<'_, [i32]>) {
             (Cow::Borrowed(&self.pid[rows.clone()]), Cow::Borrowed(&self.partition[rows]))
         }
@@ -632,7 +739,11 @@ mod tests {
         let keyed: Vec<_> = chunks.iter().map(keyed).collect();
         assert!(accepts_each_once(&policy, &keyed));
         let search = Search { others_max: usize::MAX, threads: 2, ..Search::new(&policy, &domain, &keyed) };
-        let Repeats { repeats: mut refused, others } = search.run()?.expect("few keys");
+        let Repeats { kept, others } = search.run()?.expect("few keys");
+        let count: usize = chunks.iter().map(|chunk| chunk.pid.len()).sum();
+        assert_eq!(kept.len(), count.div_ceil(64));
+        let mut refused: Vec<_> =
+            (0..count as u32).filter(|&row| kept[row as usize / 64] >> (row % 64) & 1 == 0).collect();
         let mut rows = Columns::default();
         let all = chunks.iter().flat_map(|it| (0..it.pid.len()).map(move |row| (it, row)));
         let mut others_left = others.iter().copied().peekable();
@@ -682,7 +793,8 @@ mod tests {
         assert!(left > 1000 && found > 5000, "{left} {found}");
     }
 
-    /// Many rows, around both borders of the wrap, in blocks of several sizes.
+    /// Many rows, around both borders of the wrap, in chunks of several sizes: some have several blocks, some blocks have
+    /// several chunks.
     #[test]
     fn long_streams_are_refused_what_a_table_refuses() {
         let mut state = 7u64;
@@ -691,8 +803,9 @@ mod tests {
             (state >> 33) % below
         };
         for (keys, seqs, has_one_hash) in [(3, 40_000, false), (5_000, 40, false), (40, 20, true)] {
-            let mut chunks = vec![Columns { has_one_hash, ..Columns::default() }; 3];
-            for (chunk, rows) in chunks.iter_mut().zip([BLOCK * 3 / 2, 1, BLOCK]) {
+            let lengths = [BLOCK * 3 / 2, 1, BLOCK, 0, 9_000, 100, 70];
+            let mut chunks = vec![Columns { has_one_hash, ..Columns::default() }; lengths.len()];
+            for (chunk, rows) in chunks.iter_mut().zip(lengths) {
                 for _ in 0..if has_one_hash { rows / 64 } else { rows } {
                     let pid = random(keys) as i64;
                     let seq = random(seqs) as i32;

@@ -14,7 +14,7 @@ use crate::lines::STEP;
 use crate::{Column, Error, Result, Untracked};
 
 /// Rows looked at together; one bit of a word each.
-const BLOCK: usize = 64;
+pub(crate) const BLOCK: usize = 64;
 
 /// Sequence numbers of either width.
 pub(crate) trait Seq: Copy {
@@ -358,7 +358,7 @@ fn block<T>(values: &[T], row: usize) -> (&[T; BLOCK], &[T; BLOCK]) {
 
 /// One bit for each byte, which is 0 or 1.
 #[inline(always)]
-fn pack(bytes: &[u8; BLOCK]) -> u64 {
+pub(crate) fn pack(bytes: &[u8; BLOCK]) -> u64 {
     let mut word = 0;
     for (index, eight) in bytes.as_chunks::<8>().0.iter().enumerate() {
         // The multiplication gathers the low bit of each of eight bytes in the top byte.

@@ -1,3 +1,6 @@
+use crate::dispatch::{Work, dispatch};
+use crate::runs::{BLOCK, pack};
+
 /// The outcome for one row. The codes are the wire codes of every door and never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -53,5 +56,55 @@ impl Verdict {
     /// Whether a row with this verdict belongs in the output.
     pub fn is_kept(self) -> bool {
         matches!(self, Verdict::Accepted | Verdict::Untracked)
+    }
+}
+
+/// Whether each row is kept, by the codes of its verdicts: a bit a row, lowest first.
+pub fn kept_bits(verdicts: &[u8]) -> Vec<u64> {
+    dispatch(Kept(verdicts))
+}
+
+struct Kept<'a>(&'a [u8]);
+
+impl Work for Kept<'_> {
+    type Done = Vec<u64>;
+    const IS_WIDE: bool = true;
+
+    #[inline(always)]
+    fn work(self) -> Vec<u64> {
+        let word = |codes: &[u8; BLOCK]| pack(&codes.map(|code| u8::from(is_kept(code))));
+        let (blocks, rest) = self.0.as_chunks();
+        let mut words = Vec::with_capacity(self.0.len().div_ceil(BLOCK));
+        words.extend(blocks.iter().map(word));
+        if !rest.is_empty() {
+            let mut block = [Verdict::Duplicate as u8; BLOCK];
+            block[..rest.len()].copy_from_slice(rest);
+            words.push(word(&block));
+        }
+        words
+    }
+}
+
+#[inline(always)]
+fn is_kept(code: u8) -> bool {
+    code == Verdict::Accepted as u8 || code == Verdict::Untracked as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bit_tells_whether_a_row_is_kept() {
+        let codes: Vec<u8> = (0..200u32).map(|row| (row * row % 11 % 8) as u8).collect();
+        for rows in [0, 1, 63, 64, 65, 128, 200] {
+            let words = kept_bits(&codes[..rows]);
+            assert_eq!(words.len(), rows.div_ceil(64));
+            assert_eq!(words, Kept(&codes[..rows]).work());
+            for row in 0..words.len() * 64 {
+                let is_kept = row < rows && Verdict::ALL[usize::from(codes[row])].is_kept();
+                assert_eq!(words[row / 64] >> (row % 64) & 1 == 1, is_kept, "row {row} of {rows}");
+            }
+        }
     }
 }

@@ -26,7 +26,7 @@ mod search;
 mod segment;
 mod timed;
 
-pub(crate) use groups::prefetch;
+pub use groups::prefetch;
 pub(crate) use line::{Line, NextLine, RowLine, SpanLine, WideLine};
 pub(crate) use search::{Near, Searches};
 pub(crate) use timed::Timed;
