@@ -453,7 +453,8 @@ $(VENV)/tests: dist/tests dist/spark
 # A JVM that cannot archive leaves no file: an empty one is passed over.
 $(SPARK_CLASSES): tests/support/spark_classes.py tests/support/spark_session.py $(VENV)/dependencies | java
 	@rm -f $@
-	JDK_JAVA_OPTIONS="$(BRIEF_JVM) -XX:ArchiveClassesAtExit=$(abspath $@.unfinished)" $(TIMED) $(BIN)/python $<
+	PYTHONPATH=$(abspath tests) JDK_JAVA_OPTIONS="$(BRIEF_JVM) -XX:ArchiveClassesAtExit=$(abspath $@.unfinished)" \
+		$(TIMED) $(BIN)/python -m support.spark_classes
 	@if [ -e $@.unfinished ]; then mv $@.unfinished $@; else touch $@; fi
 
 $(VENV43)/dependencies: requirements/spark43.txt $(UV)

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from fencepost import state as fencepost_state
 from fencepost.lake import DedupJob, Engine, LocalEngine
 from fencepost.lake.judge import Judged, JudgeItem
-from fencepost.lake.plan import DRIVER_RUNS_MAX
+from fencepost.lake.plan import DRIVER_SPANS_MAX
 from fencepost.lake.scan import Exchange, ScanItem, Scanned
 from fencepost.lake.write import WriteItem, Written
 from fencepost.state.decision import Piece, Shard
@@ -236,7 +236,7 @@ def driver(files: int, shards: int, rounds: int, data: Path) -> dict[str, Any]:
         if number % 1_000 == 0:
             folder.mkdir(parents=True)
         (folder / f"{number:06}.parquet").touch()
-    more = DRIVER_RUNS_MAX // (files * shards) + 1  # of a file and shard: in all too many for the driver to judge
+    more = DRIVER_SPANS_MAX // (files * shards) + 1  # of a file and shard: in all too many for the driver to judge
     engine = Simulated(files, rows=shards * 256, runs=shards * max(8, more))
     found = []
     for number in range(rounds + 1):

@@ -82,7 +82,7 @@ def run(root: Path, runs_max: int) -> tuple[dict[str, float], Any]:
         shutil.rmtree(root / name, ignore_errors=True)
     engine = Processes()
     places = root / "source", root / "state", root / "sink"
-    job = DedupJob(*places, policy=POLICY, task_runs_max=runs_max, sync=False, engine=engine)
+    job = DedupJob(*places, policy=POLICY, task_spans_max=runs_max, sync=False, engine=engine)
     began = time.perf_counter()
     report = job.run()
     figures = {"all, s": time.perf_counter() - began, "judge, s": 0.0}

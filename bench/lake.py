@@ -291,7 +291,7 @@ FACTS = (
     "files",
     "rows",
     "bytes",
-    "runs",
+    "spans",
     "kept",
     "entries",
     "shards",

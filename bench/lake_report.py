@@ -245,8 +245,8 @@ def _figures(facts: Facts) -> dict[str, float]:
     found = {
         "scan": _core_ns(whole, "scan", "rows"),
         "scan₁": _core_ns(single, "scan", "rows"),
-        "run": _core_ns(whole, "judge", "runs"),
-        "run₁": _core_ns(single, "judge", "runs"),
+        "run": _core_ns(whole, "judge", "spans"),
+        "run₁": _core_ns(single, "judge", "spans"),
         "write": _core_ns(whole, "write", "rows"),
         "clean": _core_ns(clean, "write", "rows"),
         "drop": drop.median * spark.THREADS / drop.rows * 1e9,

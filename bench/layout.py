@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fencepost.lake import DedupJob, shown_files
+from fencepost.lake import DedupJob, applied_files
 
 TARGET_BYTES = 64 << 20
 SHAPES = {"2000 small files": 2000, "8 large files": 8}
@@ -64,7 +64,7 @@ def run(root: Path, layout: dict[str, Any]) -> tuple[float, int, tuple[int, int]
     began = time.perf_counter()
     report = job.run()
     seconds = time.perf_counter() - began
-    files = shown_files(root / "sink")
+    files = applied_files(root / "sink")
     rows = pl.scan_parquet(files, hive_partitioning=False).select("pid", "seq", "at", "device", "payload").collect()
     assert report.kept == rows.height, report
     return seconds, len(files), (rows.height, int(rows.hash_rows(1).cast(pl.Int128).sum()))

@@ -37,7 +37,7 @@ from fencepost import state
 from fencepost.lake import DedupJob
 from fencepost.lake.files import Files
 from fencepost.lake.judge import Judged, JudgeItem
-from fencepost.lake.plan import DRIVER_RUNS_MAX
+from fencepost.lake.plan import DRIVER_SPANS_MAX
 from fencepost.lake.run import Run
 from fencepost.lake.scan import Exchange, ScanItem, Scanned
 from fencepost.lake.sources import list_of
@@ -148,7 +148,7 @@ class Hidden(RunFolders):
     """A sink that shows nothing, and never says that something is gone: the figures are those of the state."""
 
     def check(self, state: state.State) -> None:
-        state.seen()
+        state.newest()
 
     def probe(self, version: int, attempt: str) -> None: ...
 
@@ -334,7 +334,7 @@ class Dealing(Instant):
     in_process = False
 
     def __init__(self, shards: int) -> None:
-        self.runs = DRIVER_RUNS_MAX // shards + 1
+        self.runs = DRIVER_SPANS_MAX // shards + 1
         """Runs of each scan task and shard: too many in all for the driver to judge."""
         self.cpu_seconds = 0.0
         """Of the tasks, which read their items from the plan."""

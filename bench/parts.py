@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fencepost.lake import DedupJob, LocalEngine, RunReport, shown_files
+from fencepost.lake import DedupJob, LocalEngine, RunReport, applied_files
 
 WORKERS = 2
 ROW_GROUP_ROWS = 65_536
@@ -56,7 +56,7 @@ def run(root: Path, options: dict[str, Any]) -> tuple[RunReport, float, tuple[in
     began = time.perf_counter()
     report = job.run()
     seconds = time.perf_counter() - began
-    rows = pl.scan_parquet(shown_files(root / "sink"), hive_partitioning=False).collect()
+    rows = pl.scan_parquet(applied_files(root / "sink"), hive_partitioning=False).collect()
     assert report.kept == rows.height, report
     return report, seconds, (rows.height, int(rows.hash_rows(1).cast(pl.Int128).sum()))
 

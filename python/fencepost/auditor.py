@@ -499,7 +499,7 @@ class _EveryEpoch:
         rows = runs.take(pa.array(of_run))
         seqs = pa.array(seq if self.wrap is None else seq % self.wrap)
         rows = rows.set_column(rows.column_names.index("seq"), "seq", seqs)
-        self.table.apply_runs(rows.append_column("_length", pa.array(ends - starts)), "_length", self.columns)
+        self.table.apply_spans(rows.append_column("_length", pa.array(ends - starts)), "_length", self.columns)
 
     def missing(self, table: StateTable) -> pa.Table:
         """Return the missing ranges. `table`: the table that judged; it defines the types of keys."""

@@ -116,7 +116,7 @@ def audit(
 
     >>> import fencepost as fp, polars as pl
     >>> rows = pl.DataFrame({"pid": [7, 7, 7], "epoch": [0, 0, 0], "partition": [0, 0, 0], "seq": [0, 1, 1]})
-    >>> fp.audit(rows).found()
+    >>> fp.audit(rows).count_findings()
     {'duplicate': 1}
     """
     check_reset_rows_min(reset_rows_min)

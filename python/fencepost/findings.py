@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fencepost.pages.charts import Chart
 
 FINDINGS = ("missing", "duplicate", "stale", "reset", "conflict")
-"""The kinds of findings that `AuditReport.found` accepts."""
+"""The kinds of findings that `AuditReport.count_findings` accepts."""
 SHOWN_MAX = 10
 """Default number of table lines in the text."""
 IGNORED_MAX = 100
@@ -187,7 +187,7 @@ class AuditReport:
 
         return audit_charts(self)
 
-    def found(self, *kinds: str) -> dict[str, int]:
+    def count_findings(self, *kinds: str) -> dict[str, int]:
         """Return the number of findings by kind. Kinds without findings are left out.
 
         Args:

@@ -2,7 +2,7 @@
 
 | function or class | use |
 |---|---|
-| ``deduplicate(df)`` | DataFrame in, kept rows out; each run is independent. ``way_of(df)`` shows what it shuffles. |
+| ``deduplicate(df)`` | DataFrame in, kept rows out; no state. ``choose_strategy(df)`` shows what it shuffles. |
 | ``verdict_udf(...)`` | Adds each row's verdict as a column, if you control the partitioning. |
 | ``DedupJob(source, state, sink)`` | Files in, files out, with state between runs. Fault-tolerant, exactly once. |
 | ``foreach_batch(state, sink)`` | The same for the batches of a stream. |
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost_spark.versions import __version__  # isort: skip  # first: it refuses a core wheel of another version
 from fencepost_spark.engine import SparkEngine
-from fencepost_spark.frames import Way, deduplicate, way_of
+from fencepost_spark.frames import Strategy, choose_strategy, deduplicate
 from fencepost_spark.verdicts import verdict_udf
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ __all__ = [
     "DedupJob",
     "KafkaWarning",
     "SparkEngine",
-    "Way",
+    "Strategy",
     "__version__",
+    "choose_strategy",
     "deduplicate",
     "foreach_batch",
     "from_headers",
@@ -39,7 +40,6 @@ __all__ = [
     "read_sink",
     "register",
     "verdict_udf",
-    "way_of",
 ]
 
 

@@ -185,7 +185,7 @@ def rows_with_copies(runs: pa.Table, policy: Policy) -> Rows:
         runs = runs.take(pa.array(places))
     refused = []
     for some in (runs, runs.take(pa.array(np.arange(len(runs))[::-1]))):
-        verdicts = StateTable(rules).apply_runs(some, LENGTH, rules.columns)
+        verdicts = StateTable(rules).apply_spans(some, LENGTH, rules.columns)
         refused.append(refused_ranges(some, np.asarray(pa.array(verdicts.verdict))))
     ranges = merge_refused(refused)
     file, first, count = (ranges[name].to_numpy().astype(np.int64) for name in ("file", "row", "count"))

@@ -43,8 +43,8 @@ def deduplicate(
     order. The result depends on the rows only and is the same in every action and retried task.
 
     Over a plain scan of Parquet files, and if the policy does not depend on the order, the same rows are kept without
-    this shuffle: tasks read the identity columns from the files (docs/dataframes.md). ``way_of`` tells which way
-    applies. A file that changed since this call fails the query.
+    this shuffle: tasks read the identity columns from the files (docs/dataframes.md). ``choose_strategy`` tells
+    whether that applies. A file that changed since this call fails the query.
 
     With ``co_located=True`` nothing is shuffled. Without ``order_by``, each task judges its rows as they come and keeps
     the first copy. A file that is split among several tasks fails the query with an error. Not detected are keys that
@@ -86,21 +86,21 @@ def deduplicate(
     return _judged(laid_out, call)
 
 
-class Way(NamedTuple):
+class Strategy(NamedTuple):
     """How ``deduplicate`` processes a DataFrame."""
 
     name: Literal["files", "shuffle", "co_located"]
     reason: str
 
 
-def way_of(
+def choose_strategy(
     df: DataFrame,
     policy: str | Policy = "any_order",
     columns: Columns | str | None = None,
     order_by: Order | Sequence[Order] | None = None,
     co_located: bool = False,
     untracked: Literal["keep", "fail"] = "keep",
-) -> Way:
+) -> Strategy:
     """Return how ``deduplicate`` with these arguments processes the DataFrame, and why. Runs no query.
 
     | name | meaning |
@@ -109,16 +109,16 @@ def way_of(
     | "shuffle" | All rows are shuffled. |
     | "co_located" | Nothing is shuffled. |
 
-        >>> way_of(spark.read.parquet("events").where("pid > 7"))
-        Way(name='shuffle', reason='the plan of the frame is not a plain scan of files, it has a Filter')
+        >>> choose_strategy(spark.read.parquet("events").where("pid > 7"))
+        Strategy(name='shuffle', reason='the plan of the frame is not a plain scan of files, it has a Filter')
 
     Raises the immediate errors of ``deduplicate``.
     """
     call = Call.of(df, policy, columns, order_by, co_located, untracked)
     if co_located:
-        return Way("co_located", "asked for")
+        return Strategy("co_located", "asked for")
     scan, reason = call.plain_scan()
-    return Way("shuffle" if scan is None else "files", reason)
+    return Strategy("shuffle" if scan is None else "files", reason)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class DedupJob(lake.DedupJob):
             same: Arguments of ``fencepost.lake.DedupJob``, with its defaults: ``policy``, ``columns``, ``scope``,
                 ``order_by``, ``rejected_max``, ``rejects``, ``max_idle_ms``, ``settle_ms``, ``clock_gap_max_ms``,
                 ``on_reset``, ``reset_rows_min``, ``compare_content``, ``on_conflict``, ``keep_checksums``, ``plan``,
-                ``shards``, ``shard_bytes_max``, ``task_bytes_max``, ``task_runs_max``, ``driver_runs_max``,
+                ``shards``, ``shard_bytes_max``, ``task_bytes_max``, ``task_spans_max``, ``driver_spans_max``,
                 ``driver_state_bytes_max``, ``layout``, ``schema``, ``source_immutable``, ``sync``, ``state_options``,
                 ``source_options``, ``sink_options``,
                 ``keep_versions``, ``keep_versions_ms``, ``files_max``, ``bytes_max``, ``rows_max``, ``only``,
@@ -83,7 +83,7 @@ def read_sink(sink: Path, options: dict[str, Any] | None = None, *, spark: Spark
     session = spark or SparkSession.active()
     if options is None:
         options = store_options(os.fspath(sink), session)
-    files = lake.shown_files(sink, options)
+    files = lake.applied_files(sink, options)
     if not files:
         raise SinkError(f"{os.fspath(sink)}: no rows were kept yet, so their columns are unknown")
     schema = merged_schema(sink, options)

@@ -187,7 +187,7 @@ class GatheringDoor(FencepostDoor):
         lines = to_arrow(call).take(pa.array(starts, pa.int64()))
         lines = lines.append_column("_length", pa.array(lengths, pa.uint32()))
         names = self.fp.Columns(**columns(call))
-        return self._judged(lambda _, columns: self.table.apply_runs(lines, columns=columns), to_arrow(call), names)
+        return self._judged(lambda _, columns: self.table.apply_spans(lines, columns=columns), to_arrow(call), names)
 
     @staticmethod
     def goes_on(call: Call, row: int) -> bool:

@@ -889,8 +889,8 @@ def test_runs_that_cannot_be() -> None:
         (of_one_key([1]), "column '_length': missing"),
     ]:
         with pytest.raises(fp.BatchError, match=re.escape(problem)):
-            table.apply_runs(bad)
+            table.apply_spans(bad)
         assert table.snapshot() == before
-    verdicts = table.apply_runs(lines([3, 2], [0, 7]))
+    verdicts = table.apply_spans(lines([3, 2], [0, 7]))
     assert pa.array(verdicts.verdict).to_pylist() == [1, 1, 0, 0, 0]
     assert pa.table(verdicts.missing).to_pylist()[0]["count"] == 4

@@ -52,7 +52,7 @@ STEPS = ("list", "scan", "judge", "write", "check", "collect", "decide", "apply"
 ALIGNED_STEPS = ("list", "align", "judge", "check", "collect", "decide", "apply", "finish")
 KEEPS = {"compare_content": True, "keep_checksums": "all", "on_conflict": "drop"}
 """Options of a job that keeps checksums from run to run. Every repeat is a conflict in these worlds."""
-HOT = {"plan": "interval", "task_runs_max": 60}
+HOT = {"plan": "interval", "task_spans_max": 60}
 """Options of a job whose shards several tasks judge."""
 KEEPING_STEPS = ("judge", "sum", "compare", "write")
 DECIDED = {

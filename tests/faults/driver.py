@@ -225,7 +225,7 @@ def make_job(world: World, drive: Drive) -> DedupJob:
     if drive.file_bytes_max is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (drive.file_bytes_max, resource.RLIM_INFINITY))
     engine = Threads(2) if drive.engine == "threads" else PoolEngine(world, drive.engine, drive.seed)
-    in_tasks = {"driver_runs_max": 0} if drive.judge_in_tasks else {}
+    in_tasks = {"driver_spans_max": 0} if drive.judge_in_tasks else {}
     options = {"shards": 4, "engine": engine} | in_tasks | drive.options
     made = job(world, options)
     if drive.mutant:

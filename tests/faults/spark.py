@@ -124,7 +124,7 @@ class DisturbedEngine:
         return self.engine.run(stage, Disturbed(work, self.mode, self.folder), items, progress)
 
 
-IN_TASKS = {"shards": 4, "driver_runs_max": 0}
+IN_TASKS = {"shards": 4, "driver_spans_max": 0}
 """Options of a job of which the driver judges no shard."""
 
 

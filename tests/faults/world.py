@@ -316,7 +316,7 @@ def leftovers(world: World, opened: state.State | None = None) -> list[str]:
     for version in range(1, opened.decided() + 1):
         decision = opened.version(version)
         named |= {f"log/{version}.json", f"done/{version}", f"_versions/{version}.json", *decision.files()}
-        named.update(opened.bodies_of(version))
+        named.update(opened.decision_files(version))
     names = {name for top in ("log", "done", "body", "segments", "probe", "tmp") for name in opened.store.list(top)}
     names |= {path.relative_to(world.sink).as_posix() for path in world.sink.rglob("*") if path.is_file()}
     names |= {path.relative_to(world.sink).as_posix() for path in world.sink.glob("_prepare/*")}

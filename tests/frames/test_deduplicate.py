@@ -242,7 +242,7 @@ def test_offsets_by_the_name_of_their_layout(preset: str) -> None:
     *keys, offset = LAYOUTS[preset]
     rows = pa.table({name: ["0", "0", "0"] for name in keys} | {offset: [5, 6, 5]})
     assert fp.deduplicate(rows, "kafka_offsets", preset)[offset].to_pylist() == [5, 6]
-    assert fp.audit(rows, "kafka_offsets", preset).found() == {"duplicate": 1}
+    assert fp.audit(rows, "kafka_offsets", preset).count_findings() == {"duplicate": 1}
 
 
 def test_a_table_takes_the_name_of_a_layout() -> None:

@@ -79,7 +79,7 @@ def test_lengths_of_runs_take_no_room_before_every_row_is_valid() -> None:
                 before = table.snapshot()
                 for lines in (columns, {name: values * 300 for name, values in columns.items()}):
                     try:
-                        table.apply_runs(pa.table(lines), "length")
+                        table.apply_spans(pa.table(lines), "length")
                     except fp.BatchError as error:
                         print(error.row)
                 assert table.snapshot() == before

@@ -228,7 +228,7 @@ def test_an_audit_counts_what_plain_dicts_count(
     report = lake.audit(tmp_path, threads=threads, compare_content=True)
     assert report.counts == expected
     assert report.content_compared == expected["DUPLICATE"] + expected["CONFLICT"]
-    assert report.found("conflict") == {"conflict": expected["CONFLICT"]}
+    assert report.count_findings("conflict") == {"conflict": expected["CONFLICT"]}
     assert report.distance_share == 1
     for sample in report.conflicts.to_pylist():
         one, other = (
@@ -260,8 +260,8 @@ def test_an_audit_of_files_some_of_which_cannot_be_read(tmp_path: Path) -> None:
 
 def test_conflicts_that_were_not_looked_for(tmp_path: Path) -> None:
     report = fp.audit(amounts([0, 0], [1, 2]))
-    assert (report.conflicts, report.content_compared, report.found()) == (None, None, {"duplicate": 1})
+    assert (report.conflicts, report.content_compared, report.count_findings()) == (None, None, {"duplicate": 1})
     with pytest.raises(fp.PolicyError, match="content was not compared"):
-        report.found("conflict")
+        report.count_findings("conflict")
     with pytest.raises(fp.BatchError, match="column 'z': missing"):
         fp.audit(amounts([0, 0], [1, 2]), compare_content=["z"])

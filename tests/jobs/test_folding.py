@@ -126,7 +126,7 @@ def test_what_is_folded_is_refused_by_name(tmp_path: Path) -> None:
     go_on(tmp_path, 12)
     own = opened(tmp_path)
     assert own.floor() == 8
-    for ask in (own.version, own.status, own.glance, own.abandon):
+    for ask in (own.version, own.status, own.summary, own.abandon):
         with pytest.raises(fp.SnapshotError, match="version 5 is folded: of versions 1 to 8 only totals are kept"):
             ask(5)
     with pytest.raises(

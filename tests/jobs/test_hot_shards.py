@@ -20,7 +20,7 @@ from support.lake import land, state_hashes
 from support.operations import Cluster
 
 WHOLE, FEW = 1 << 40, 40
-"""Of `task_runs_max`: no shard is hot, and all are that have a few rows."""
+"""Of `task_spans_max`: no shard is hot, and all are that have a few rows."""
 FACTS = (
     *("files", "rows", "runs", "counts", "kept", "rejected", "missing_ranges", "missing_rows", "missing_changes"),
     *("stale_epoch", "border", "entries", "shards", "content_compared", "checksums_kept", "state_bytes_written"),
@@ -80,7 +80,7 @@ def make_rows(seed: int, count: int, seqs: int, epochs: int, begin: int = 0) -> 
 
 def run_of(source: Path, root: Path, runs_max: int, **options: Any) -> RunReport:
     options = {"sync": False, "rejected_max": 1.0, "rejects": "all", "order_by": (), "engine": LocalEngine(2)} | options
-    return DedupJob(source, root / "state", root / "sink", task_runs_max=runs_max, **options).run()
+    return DedupJob(source, root / "state", root / "sink", task_spans_max=runs_max, **options).run()
 
 
 def plan_of(root: Path) -> dict[str, Any]:
@@ -447,7 +447,7 @@ def test_a_seed_and_a_rebase_are_split_too(tmp_path: Path) -> None:
     for runs_max in (WHOLE, FEW):
         root = tmp_path / str(runs_max)
         source = tmp_path / "clean" / "sink" / Path(clean[0]).parent
-        job = DedupJob(source, root / "state", root / "sink", task_runs_max=runs_max, shards=1, sync=False)
+        job = DedupJob(source, root / "state", root / "sink", task_spans_max=runs_max, shards=1, sync=False)
         assert job.seed().kept == clean_rows(tmp_path / "clean")
         states[runs_max] = entries(root)
         assert plan_of(root).get("split_shards") == (1 if runs_max == FEW else None)
@@ -459,8 +459,8 @@ def clean_rows(root: Path) -> int:
 
 
 def test_a_bound_that_makes_no_sense(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="task_runs_max=0: expected at least 1"):
-        DedupJob(tmp_path / "a", tmp_path / "b", tmp_path / "c", task_runs_max=0)
-    for name in ("driver_runs_max", "driver_state_bytes_max"):
+    with pytest.raises(ValueError, match="task_spans_max=0: expected at least 1"):
+        DedupJob(tmp_path / "a", tmp_path / "b", tmp_path / "c", task_spans_max=0)
+    for name in ("driver_spans_max", "driver_state_bytes_max"):
         with pytest.raises(ValueError, match=f"{name}=-1: expected at least 0"):
             DedupJob(tmp_path / "a", tmp_path / "b", tmp_path / "c", **{name: -1})

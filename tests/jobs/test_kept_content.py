@@ -360,7 +360,7 @@ def test_what_a_row_costs(tmp_path: Path) -> None:
     assert found is not None
     assert 4 * count < sum(found.bytes) < 4 * count + 2_000
     assert report.state_bytes_written == sum(found.bytes) + sum(newest(tmp_path).shards.bytes)
-    assert state.open(tmp_path / "state").glance(1).state_bytes == report.state_bytes_written
+    assert state.open(tmp_path / "state").summary(1).state_bytes == report.state_bytes_written
     rng = np.random.default_rng(1)  # every tenth row is missing: ranges of nine rows
     some = [seq for seq in range(count) if rng.random() > 0.1]
     scattered = KeptSums(

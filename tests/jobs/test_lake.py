@@ -306,16 +306,16 @@ def test_bounds_of_what_the_driver_judges(tmp_path: Path) -> None:
         root = tmp_path / "_".join(map(str, [*bounds, *bounds.values()]))
         return DedupJob(tmp_path / "source", root / "state", root / "sink", **bounds).run().judged
 
-    assert judged(driver_runs_max=10**6, driver_state_bytes_max=0) == "in the driver", "there is no state yet"
-    assert judged(driver_runs_max=0) == judged(driver_runs_max=1, driver_state_bytes_max=10**9) == "in tasks"
+    assert judged(driver_spans_max=10**6, driver_state_bytes_max=0) == "in the driver", "there is no state yet"
+    assert judged(driver_spans_max=0) == judged(driver_spans_max=1, driver_state_bytes_max=10**9) == "in tasks"
 
 
 def test_tasks_that_run_more_than_once(tmp_path: Path) -> None:
     """As on a cluster: items and results are pickled, losing attempts leave files, and only winners count."""
     land_some(tmp_path)
     once, often = tmp_path / "once", tmp_path / "often"
-    DedupJob(tmp_path / "source", once / "state", once / "sink", driver_runs_max=0).run()
-    job = DedupJob(tmp_path / "source", often / "state", often / "sink", engine=RetryingEngine(), driver_runs_max=0)
+    DedupJob(tmp_path / "source", once / "state", once / "sink", driver_spans_max=0).run()
+    job = DedupJob(tmp_path / "source", often / "state", often / "sink", engine=RetryingEngine(), driver_spans_max=0)
     assert job.run().engine == "retrying"
     assert job.run().version is None
     assert state_hashes(often) == state_hashes(once)
@@ -354,7 +354,7 @@ def test_report_for_people_and_programs(tmp_path: Path) -> None:
     report = make_job(tmp_path).run()
     text = str(report)
     assert text.splitlines()[0] == f"version 1 of {tmp_path / 'sink'}, policy any_order"
-    assert f"  read            2,400  rows in 4 new files, 0.0 MB, {report.runs:,} spans\n" in text
+    assert f"  read            2,400  rows in 4 new files, 0.0 MB, {report.spans:,} spans\n" in text
     assert (
         "  plan                   interval, judged in the driver: files may share keys, as their statistics say\n"
         in text

@@ -231,14 +231,14 @@ def test_what_follows_a_deferred_file_waits_for_it(
     report = make_job(tmp_path, **options).run()
     before = {(): ["0.parquet", "1.parquet"], ("seq",): []}[order_by]
     assert (report.inputs["path"].to_pylist(), report.deferred) == (before, ("2.parquet",))
-    assert list(report.held_back) == sorted({f"{it}.parquet" for it in range(5)} - {*before, "2.parquet"})
+    assert list(report.blocked) == sorted({f"{it}.parquet" for it in range(5)} - {*before, "2.parquet"})
     assert make_job(tmp_path, **options).run().version is None
     clock.ms += MINUTE_MS - 1
     land(source, "5.parquet", numbered(50))
     assert make_job(tmp_path, **options).run().files == 0
     (source / "2.parquet").write_bytes(whole)
     report = make_job(tmp_path, **options).run()
-    assert (report.counts, report.held_back) == ({"ACCEPTED": 60 - 10 * len(before)}, ())
+    assert (report.counts, report.blocked) == ({"ACCEPTED": 60 - 10 * len(before)}, ())
     assert (kept(tmp_path), file.exists()) == (list(range(60)), True)
 
 
@@ -266,7 +266,7 @@ def test_what_waits_goes_on_without_a_file_that_is_set_aside(tmp_path: Path, clo
     for bad in ("1.parquet", "2.parquet"):
         cut(tmp_path / "source" / bad)
     report = make_job(tmp_path, policy="in_order", order_by=()).run()
-    assert (report.files, report.deferred, report.held_back) == (1, ("1.parquet", "2.parquet"), ("3.parquet",))
+    assert (report.files, report.deferred, report.blocked) == (1, ("1.parquet", "2.parquet"), ("3.parquet",))
     clock.ms += MINUTE_MS
     report = make_job(tmp_path, policy="in_order", order_by=()).run()
     assert [path for path, _ in report.quarantined] == ["1.parquet", "2.parquet"]
@@ -330,7 +330,7 @@ def test_versions_wait_for_a_bad_file_of_a_version_before(tmp_path: Path, clock:
     whole = files[1].read_bytes()
     cut(files[1])
     report = delta_job(tmp_path, **options).run()
-    assert (report.files, report.deferred, report.held_back) == (1, (files[1].name,), (files[2].name,))
+    assert (report.files, report.deferred, report.blocked) == (1, (files[1].name,), (files[2].name,))
     append(tmp_path, numbered(30))
     assert delta_job(tmp_path, **options).run().files == 0
     state.open(tmp_path / "state").reshard(3)

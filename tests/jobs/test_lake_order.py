@@ -36,7 +36,7 @@ def make_runs(seed: int, count: int, seqs: int, epochs: int, length: int, apart:
 
 def judged(table: fp.StateTable, runs: pa.Table) -> dict[str, Any]:
     """All that a judging task makes of verdicts."""
-    verdicts = table.apply_runs(runs)
+    verdicts = table.apply_spans(runs)
     codes = np.asarray(pa.array(verdicts.verdict))
     return {
         "losers": merge_refused([refused_ranges(runs, codes)]).to_pydict(),
@@ -145,6 +145,6 @@ def test_where_the_order_may_matter_it_stays(policy: fp.Policy, change: dict[str
 
 def test_a_table_that_knows_something_keeps_the_order() -> None:
     table = fp.StateTable("any_order")
-    table.apply_runs(make_runs(1, 5, 100, 1, 1))
+    table.apply_spans(make_runs(1, 5, 100, 1, 1))
     assert hole_avoiding_order(make_runs(2, 50, 100, 1, 1), table) is None
     assert hole_avoiding_order(make_runs(2, 50, 100, 1, 1), fp.StateTable("any_order", keep=("timestamp",))) is None

@@ -121,6 +121,6 @@ def test_a_task_reads_the_refused_rows_of_its_files_only(tmp_path: Path, monkeyp
         return real(self, ranges)
 
     monkeypatch.setattr(FolderScratch, "read_ranges", counted)
-    report = make_job(tmp_path, plan="interval", shards=1, driver_runs_max=0).run()
+    report = make_job(tmp_path, plan="interval", shards=1, driver_spans_max=0).run()
     assert report.counts == {"ACCEPTED": 400, "DUPLICATE": 200}
     assert [(begin, end) for _, begin, end in sorted(read)] == [(0, 21), (21, 42)], "a range each of two files"

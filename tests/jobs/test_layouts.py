@@ -19,7 +19,7 @@ import pytest
 from deltalake import DeltaTable
 from fencepost import cli, lake
 from fencepost import state as states
-from fencepost.lake import DedupJob, dataset, shown_files
+from fencepost.lake import DedupJob, applied_files, dataset
 from fencepost.state.sinks import RunFolders
 from support.lake import RetryingEngine, hashes, land, make_rows
 from support.parquet_files import NESTED, everything
@@ -154,7 +154,7 @@ def test_values_of_a_column_name_folders(tmp_path: Path) -> None:
     by = [("row", "ascending")]
     expected = pa.concat_tables(outputs(tmp_path, "0").values()).sort_by(by).select(["row", "name", "at"])
     assert dataset(tmp_path / "sink").to_table().sort_by(by).select(["row", "name", "at"]).equals(expected)
-    files = shown_files(tmp_path / "sink")
+    files = applied_files(tmp_path / "sink")
     assert pl.read_parquet(tmp_path / "sink/run=*/name=*/*.parquet", hive_partitioning=True).height == 600
     assert duckdb.sql(
         f"select count(*) from read_parquet({files}, hive_partitioning=true) where name = 'x y'"

@@ -40,9 +40,9 @@ def test_a_run_reads_the_first_files_and_says_how_many_are_left(tmp_path: Path) 
     job = make_job(tmp_path, files_max=2)
     reports = [job.run() for _ in range(4)]
     assert [read(it) for it in reports] == [["0.parquet", "1.parquet"], ["2.parquet", "3.parquet"], ["4.parquet"], []]
-    assert [it.left for it in reports] == [3, 1, 0, 0]
+    assert [it.remaining_files for it in reports] == [3, 1, 0, 0]
     assert [it.version for it in reports] == [1, 2, 3, None]
-    assert "left" in str(reports[0])
+    assert "remaining" in str(reports[0])
     assert "left" not in str(reports[2])
 
 
@@ -152,7 +152,7 @@ def test_a_signal_ends_a_watch_after_the_run_under_way(tmp_path: Path, number: s
         rest, complaints = process.communicate(timeout=60)
     assert (process.returncode, rest, complaints) == (0, "", "")
     assert [it["version"] for it in reports] == [1, 2, 3, 4]
-    assert [it["left"] for it in reports] == [3, 1, 0, 0]
+    assert [it["remaining_files"] for it in reports] == [3, 1, 0, 0]
 
 
 def test_an_outage_ends_no_watch(
@@ -200,7 +200,7 @@ def test_rows_are_counted(tmp_path: Path) -> None:
     job = make_job(tmp_path, rows_max=rows[0] + rows[1])
     reports = [job.run() for _ in range(4)]
     assert [read(it) for it in reports] == [["0.parquet", "1.parquet"], ["2.parquet", "3.parquet"], ["4.parquet"], []]
-    assert [it.left for it in reports] == [3, 1, 0, 0]
+    assert [it.remaining_files for it in reports] == [3, 1, 0, 0]
     land_files(tmp_path, range(5, 7))
     (tmp_path / "source/5.parquet").write_bytes(b"PAR1")
     assert [read(make_job(tmp_path, rows_max=1).run()) for _ in range(2)] == [[], ["6.parquet"]]
@@ -240,9 +240,9 @@ def test_files_of_a_notification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         patch.setattr(storages.LocalStorage, "list", None)
         report = make_job(tmp_path, files=named).run()
-    assert (read(report), report.vanished, report.left) == (["1.parquet", "3.parquet"], ("gone.parquet",), 0)
+    assert (read(report), report.vanished, report.remaining_files) == (["1.parquet", "3.parquet"], ("gone.parquet",), 0)
     again = make_job(tmp_path, files=["1.parquet", "0.parquet", "4.parquet"], files_max=1).run()
-    assert (read(again), again.left) == (["0.parquet"], 1)
+    assert (read(again), again.remaining_files) == (["0.parquet"], 1)
     assert make_job(tmp_path, files=["1.parquet"]).run().version is None
     assert read(make_job(tmp_path).run()) == ["2.parquet", "4.parquet"]
     for wrong, problem in [
@@ -301,7 +301,7 @@ def test_the_command_line_reads_slices(
     land_days(tmp_path)
     places = [str(tmp_path / it) for it in ("source", "state", "sink")]
     assert cli.main(["dedup", *places, "--only", "date=2026-11-2*", "--rows-max", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["left"] == 2
+    assert json.loads(capsys.readouterr().out)["remaining_files"] == 2
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{DAYS[0]}/a.parquet\n\n{tmp_path}/source/{DAYS[1]}/a.parquet\n"))
     assert cli.main(["dedup", *places, "--files-from", "-", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["files"] == 2

@@ -59,7 +59,7 @@ class Bomb:
 
 def test_a_job_whose_tasks_are_processes(tmp_path: Path) -> None:
     land_some(tmp_path)
-    make_job(tmp_path, engine=ProcessEngine(), plan="interval", driver_runs_max=0).run()
+    make_job(tmp_path, engine=ProcessEngine(), plan="interval", driver_spans_max=0).run()
     assert read_sink(tmp_path)["origin"].to_list() == first_of_each(read_source(tmp_path))["origin"].to_list()
 
 
@@ -75,7 +75,7 @@ def test_a_plan_that_someone_else_wrote_is_refused(tmp_path: Path, stage: str, k
     }
     engine = Tampering(stage, changes[kind])
     plan = "aligned" if stage == "align" else "interval"
-    job = make_job(tmp_path, engine=engine, plan=plan, driver_runs_max=0)
+    job = make_job(tmp_path, engine=engine, plan=plan, driver_spans_max=0)
     with pytest.raises(fp.StoreError, match=r"\.plan, bytes 0 to .*: not the plan that this run wrote"):
         job.run()
     assert engine.changed == 1

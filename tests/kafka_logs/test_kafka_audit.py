@@ -38,7 +38,7 @@ def of(report: kafka.LogAudit, name: str) -> PartitionAudit:
 
 def test_a_brokers_own_files_agree_with_its_log(report: kafka.LogAudit) -> None:
     assert [partition.name for partition in report.partitions] == PARTITIONS
-    assert report.found() == {}
+    assert report.count_findings() == {}
     verdicts = report.table("snapshots").to_pylist()
     assert len(verdicts) == 35
     assert [(row["topic"], row["file"]) for row in verdicts if row["verdict"] != "equal"] == [
@@ -59,7 +59,7 @@ def test_a_compacted_log_says_which_snapshot_does_not_follow(report: kafka.LogAu
     ]
     assert [row["verdict"] for row in profiles.snapshots.to_pylist()] == ["equal", "compacted", "equal", "equal"]
     assert len(profiles.missing) == 2
-    assert profiles.found()["missing"] == 0
+    assert profiles.count_findings()["missing"] == 0
 
 
 def test_sums_are_those_of_the_headers(report: kafka.LogAudit) -> None:
@@ -100,7 +100,7 @@ def test_an_open_transaction_hangs_after_twenty_minutes(report: kafka.LogAudit) 
     begun = row["last_timestamp"]
     for now, hangs in ((begun + 1_200_000, False), (begun + 1_200_001, True), ("newest", False), (None, True)):
         later = kafka.audit(DATA / "carts-0", now_ms=now)
-        assert later.found("hanging") == ({"hanging": 1} if hangs else {})
+        assert later.count_findings("hanging") == ({"hanging": 1} if hangs else {})
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
@@ -189,7 +189,7 @@ def test_sequences_that_the_broker_lost_are_told(tmp_path: Path) -> None:
     (found,) = kafka.audit(folder).partitions
     gone = sum(rows[at]["last_seq"] - rows[at]["base_seq"] + 1 for at in lost)
     told = found.missing.to_pylist()
-    assert found.found() == dict.fromkeys(FINDINGS, 0) | {"missing": gone}
+    assert found.count_findings() == dict.fromkeys(FINDINGS, 0) | {"missing": gone}
     for row in told:
         of_pid = [rows[at] for at in sorted(lost) if rows[at]["pid"] == row["pid"]]
         assert row["first_seq"] == of_pid[0]["base_seq"]
@@ -215,7 +215,7 @@ def test_a_batch_that_was_written_twice_is_told(tmp_path: Path) -> None:
         "offset": repeat["base_offset"],
         "expected": None,
     }
-    assert found.found()["repeated"] == 1
+    assert found.count_findings()["repeated"] == 1
 
 
 def test_a_fenced_producer_that_wrote_all_the_same_is_told(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_fenced_producer_that_wrote_all_the_same_is_told(tmp_path: Path) -> No
 
     folder = rewritten(tmp_path, "payments-0", zombie)
     (found,) = kafka.audit(folder).partitions
-    assert found.found()["fenced"] == 1
+    assert found.count_findings()["fenced"] == 1
     first = rows_of(kafka.read_batches(DATA / "payments-0"))[0]
     (told,) = found.fenced.to_pylist()
     assert {name: told[name] for name in ("pid", "epoch", "base_seq")} == {
@@ -248,7 +248,7 @@ def test_a_snapshot_and_an_index_of_another_log_differ(tmp_path: Path) -> None:
     last = rows_of(kafka.read_aborted(index))[-1]
     index.write_bytes(index.read_bytes()[:-34])
     (found,) = kafka.audit(folder).partitions
-    assert found.found() | {"snapshot": 0, "index": 0} == dict.fromkeys(FINDINGS, 0)
+    assert found.count_findings() | {"snapshot": 0, "index": 0} == dict.fromkeys(FINDINGS, 0)
     assert [row["file"] for row in found.snapshots.to_pylist() if row["verdict"] == "differs"] == [
         "00000000000000000140.snapshot"
     ]
@@ -265,7 +265,7 @@ def test_a_log_that_retention_cut_begins_with_its_snapshot(tmp_path: Path) -> No
     (folder / "00000000000000000000.log").unlink()
     (found,) = kafka.audit(folder).partitions
     assert (found.log_start, found.known_from) == (156, "00000000000000000156.snapshot")
-    assert found.found() == dict.fromkeys(FINDINGS, 0)
+    assert found.count_findings() == dict.fromkeys(FINDINGS, 0)
     assert {row["file"]: row["verdict"] for row in found.snapshots.to_pylist()} == {
         f"{offset:020}.snapshot": "before" if offset == 156 else "equal" for offset in (156, 268, 271, 489, 684, 733)
     }
@@ -273,7 +273,7 @@ def test_a_log_that_retention_cut_begins_with_its_snapshot(tmp_path: Path) -> No
     (folder / "00000000000000000156.snapshot").unlink()
     (found,) = kafka.audit(folder).partitions
     assert found.known_from is None
-    assert found.found()["missing"] == 0
+    assert found.count_findings()["missing"] == 0
 
 
 def test_an_idle_producer_that_the_broker_forgot_is_no_difference(tmp_path: Path) -> None:
@@ -288,10 +288,10 @@ def test_an_idle_producer_that_the_broker_forgot_is_no_difference(tmp_path: Path
     table.to_kafka_snapshot(last, 0)
     limit = newest - oldest["timestamp"]
     (found,) = kafka.audit(folder, max_idle_ms=limit).partitions
-    assert found.found()["snapshot"] == 0
+    assert found.count_findings()["snapshot"] == 0
     assert found.snapshots.to_pylist()[-1]["expired"] >= 1
     (found,) = kafka.audit(folder).partitions
-    assert found.found()["snapshot"] == 1
+    assert found.count_findings()["snapshot"] == 1
 
 
 def test_what_compaction_left_of_a_transaction_does_not_hang(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_a_partition_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path
     ]
     assert [(it.kind, it.path) for it in empty.damage] == [("unreadable", str(tmp_path / "empty-0"))]
     assert len(odd.damage) == 1
-    assert report.found("damage") == {"damage": 2}
+    assert report.count_findings("damage") == {"damage": 2}
     assert "no segments (*.log) in this folder" in str(report)
     with pytest.raises(fp.SourceError, match="no segments"):
         kafka.audit(tmp_path / "empty-0")
@@ -364,9 +364,9 @@ def test_a_batch_that_was_cut_out_is_missing_unless_the_log_is_compacted(name: s
             behind = {"segment": whole[at + 1]["segment"]}
             assert hole | {"position": None} == wanted | behind | {"position": None}
             assert (found.compacted, found.cleanup_policy) == (False, policy)
-            assert found.found()["missing"] == count
+            assert found.count_findings()["missing"] == count
         (found,) = kafka.audit(folder, cleanup_policy="compact").partitions
-        assert (found.compacted, found.found()["missing"], len(found.holes)) == (True, 0, 1)
+        assert (found.compacted, found.count_findings()["missing"], len(found.holes)) == (True, 0, 1)
 
 
 def test_a_segment_that_is_gone_is_missing_whoever_wrote_it(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_a_segment_that_is_gone_is_missing_whoever_wrote_it(tmp_path: Path) -> N
         (found,) = kafka.audit(folder, cleanup_policy="delete").partitions
         (hole,) = found.holes.to_pylist()
         assert (hole["first_offset"], hole["last_offset"]) == (lost[0]["base_offset"], lost[-1]["last_offset"])
-        assert found.found()["missing"] == hole["count"]
+        assert found.count_findings()["missing"] == hole["count"]
 
 
 def test_a_batch_with_fewer_records_than_offsets_tells_of_compaction() -> None:
@@ -392,9 +392,9 @@ def test_a_batch_with_fewer_records_than_offsets_tells_of_compaction() -> None:
     lost = sum(found.holes["count"].to_pylist()) + found.removed
     (found,) = kafka.audit(DATA / "profiles-0", cleanup_policy="delete").partitions
     assert not found.compacted
-    assert found.found()["missing"] == lost > 0
+    assert found.count_findings()["missing"] == lost > 0
     (found,) = kafka.audit(DATA / "profiles-0", cleanup_policy={"profiles": "compact", "*": "delete"}).partitions
-    assert (found.compacted, found.found()["missing"]) == (True, 0)
+    assert (found.compacted, found.count_findings()["missing"]) == (True, 0)
 
 
 def test_a_compacted_log_says_over_how_many_numbers_it_steps(tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_a_compacted_log_says_over_how_many_numbers_it_steps(tmp_path: Path) -> 
     cut = next(it for it in rows[5:] if it["pid"] >= 0 and it["control"] is None)
     cut_out(folder, cut)
     (found,) = kafka.audit(folder, cleanup_policy="compact").partitions
-    assert found.found()["missing"] == 0
+    assert found.count_findings()["missing"] == 0
     assert sum(found.missing["count"].to_pylist()) == cut["count"]
     assert f"compacted, so steps over {cut['count']:,} are no loss" in found.to_text()
     (found,) = kafka.audit(folder).partitions
@@ -434,7 +434,7 @@ def test_checksums_tell_every_batch_that_was_changed(name: str, tmp_path: Path) 
         assert told == {(row["segment"], row["position"]) for row in bent} - {
             (Path(it.path).name, it.position) for it in unseen.damage
         }
-        assert found.found()["damage"] >= len(bent)
+        assert found.count_findings()["damage"] >= len(bent)
         assert "content" not in {it.kind for it in unseen.damage}
 
 
@@ -463,7 +463,7 @@ def test_the_report_is_text_json_and_tables(report: kafka.LogAudit) -> None:
     }  # fmt: skip
     assert list(frames["open"].columns[:3]) == ["topic", "partition", "pid"]
     with pytest.raises(fp.PolicyError, match="unknown finding 'lost'"):
-        report.found("lost")
+        report.count_findings("lost")
     with pytest.raises(fp.PolicyError, match="unknown table 'lost'"):
         report.table("lost")
 

@@ -265,29 +265,29 @@ def test_a_counter_that_began_anew_is_suspected_and_a_redelivery_is_not() -> Non
     began_anew = pa.concat_tables(
         [stream(1, range(3_000), range(3_000)), stream(1, range(2_900), range(9_000, 11_900))]
     )
-    assert fp.audit(began_anew, columns=TIMED).found() == {"duplicate": 2_900, "reset": 1}
+    assert fp.audit(began_anew, columns=TIMED).count_findings() == {"duplicate": 2_900, "reset": 1}
     scattered = pa.concat_tables(  # each after a row that was accepted
         [stream(1, [it, it], [2 * it, 2 * it + 1]) for it in range(2_900)]
     )
-    assert fp.audit(scattered, columns=TIMED).found() == {"duplicate": 2_900, "reset": 1}
-    assert fp.audit(scattered, columns=TIMED, reset_rows_min=2_901).found() == {"duplicate": 2_900}
+    assert fp.audit(scattered, columns=TIMED).count_findings() == {"duplicate": 2_900, "reset": 1}
+    assert fp.audit(scattered, columns=TIMED, reset_rows_min=2_901).count_findings() == {"duplicate": 2_900}
     table = StateTable("any_order", keep=("timestamp",))
     table.apply(began_anew.slice(0, 3_000), TIMED)
     later = began_anew.slice(3_000)
     report = fp.audit(later, columns=TIMED, table=table)
-    assert report.found() == {"duplicate": 2_900, "reset": 1}
+    assert report.count_findings() == {"duplicate": 2_900, "reset": 1}
     assert report.suspected_resets.to_pylist() == [
         {"pid": 1, "partition": 0, "rows": 2_900, "duplicates": 2_900, "retimed": 2_900}
     ]
-    assert report.found("reset") == {"reset": 1}
+    assert report.count_findings("reset") == {"reset": 1}
     again = pa.concat_tables([stream(1, range(3_000), range(3_000))] * 5)  # the same rows, as old as they were
-    assert fp.audit(again, columns=TIMED, table=table).found() == {"duplicate": 15_000}
-    assert fp.audit(again, columns=TIMED).found() == {"duplicate": 12_000}
-    assert fp.audit(later.slice(0, 1), columns=TIMED, table=table).found() == {"duplicate": 1, "reset": 1}
+    assert fp.audit(again, columns=TIMED, table=table).count_findings() == {"duplicate": 15_000}
+    assert fp.audit(again, columns=TIMED).count_findings() == {"duplicate": 12_000}
+    assert fp.audit(later.slice(0, 1), columns=TIMED, table=table).count_findings() == {"duplicate": 1, "reset": 1}
     without = fp.audit(later)
     assert without.suspected_resets is None
     with pytest.raises(fp.PolicyError, match=r"suspected resets .* timestamp column"):
-        without.found("reset")
+        without.count_findings("reset")
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_every_kind_of_rows(kind: str) -> None:
     data = timed_rows(1, 500)
     assert differences(fp.audit(make(data), columns=TIMED), fp.audit(data, columns=TIMED)) == []
     nothing = fp.audit(make(data.slice(0, 0)), columns=TIMED)
-    assert (nothing.rows, nothing.counts, nothing.found()) == (0, {}, {})
+    assert (nothing.rows, nothing.counts, nothing.count_findings()) == (0, {}, {})
     assert "read" in str(nothing)
     json.loads(nothing.to_json())
 
@@ -320,8 +320,8 @@ def test_numpy_arrays_and_frames_with_what_is_no_arrow() -> None:
         "partition": np.zeros(2, int),
         "seq": np.array([0, 0]),
     }
-    assert fp.audit(arrays | {"other": "not a column"}).found() == {"duplicate": 1}
-    assert fp.audit(pd.DataFrame(arrays | {"things": [object(), {1}]})).found() == {"duplicate": 1}
+    assert fp.audit(arrays | {"other": "not a column"}).count_findings() == {"duplicate": 1}
+    assert fp.audit(pd.DataFrame(arrays | {"things": [object(), {1}]})).count_findings() == {"duplicate": 1}
 
 
 KEYS: dict[str, pa.DataType] = {
@@ -392,7 +392,7 @@ def test_rows_without_epochs_or_partitions() -> None:
         epochs="ignore", wrap=None, columns=Columns(pid="device", epoch=None, partition=None, seq="n")
     )
     report = fp.audit(pl.DataFrame({"device": ["a", "b", "a"], "n": [1 << 40, 7, 1 << 40]}), policy)
-    assert report.found() == {"duplicate": 1}
+    assert report.count_findings() == {"duplicate": 1}
     assert len(report.resets) == 0
     assert [tuple(row.values()) for row in report.distances.to_pylist()] == [(1, 1, 0), (2, 10, 1)]
 
@@ -534,7 +534,7 @@ def test_policies_that_do_not_agree() -> None:
     with pytest.raises(
         fp.PolicyError, match=r"unknown finding 'loss'; findings are missing, duplicate, stale, reset, conflict$"
     ):
-        fp.audit(make_rows(0)).found("loss")
+        fp.audit(make_rows(0)).count_findings("loss")
     for nonsense in (5, [1, 2], "rows", pl.LazyFrame({"pid": [1]})):
         with pytest.raises(TypeError, match="are not tabular"):
             fp.audit(nonsense)
@@ -798,7 +798,7 @@ def test_a_sink_is_clean_and_one_file_will_do(zone: Path, tmp_path: Path) -> Non
                 (tmp_path / "landing" / file.name).hardlink_to(file)
         lake.DedupJob(tmp_path / "landing", tmp_path / "state", tmp_path / "clean", columns=LANDING, sync=False).run()
     report = lake.audit(tmp_path / "clean", columns=LANDING)
-    assert "duplicate" not in report.found()
+    assert "duplicate" not in report.count_findings()
     assert report.missing_rows == lake.audit(zone / "landing", columns=LANDING).missing_rows
     file = sorted((zone / "landing").glob("*.parquet"))[0]
     one = lake.audit(file, columns=LANDING)
@@ -817,7 +817,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(fp.SourceError, match="no such folder"):
         lake.audit(tmp_path / "nowhere")
     empty = lake.audit(tmp_path)
-    assert (empty.files, empty.rows, empty.found()) == (0, 0, {})
+    assert (empty.files, empty.rows, empty.count_findings()) == (0, 0, {})
     bad = make_rows(1).set_column(3, "seq", pa.array([*range(599), -7], pa.int32()))
     bad = bad.set_column(0, "pid", pa.array([5] * 600))
     pq.write_table(bad, tmp_path / "b.parquet", row_group_size=100)

@@ -239,7 +239,7 @@ def test_audit_tells_people_and_programs(zone: Path, capsys: pytest.CaptureFixtu
 
 
 def test_findings_are_exit_code_3(zone: Path, job: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    found = lake.audit(zone / "landing", columns=Columns(partition=("topic", "partition"))).found()
+    found = lake.audit(zone / "landing", columns=Columns(partition=("topic", "partition"))).count_findings()
     told = f"fencepost: found: missing {found['missing']:,}, duplicate {found['duplicate']:,}\n"
     code, out, err = run(capsys, "audit", zone / "landing", *KEYS, "--fail-on", "missing,duplicate")
     assert (code, err) == (3, told)

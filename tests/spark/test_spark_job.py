@@ -186,7 +186,7 @@ def test_every_plan_in_tasks(spark: SparkSession, tmp_path: Path, monkeypatch: p
     size = 100_000 if plan == "row" else 256 << 20
     for make in (DedupJob, lake.DedupJob):
         root = tmp_path / make.__module__
-        sizes: dict[str, Any] = {"shards": 3, "task_bytes_max": size, "driver_runs_max": 0}
+        sizes: dict[str, Any] = {"shards": 3, "task_bytes_max": size, "driver_spans_max": 0}
         job = make(source, root / "state", root / "sink", columns=columns, plan=plan, **sizes)
         found = job.run()
         assert found.judged == "in tasks"
@@ -210,7 +210,7 @@ def test_repeats_of_earlier_runs_are_compared_in_tasks(
     source = tmp_path / "source"
     source.mkdir()
     options: dict[str, Any] = {"compare_content": True, "keep_checksums": "all", "on_conflict": "drop", "shards": 3}
-    options["driver_runs_max"] = 0
+    options["driver_spans_max"] = 0
     for run in range(3):
         for file in range(2):
             pid = [file, *range(10, 20)]

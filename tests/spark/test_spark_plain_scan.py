@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import plan_of, settings
-from fencepost_spark import copies, deduplicate, plain_scan, way_of
+from fencepost_spark import choose_strategy, copies, deduplicate, plain_scan
 from hypothesis import given
 from hypothesis import strategies as st
 from py4j.protocol import Py4JJavaError
@@ -70,8 +70,8 @@ def shuffled(df: DataFrame) -> DataFrame:
 
 def check(df: DataFrame, **options: Any) -> int:
     """Both ways keep the same rows; gives how many."""
-    assert way_of(df, **options).name == "files"
-    assert way_of(shuffled(df), **options).name == "shuffle"
+    assert choose_strategy(df, **options).name == "files"
+    assert choose_strategy(shuffled(df), **options).name == "shuffle"
     kept = deduplicate(df, **options)
     assert kept.schema == df.schema
     rows = found(kept)
@@ -186,7 +186,7 @@ class TestTheSameRows:
         expected = found(deduplicate(spark.read.parquet(folder)))
         for spelled in (f"file:{folder}", f"file://{folder}", f"{folder}/../rows", f"{folder}/*", f"{folder}//"):
             df = spark.read.parquet(spelled)
-            assert way_of(df).name == "files"
+            assert choose_strategy(df).name == "files"
             assert found(deduplicate(df)) == expected
 
     def test_files_without_rows(self, spark: SparkSession, tmp_path: Path) -> None:
@@ -237,10 +237,10 @@ class TestThePlan:
 
     def test_it_says_which_way_it_takes(self, df: DataFrame) -> None:
         rows = len(stream())
-        assert way_of(df) == ("files", f"it reads 3 Parquet files with {rows:,} rows, and nothing else")
-        assert way_of(df, co_located=True) == ("co_located", "asked for")
+        assert choose_strategy(df) == ("files", f"it reads 3 Parquet files with {rows:,} rows, and nothing else")
+        assert choose_strategy(df, co_located=True) == ("co_located", "asked for")
         with pytest.raises(fp.PolicyError, match="pass order_by"):
-            way_of(df, "kafka")
+            choose_strategy(df, "kafka")
 
     def test_every_action_agrees(self, df: DataFrame) -> None:
         """Also those that need no column, or one that has nothing to do with copies."""
@@ -310,7 +310,7 @@ class TestTheGeneralWay:
     """What is no plain scan, and why."""
 
     def check(self, df: DataFrame, reason: str, **options: Any) -> None:
-        way = way_of(df, **options)
+        way = choose_strategy(df, **options)
         assert way.name == "shuffle"
         assert reason in way.reason
         deduplicate(df, **options).collect()
@@ -416,7 +416,7 @@ class TestTheGeneralWay:
         rows = found(deduplicate(df))
         assert rows == found(deduplicate(shuffled(df)))
         assert df.count() == 2 * spark.read.parquet(f"{folder}/0.parquet").count()
-        assert way_of(df) == ("shuffle", "a file is listed twice")
+        assert choose_strategy(df) == ("shuffle", "a file is listed twice")
 
     def test_too_much(self, spark: SparkSession, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
         df = spark.read.parquet(folder)
@@ -439,8 +439,8 @@ class TestTheGeneralWay:
         """One that is gone is told by name; so is any that the native reader refuses."""
         df = spark.read.parquet(folder)
         Path(folder, "1.parquet").unlink()
-        assert way_of(df).name == "shuffle"
-        assert "1.parquet" in way_of(df).reason
+        assert choose_strategy(df).name == "shuffle"
+        assert "1.parquet" in choose_strategy(df).reason
 
 
 class TestChanges:

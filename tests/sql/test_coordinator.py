@@ -11,7 +11,7 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy
-from fencepost.sql import Left, Positions, ProducerIdentity, ProducerRegistry, Recovered, TransactionCoordinator
+from fencepost.sql import Positions, ProducerIdentity, ProducerRegistry, Recovered, TransactionCoordinator, Unrouted
 from fencepost.sql import transaction_tables as tables
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, func, select, text
 from support.coordinator_doors import MachineDoor, Route, SqlDoor
@@ -302,7 +302,7 @@ def test_who_has_no_route_cannot_complete(engine: Engine, routes: dict[str, None
         with pytest.raises(fp.ConcurrentTransactionError, match=r"is decided, and markers for 'out' have no route"):
             call()
     assert without.decision(identity.pid, identity.epoch) == "commit"
-    assert without.recover() == Recovered(0, 0, (Left("an id", ("out",)),))
+    assert without.recover() == Recovered(0, 0, (Unrouted("an id", ("out",)),))
     assert with_route.commit(identity).epoch == identity.epoch + 1
     assert without.recover() == Recovered(0, 0)
 

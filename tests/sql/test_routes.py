@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from fencepost import kafka
-from fencepost.sql import Left, Recovered, TransactionCoordinator
+from fencepost.sql import Recovered, TransactionCoordinator, Unrouted
 from fencepost.sql import transaction_tables as tables
 from fencepost.transports import LandingTransport, PartitionLogTransport, SqlTransport, read_committed, read_landing
 from support.coordinator_mutants import ROUTE_MUTANTS, route_mutant
@@ -86,7 +86,7 @@ def test_who_recovers_leaves_the_transactions_of_others(
         producer.send(rows(kind, 1))
         producer.flush(30)
         pass_time_out(clicks)
-        left = Recovered(0, 0, (Left("sales", ("sales",)),))
+        left = Recovered(0, 0, (Unrouted("sales", ("sales",)),))
         assert clicks.recover() == left
         assert clicks.reap() == left
         assert sales.reap() == Recovered(0, 1), "who has a route does it"
@@ -141,7 +141,7 @@ def test_markers_of_some_topics_are_written_by_one_and_the_rest_by_another(
             decide(identity)
     seen = [1] if outcome == "commit" else []
     assert (outputs["clicks"].read(), outputs["sales"].read()) == (seen, [])
-    assert clicks.recover() == Recovered(0, 0, (Left("stage", ("sales",)),))
+    assert clicks.recover() == Recovered(0, 0, (Unrouted("stage", ("sales",)),))
     assert sales.recover() == Recovered(1, 0)
     assert (outputs["clicks"].read(), outputs["sales"].read()) == (seen, seen)
     assert both.init_producer("stage").epoch == identity.epoch + 2

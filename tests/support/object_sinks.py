@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fencepost import state as states
-from fencepost.lake import DedupJob, dataset, shown_files
+from fencepost.lake import DedupJob, applied_files, dataset
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore, open_store
 
@@ -94,7 +94,7 @@ class Bucket:
         }
         assert not [name for name, data in listed.items() if SECRET in data]
         shown = [name for name in sorted(wanted) if "/_" not in name]
-        assert shown_files(f"{self.root}/sink", self.options) == [f"{self.root}/sink/{name}" for name in shown]
+        assert applied_files(f"{self.root}/sink", self.options) == [f"{self.root}/sink/{name}" for name in shown]
         near, far = dataset(self.folder / "sink"), dataset(f"{self.root}/sink", self.options)
         assert sorted_rows(far.to_table()) == sorted_rows(near.to_table())
 

@@ -125,7 +125,7 @@ def _main(told: dict[str, Any]) -> None:
         sink = StagedTable(told["url"], told["table"], sink)
     options = {name: told[name] for name in ("state_options", "source_options", "sink_options") if name in told}
     # Shards are judged in tasks, which open the state's store.
-    DedupJob(source, told["state"], sink, engine=engine, driver_runs_max=0, **options).run(progress)
+    DedupJob(source, told["state"], sink, engine=engine, driver_spans_max=0, **options).run(progress)
     print("came to its end")
 
 

@@ -117,13 +117,13 @@ class World:
         with suppress(fp.ConcurrentTransactionError, Killed):
             found = self.coordinator(service).recover()
             self.faults["recovered"] += found.completed + found.aborted
-            left = {it.transactional_id: {*it.topics} for it in found.left}
+            left = {it.transactional_id: {*it.topics} for it in found.unrouted}
             foreign = {name: it for name, it in self._waiting().items() if it[1] - {*SERVICES[service]}}
             assert {
                 name: topics for name, (state, topics) in foreign.items() if state in PREPARED
             }.items() <= left.items()
             assert left.items() <= {name: topics for name, (_, topics) in foreign.items()}.items()
-            self.faults["left to others"] += len(found.left)
+            self.faults["left to others"] += len(found.unrouted)
         after = self._waiting()
         for name, (state, topics) in before.items():
             if topics and not topics & {*SERVICES[service]}:

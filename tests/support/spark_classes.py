@@ -1,6 +1,6 @@
 """A short life of Spark, with some of everything that tests do.
 
-    python tests/support/spark_classes.py
+    PYTHONPATH=tests python -m support.spark_classes
 
 The Makefile lets the JVM archive the classes that it loads meanwhile: the JVMs of tests map them, which takes half of
 the time of loading them from the jars.

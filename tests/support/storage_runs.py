@@ -76,7 +76,7 @@ def with_few_descriptors(root: Path) -> list[dict[str, Any]]:
     found = []
     for wanted in plan.PLANS:
         own = root / wanted
-        options: dict[str, Any] = {"plan": wanted, "shards": 16, "engine": LocalEngine(4), "driver_runs_max": 0}
+        options: dict[str, Any] = {"plan": wanted, "shards": 16, "engine": LocalEngine(4), "driver_spans_max": 0}
         job = DedupJob(root / "source", own / "state", own / "sink", **options)
         found.append({**outcome_of(job.run), "exchanges": max(exchanges)})
         exchanges.clear()

@@ -140,7 +140,7 @@ def test_the_table_is_that_of_a_folder(bucket: Tables, plan: Any) -> None:
 def test_workers_that_share_no_folder(bucket: Tables) -> None:
     land_some(bucket)
     bucket.near().run()
-    assert bucket.job(engine=ProcessEngine(), driver_runs_max=0).run().counts == COUNTS
+    assert bucket.job(engine=ProcessEngine(), driver_spans_max=0).run().counts == COUNTS
     bucket.check(1)
 
 

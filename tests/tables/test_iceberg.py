@@ -18,7 +18,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost import state
 from fencepost.cli import main
-from fencepost.lake import DedupJob, LocalEngine, audit, dataset, shown_files
+from fencepost.lake import DedupJob, LocalEngine, applied_files, audit, dataset
 from fencepost.state.disk import Disk
 from fencepost.state.iceberg import IcebergSink
 from fencepost.state.prefix import RunPrefixes
@@ -600,7 +600,7 @@ def test_a_dataset_has_the_rows_of_the_current_snapshot(
     catalog.load_table("db.events").delete("origin != '99:0'")
     assert dataset_rows(tmp_path)["origin"].to_list() == ["99:0"]
     named = [it.file_path.removeprefix("file://") for it in files_of(catalog.load_table("db.events"))]
-    assert shown_files(NAME, properties_of(tmp_path)) == named
+    assert applied_files(NAME, properties_of(tmp_path)) == named
 
 
 def dataset_rows(root: Path) -> pl.DataFrame:
@@ -628,7 +628,7 @@ def test_datasets_of_no_table_of_an_empty_one_and_of_deleted_rows(
 ) -> None:
     from pyiceberg.manifest import ManifestContent, ManifestFile
 
-    for read in (dataset, shown_files):
+    for read in (dataset, applied_files):
         with pytest.raises(fp.SinkError, match="no such table in the catalog"):
             read(NAME, properties_of(tmp_path))
     catalog.create_table("db.events", make_rows(0).schema.set(1, pa.field("epoch", pa.int32())))
@@ -636,7 +636,7 @@ def test_datasets_of_no_table_of_an_empty_one_and_of_deleted_rows(
     assert dataset(NAME, properties_of(tmp_path)).schema.names == SCHEMA.names
     append_by_others(catalog)
     monkeypatch.setattr(ManifestFile, "content", property(lambda self: ManifestContent.DELETES))
-    for read in (dataset, shown_files):
+    for read in (dataset, applied_files):
         with pytest.raises(fp.SourceError, match="has delete files"):
             read(NAME, properties_of(tmp_path))
 

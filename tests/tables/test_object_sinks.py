@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fencepost import state as states
-from fencepost.lake import DedupJob, LocalEngine, shown_files
+from fencepost.lake import DedupJob, LocalEngine, applied_files
 from fencepost.lake.plan import PLANS
 from fencepost.state import placing, stores
 from fencepost.state.prefix import RunPrefixes
@@ -95,7 +95,7 @@ def test_workers_that_share_no_folder(bucket: Bucket, plan: Any, monkeypatch: py
     monkeypatch.setattr(RemoteStore, "delete", deleted)
     land_some(bucket)
     options: dict[str, Any] = {"compare_content": True, "keep_checksums": "all"} if plan == "interval" else {}
-    far = {**options, "plan": plan, "engine": ProcessEngine(), "driver_runs_max": 0}
+    far = {**options, "plan": plan, "engine": ProcessEngine(), "driver_spans_max": 0}
     assert bucket.near(**options).run().counts == bucket.job(**far).run().counts == COUNTS
     bucket.check(1)
     bucket.land("day=2/late.parquet", rows(400, 300, pid=2))
@@ -228,7 +228,7 @@ def test_finished_by_somebody_else(
     assert paused.is_set()
     if prepared == "gone, and the files as well":
         assert sorted(bucket.listed()) == ["_fencepost.json", "_versions/1.json", "run=1/_SUCCESS"]
-        assert shown_files(f"{bucket.root}/sink", bucket.options) == []
+        assert applied_files(f"{bucket.root}/sink", bucket.options) == []
     else:
         bucket.check(1)
 
@@ -257,7 +257,7 @@ def test_fenced(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, dies_at: str) -
     else:
         assert sorted(bucket.listed()) == ["_fencepost.json", "_versions/1.json"]
         assert bucket.job().run().version == 2
-        assert bucket.sink().shown_files()[0].startswith("run=2/")
+        assert bucket.sink().applied_files()[0].startswith("run=2/")
 
 
 def test_drivers_and_fences_at_once(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ def test_reads_that_are_wrong(bucket: Bucket, fault: str) -> None:
     land_some(bucket)
     bucket.near().run()
     with Liar(bucket.options["endpoint"], (fault,), share=0.5, verb="GET") as liar:
-        job = bucket.job(sink_endpoint=liar.endpoint, engine=Apart(), driver_runs_max=0)
+        job = bucket.job(sink_endpoint=liar.endpoint, engine=Apart(), driver_spans_max=0)
         assert job.run().counts == COUNTS
         assert liar.told[fault] > 0
     bucket.check(1)

@@ -27,7 +27,7 @@ from support.quick_retries import be_quick, probe_little  # noqa: F401
 from support.s3_server import BUCKET, serve_s3
 from support.secret_runs import ProcessEngine
 
-BY_PROVIDER = {"region": "us-east-1", "allow_http": True, "credential_provider": "credentials:Provider"}
+BY_PROVIDER = {"region": "us-east-1", "allow_http": True, "credential_provider": "support.credentials:Provider"}
 KEEP = {"policy": "any_order", "settle_ms": 0}
 
 
@@ -80,7 +80,7 @@ def test_slices_of_a_prefix(landing: Landing, tmp_path: Path) -> None:
     names = []
     for step in steps:
         report = job(landing, tmp_path, remote=True, **step).run()
-        names.append((report.inputs["path"].to_pylist(), report.left, report.vanished))
+        names.append((report.inputs["path"].to_pylist(), report.remaining_files, report.vanished))
     assert names == [
         (["day=2/a.parquet"], 1, ()),
         (["day=3/a.parquet"], 0, ("day=9/gone.parquet",)),
@@ -109,9 +109,9 @@ def test_the_driver_asks_for_no_single_file(landing: Landing, tmp_path: Path, mo
     named = ["0.parquet", "1.parquet", "2.parquet", "3.parquet", "bad.parquet", "worse.parquet", "gone.parquet"]
     options = {"files": named, "rows_max": 25, "plan": "interval", "engine": ProcessEngine()}
     report = job(landing, tmp_path, remote=True, **options).run()
-    assert (report.kept, report.left, report.vanished) == (20, 4, ("gone.parquet",))
+    assert (report.kept, report.remaining_files, report.vanished) == (20, 4, ("gone.parquet",))
     report = job(landing, tmp_path, remote=True, **options).run()
-    assert (report.kept, report.left) == (20, 0)
+    assert (report.kept, report.remaining_files) == (20, 0)
     assert [path for path, _ in report.quarantined] == ["bad.parquet", "worse.parquet"]
     assert asked == []
     monkeypatch.undo()
@@ -159,9 +159,15 @@ def test_credentials_come_from_a_provider(landing: Landing, tmp_path: Path, engi
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("credentials", "credential_provider=credentials: AttributeError: module 'credentials' has no attribute ''"),
+        (
+            "support.credentials",
+            "credential_provider=support.credentials: AttributeError: module 'support.credentials' has no attribute ''",
+        ),
         ("nowhere:Provider", "credential_provider=nowhere:Provider: ModuleNotFoundError: No module named 'nowhere'"),
-        ("credentials:broken", "credential_provider=credentials:broken: RuntimeError: no token in /var/run"),
+        (
+            "support.credentials:broken",
+            "credential_provider=support.credentials:broken: RuntimeError: no token in /var/run",
+        ),
     ],
 )
 def test_a_provider_that_cannot_be_had_is_named(landing: Landing, tmp_path: Path, name: str, message: str) -> None:

@@ -50,7 +50,7 @@ pub fn runs(bytes: &[u8]) {
         let lines = stream.batches(&mut input);
         let form = Form::read(&mut input);
         let lengths: Vec<Vec<Option<i64>>> = lines.iter().map(|lines| lengths(&mut input, lines.rows)).collect();
-        stream.apply_runs(&mut table, &lines, form, &lengths, bytes.len());
+        stream.apply_spans(&mut table, &lines, form, &lengths, bytes.len());
     }
 }
 
@@ -188,7 +188,7 @@ impl Stream {
         }
     }
 
-    fn apply_runs(
+    fn apply_spans(
         &self,
         table: &mut StateTable,
         values: &[Values],
@@ -221,7 +221,7 @@ impl Stream {
         }
         let before = table.snapshot();
         let limit = BYTES_FREE + BYTES_PER_BYTE * bytes;
-        let judged = bounded(limit, || binding::apply_runs(table, lines.clone(), "length", &self.columns));
+        let judged = bounded(limit, || binding::apply_spans(table, lines.clone(), "length", &self.columns));
         let Ok(judged) = judged else {
             assert!(table.snapshot() == before, "a refused call shows");
             return;

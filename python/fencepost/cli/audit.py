@@ -114,7 +114,7 @@ def audit_command(
         _exit(EXIT_ERROR, f"{len(report.unreadable):,} files could not be read: {names}", quiet)
     if not report.rows and not allow_empty:
         _exit(EXIT_NOTHING, _nothing(report), quiet)
-    found = report.found(*kinds) if kinds else {}
+    found = report.count_findings(*kinds) if kinds else {}
     if found:
         _exit(EXIT_FINDINGS, f"found: {', '.join(f'{kind} {count:,}' for kind, count in found.items())}", quiet)
 

@@ -110,11 +110,11 @@ def dedup_command(
     task_bytes_max: Annotated[
         int | None, option("Split files above this number of bytes among tasks, at row groups (256 MB).")
     ] = None,
-    task_runs_max: Annotated[
+    task_spans_max: Annotated[
         int | None,
         option("Split shards with more runs of consecutive rows than this among tasks (8388608)."),
     ] = None,
-    driver_runs_max: Annotated[
+    driver_spans_max: Annotated[
         int | None, option("Judge up to this number of runs of consecutive rows without tasks (5000000).")
     ] = None,
     driver_state_bytes_max: Annotated[
@@ -243,8 +243,8 @@ def dedup_command(
             "shards": shards,
             "shard_bytes_max": shard_bytes_max,
             "task_bytes_max": task_bytes_max,
-            "task_runs_max": task_runs_max,
-            "driver_runs_max": driver_runs_max,
+            "task_spans_max": task_spans_max,
+            "driver_spans_max": driver_spans_max,
             "driver_state_bytes_max": driver_state_bytes_max,
             "layout": layout,
             "schema": schema,

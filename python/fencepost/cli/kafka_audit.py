@@ -73,7 +73,7 @@ def kafka_audit_command(
         print(report.to_json(top, only_findings=only_findings))
     elif not quiet:
         print(report.to_text(top, only_findings=only_findings))
-    found = report.found(*kinds) if kinds else {}
+    found = report.count_findings(*kinds) if kinds else {}
     if found:
         if not quiet:
             print(

@@ -49,9 +49,9 @@ def show(
             raise typer.BadParameter("pass either RUN or --html, not both")
         if not 1 <= run <= newest:
             raise typer.BadParameter(f"version {run} does not exist; versions are 1 to {newest}")
-        if run <= state.known_floor():
+        if run <= state.cached_floor():
             raise typer.BadParameter(
-                f"version {run} is folded: of versions 1 to {state.known_floor()} only totals are kept"
+                f"version {run} is folded: of versions 1 to {state.cached_floor()} only totals are kept"
             )
         details = history.explain(state, run)
         print(json.dumps(details) if as_json else _to_text(details))

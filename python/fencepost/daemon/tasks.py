@@ -71,7 +71,7 @@ class Maintenance:
         failure = None
         try:
             done = self._coordinator.recover()
-            said = f"{done.completed} completed, {done.aborted} aborted, {len(done.left)} left to other routes"
+            said = f"{done.completed} completed, {done.aborted} aborted, {len(done.unrouted)} left to other routes"
         except ConcurrentTransactionError as error:
             failure = error
         for stuck in late_transactions(self.engine):

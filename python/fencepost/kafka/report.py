@@ -13,7 +13,7 @@ from fencepost.errors import PolicyError
 from fencepost.kafka.finding import Finding
 
 FINDINGS = ("missing", "repeated", "fenced", "hanging", "snapshot", "index", "damage")
-"""The kinds of findings that `LogAudit.found` accepts."""
+"""The kinds of findings that `LogAudit.count_findings` accepts."""
 CLEANUP_POLICIES = ("delete", "compact", "unknown")
 """Values of a topic's cleanup.policy."""
 SHOWN_MAX = 10
@@ -93,7 +93,7 @@ class PartitionAudit:
     damage: tuple[Finding, ...]
     """Damaged files. Their readable parts were used."""
 
-    def found(self) -> dict[str, int]:
+    def count_findings(self) -> dict[str, int]:
         """Return the number of findings by kind. Steps and gaps caused by compaction are not counted."""
         return {
             "missing": 0 if self.compacted else self._lost,
@@ -151,7 +151,7 @@ class PartitionAudit:
             "transactions",
             f"{self.commits:,} commits, {self.aborts:,} aborts ({aborted:,} of data), {still_open:,} open",
         )
-        found = self.found()
+        found = self.count_findings()
         yield (
             "sequences",
             (
@@ -184,7 +184,7 @@ class LogAudit:
     source: str
     partitions: tuple[PartitionAudit, ...]
 
-    def found(self, *kinds: str) -> dict[str, int]:
+    def count_findings(self, *kinds: str) -> dict[str, int]:
         """Return the number of findings by kind. Kinds without findings are left out.
 
         | kind | counts |
@@ -201,7 +201,9 @@ class LogAudit:
         for kind in kinds:
             if kind not in FINDINGS:
                 raise PolicyError(f"unknown finding '{kind}'; findings are {', '.join(FINDINGS)}")
-        sums = {kind: sum(partition.found()[kind] for partition in self.partitions) for kind in kinds or FINDINGS}
+        sums = {
+            kind: sum(partition.count_findings()[kind] for partition in self.partitions) for kind in kinds or FINDINGS
+        }
         return {kind: count for kind, count in sums.items() if count}
 
     def table(self, name: str) -> Any:
@@ -253,7 +255,7 @@ class LogAudit:
         return json.dumps(
             {
                 "source": self.source,
-                "found": self.found(),
+                "found": self.count_findings(),
                 "total": self.total(),
                 "partitions": [_as_dict(partition, rows_max) for partition in shown],
             }
@@ -271,11 +273,11 @@ class LogAudit:
         return "\n\n".join([*(partition.to_text(rows_max) for partition in shown), self._total_text()])
 
     def _with_findings(self) -> tuple[PartitionAudit, ...]:
-        return tuple(it for it in self.partitions if any(it.found().values()))
+        return tuple(it for it in self.partitions if any(it.count_findings().values()))
 
     def _total_text(self) -> str:
         sums = self.total()
-        found = ", ".join(f"{kind} {count:,}" for kind, count in self.found().items()) or "nothing"
+        found = ", ".join(f"{kind} {count:,}" for kind, count in self.count_findings().items()) or "nothing"
         figures = ", ".join(f"{sums[name]:,} {name}" for name in _SUMMED)
         partitions = f"{sums['partitions']:,} partitions, {sums['with_findings']:,} with findings"
         return f"total: {partitions}; {figures}\n  found          {found}"

@@ -2,7 +2,7 @@
 
 Needs `fencepost[lake]` (pyarrow, numpy). `run` contains the steps of a run; `scan`, `judge`, `write` and `aligned`
 contain what tasks do; `fencepost.state` contains the commit. `audit` reads files and writes nothing. `dataset` and
-`shown_files` are for readers of a job's output.
+`applied_files` are for readers of a job's output.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,9 @@ from fencepost.state.engine import Engine, LocalEngine
 if TYPE_CHECKING:
     from fencepost.lake.advising import advise
     from fencepost.lake.auditing import audit
-    from fencepost.lake.reading import dataset, shown_files
+    from fencepost.lake.reading import applied_files, dataset
 
-__all__ = ["DedupJob", "Engine", "KafkaLog", "LocalEngine", "RunReport", "advise", "audit", "dataset", "shown_files"]
+__all__ = ["DedupJob", "Engine", "KafkaLog", "LocalEngine", "RunReport", "advise", "applied_files", "audit", "dataset"]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
         from fencepost.lake.advising import advise
 
         return advise
-    if name in ("dataset", "shown_files"):
+    if name in ("dataset", "applied_files"):
         from fencepost.lake import reading
 
         return getattr(reading, name)

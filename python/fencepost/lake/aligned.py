@@ -81,7 +81,7 @@ def align(places: Places, item: AlignItem) -> Aligned:
     for exchange in scanned.exchanges:
         (data,) = scratch.read_ranges([(exchange.name, 0, int(exchange.bytes[0]))])
         runs = pa.Table.from_batches([read_batch(data, exchange.schema)])
-        verdicts = table.apply_runs(runs, LENGTH, reading.policy.columns)
+        verdicts = table.apply_spans(runs, LENGTH, reading.policy.columns)
         refused_rows.append(refused_ranges(runs, np.asarray(pa.array(verdicts.verdict))))
         for verdict, count in verdicts.counts.items():
             if count and verdict != Verdict.ACCEPTED:

@@ -379,7 +379,7 @@ class _Shard:
         wrap = self.table.policy.wrap
         for some in _batched_runs(runs, self.columns.seq, wrap):
             check_stopped()
-            verdicts = self.table.apply_runs(some, LENGTH, self.columns)
+            verdicts = self.table.apply_spans(some, LENGTH, self.columns)
             self.auditor.add_runs(identity(some, self.columns, self.table.keep), verdicts, *_rows(some))
 
 

@@ -187,7 +187,7 @@ def judge_part(store: Store, scratch: Scratch, exchanges: ExchangeFiles, item: P
     lines = in_order(lines, reading.order_by)
     order = None if reading.order_by else hole_avoiding_order(lines, table, is_reorderable=True)
     lines = lines if order is None else lines.take(pa.array(order))
-    verdicts = table.apply_runs(lines, LENGTH, policy.columns)
+    verdicts = table.apply_spans(lines, LENGTH, policy.columns)
     codes = np.asarray(pa.array(verdicts.verdict))
     add_row_figures(verdicts, judged)
     judged.losers = write_refused(scratch, merge_refused([refused_ranges(lines, codes)]))

@@ -30,13 +30,13 @@ from fencepost.lake.conflicts import OnConflict
 from fencepost.lake.kafka_log import KafkaLog
 from fencepost.lake.left_out import OnBadFile
 from fencepost.lake.plan import (
-    DRIVER_RUNS_MAX,
+    DRIVER_SPANS_MAX,
     DRIVER_STATE_BYTES_MAX,
     PLANS,
     SHARD_BYTES_MAX,
     SHARDS,
     TASK_BYTES_MAX,
-    TASK_RUNS_MAX,
+    TASK_SPANS_MAX,
     Plan,
 )
 from fencepost.lake.report import RunReport
@@ -88,7 +88,7 @@ class DedupJob:
               input file with kept rows, in the input's Hive-style folders
             - a Delta table in a folder or prefix: each version is one transaction
             - a prefix of an object store: a version's files appear one by one, then `run=<n>/_SUCCESS`, which lists
-              them (`fencepost.lake.shown_files`)
+              them (`fencepost.lake.applied_files`)
             - an Iceberg table by its name: each version is one snapshot
             - a sink object, such as those of `fencepost.state.sinks` or a `fencepost.sql.SqlSink`
         policy: The name of a preset or a Policy.
@@ -149,9 +149,9 @@ class DedupJob:
             on average. The split is a version of its own, as by `State.reshard`. None: never.
         task_bytes_max: Larger files are scanned by several tasks, some row groups each. If rows are removed, these
             tasks also write the file, as several files.
-        task_runs_max: Shards with more runs (of consecutive rows) in this run are judged by several tasks, if the
+        task_spans_max: Shards with more runs (of consecutive rows) in this run are judged by several tasks, if the
             policy accepts any order (`fencepost.lake.hot`).
-        driver_runs_max: Maximum number of runs (of consecutive rows) that the driver judges itself; more are judged by
+        driver_spans_max: Maximum number of runs (of consecutive rows) that the driver judges itself; more are judged by
             tasks. 0 always starts tasks.
         driver_state_bytes_max: Maximum bytes of the state of the shards that the driver judges itself.
         layout: "delta" for a Delta table as sink, "run" for folders. Default: the existing sink's layout, or folders.
@@ -174,8 +174,8 @@ class DedupJob:
             least within the last hour.
 
         files_max: Maximum number of new files per run. The first by name are read, at least one; later runs read the
-            others (`RunReport.left`). Keeps runs over a backlog small. This and the following four arguments are for
-            folders and prefixes. Deferred files are read in any case.
+            others (`RunReport.remaining_files`). Keeps runs over a backlog small. This and the following four arguments
+            are for folders and prefixes. Deferred files are read in any case.
         bytes_max: Maximum bytes of new files per run, at least one file.
         rows_max: Maximum rows of new files per run, at least one file.
         only: Patterns relative to the source, such as "day=2026-11-2*" or "day=2026-11-20..2026-11-24". A run reads
@@ -214,8 +214,8 @@ class DedupJob:
         shards: int | None = None,
         shard_bytes_max: int | None = SHARD_BYTES_MAX,
         task_bytes_max: int = TASK_BYTES_MAX,
-        task_runs_max: int = TASK_RUNS_MAX,
-        driver_runs_max: int = DRIVER_RUNS_MAX,
+        task_spans_max: int = TASK_SPANS_MAX,
+        driver_spans_max: int = DRIVER_SPANS_MAX,
         driver_state_bytes_max: int = DRIVER_STATE_BYTES_MAX,
         layout: Layout | None = None,
         schema: SchemaRule = "strict",
@@ -274,12 +274,12 @@ class DedupJob:
             ("rows_max", rows_max),
             ("shard_bytes_max", shard_bytes_max),
             ("task_bytes_max", task_bytes_max),
-            ("task_runs_max", task_runs_max),
+            ("task_spans_max", task_spans_max),
         ):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: expected at least 1")
         for name, value in (
-            ("driver_runs_max", driver_runs_max),
+            ("driver_spans_max", driver_spans_max),
             ("driver_state_bytes_max", driver_state_bytes_max),
         ):
             if value < 0:
@@ -300,8 +300,8 @@ class DedupJob:
         self.source_options = source_options
         self.policy, self.scope, self.shards = policy, scope, shards
         self.shard_bytes_max = shard_bytes_max if shards is None else None
-        self.task_bytes_max, self.task_runs_max = task_bytes_max, task_runs_max
-        self.driver_runs_max, self.driver_state_bytes_max = driver_runs_max, driver_state_bytes_max
+        self.task_bytes_max, self.task_spans_max = task_bytes_max, task_spans_max
+        self.driver_spans_max, self.driver_state_bytes_max = driver_spans_max, driver_state_bytes_max
         self.rejected_max, self.rejects, self.on_reset = rejected_max, rejects, on_reset
         self.reset_rows_min = reset_rows_min
         self.compare_content = columns_to_compare(compare_content)

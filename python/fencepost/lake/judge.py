@@ -185,7 +185,7 @@ def _judge_shard(
     ages = _ages(table) if reading.timestamp else None
     order = None if reading.order_by or item.is_settled else hole_avoiding_order(lines, table)
     lines = lines if order is None else lines.take(pa.array(order))
-    verdicts = table.apply_runs(lines, LENGTH, reading.policy.columns)
+    verdicts = table.apply_spans(lines, LENGTH, reading.policy.columns)
     counts = {verdict.name: count for verdict, count in verdicts.counts.items() if count}
     if item.is_settled:
         _check_settled(shard, counts)

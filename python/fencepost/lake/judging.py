@@ -3,7 +3,7 @@
 | shard | judged by |
 |---|---|
 | of a run with few runs in total | the driver |
-| with at most `DedupJob.task_runs_max` runs | one task, together with other shards |
+| with at most `DedupJob.task_spans_max` runs | one task, together with other shards |
 | with more: a hot shard | several tasks, and one that writes its state (`hot.py`), if the policy allows it |
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TIMESTAMP_MIN = -(2**63)
 DEALERS = 4
-"""Number of deal tasks per `task_runs_max` runs: dealing needs more memory per run than judging."""
+"""Number of deal tasks per `task_spans_max` runs: dealing needs more memory per run than judging."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def judge_runs(run: Run, found: Found, reading: Reading) -> list[Judged]:
     state_bytes = sum(map(_bytes, _before(run, runs)))
     run.eviction = _next_eviction(run, found)
     hot = _hot_shards(run, runs)
-    is_few = sum(runs.values()) <= run.job.driver_runs_max and state_bytes <= run.job.driver_state_bytes_max
+    is_few = sum(runs.values()) <= run.job.driver_spans_max and state_bytes <= run.job.driver_state_bytes_max
     is_small = is_few and not hot
     run.plan |= {
         "judged": "in the driver" if is_small else "in tasks",
@@ -168,7 +168,7 @@ def _next_eviction(run: Run, found: Found) -> Eviction:
 
 def _hot_shards(run: Run, runs: dict[int, int]) -> dict[int, int]:
     """Return the hot shards and the number of parts to split each into."""
-    parts = parts_of_shards(list(runs.values()), run.job.engine.slots, run.job.task_runs_max)
+    parts = parts_of_shards(list(runs.values()), run.job.engine.slots, run.job.task_spans_max)
     return {shard: count for shard, count in zip(runs, parts, strict=True) if count > 1}
 
 
@@ -207,7 +207,7 @@ def _deal(
     """Deal the runs to parts. Repeats it if keys have several epochs, to keep these keys whole."""
     shards = lines.parts.shard.tolist()
     first, count = (np.array([of[shard] for shard in shards], np.int64) for of in (firsts, hot))
-    together = max(1, run.job.task_runs_max // DEALERS)
+    together = max(1, run.job.task_spans_max // DEALERS)
     whole = np.zeros(0, np.uint32)
     work = partial(deal, run.scratch, ExchangeFiles.of(found.exchanges))
     while True:

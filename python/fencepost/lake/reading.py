@@ -30,7 +30,7 @@ from fencepost.state.sinks import RunFolders, layout_of, open_sink
 from fencepost.state.stores import RemoteStore, absolute, is_local
 
 
-def shown_files(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> list[str]:
+def applied_files(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> list[str]:
     """Return the paths or URIs of a sink's files with kept rows, without those of incomplete versions.
 
     For an Iceberg table: the files of its current snapshot, including those that other writers added. Refused rows and
@@ -49,21 +49,22 @@ def shown_files(sink: str | os.PathLike[str], options: Mapping[str, Any] | None 
         files = _open_table(place, options)[0].files()
         return [files.full_path(number) for number in range(len(files))]
     opened = _open(place, options)
-    return [f"{opened.location}/{name}" for name in opened.shown_files()]
+    return [f"{opened.location}/{name}" for name in opened.applied_files()]
 
 
 def dataset(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> ds.Dataset:
-    """Return the rows of `shown_files` as a pyarrow dataset. Names of Hive-style folders are columns, including `run`.
+    """Return the rows of `applied_files` as a pyarrow dataset. Hive-style folder names are columns, including `run`.
 
     Contains the columns of all files, each with the widest type in any file, as jobs with `schema="merge"` write them.
     A column that only folders have is int32 if all values are such integers, otherwise text. An Iceberg table has only
-    its own columns. For polars: `polars.scan_pyarrow_dataset(dataset(sink))`. Arguments and errors as in `shown_files`.
+    its own columns. For polars: `polars.scan_pyarrow_dataset(dataset(sink))`. Arguments and errors are those of
+    `applied_files`.
     """
     place = absolute(sink)
     if is_iceberg(place):
         return _of_table(*_open_table(place, options))
     opened = _open(place, options)
-    names = opened.shown_files()
+    names = opened.applied_files()
     if not names:
         return ds.dataset(pa.table({}))
     schema = _merged_schema(opened, names)
@@ -107,15 +108,15 @@ def _folder_columns(names: list[str], schema: pa.Schema) -> pa.Schema:
 
 
 def merged_schema(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> pa.Schema | None:
-    """Return the columns of all `shown_files` without folder columns; None if the first file has all of them.
+    """Return the columns of all `applied_files` without folder columns; None if the first file has all of them.
 
-    Raises the errors of `shown_files`, and BatchError if no schema reads all files.
+    Raises the errors of `applied_files`, and BatchError if no schema reads all files.
     """
     place = absolute(sink)
     if is_iceberg(place):
         return _open_table(place, options)[1]
     opened = _open(place, options)
-    return _merged_schema(opened, opened.shown_files())
+    return _merged_schema(opened, opened.applied_files())
 
 
 def _merged_schema(opened: RunFolders | RunPrefixes, names: list[str]) -> pa.Schema | None:

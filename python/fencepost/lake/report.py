@@ -56,9 +56,9 @@ class RunReport:
     """Number of rows in these files."""
     bytes: int
     """Size of these files on disk, including all columns, compressed."""
-    runs: int
-    """Lines of the exchange: the runs that contain `rows`, without rows without identity. Under the aligned plan: the
-    claims."""
+    spans: int
+    """Lines of the exchange: the spans that contain `rows`, without rows without identity. A span is rows that follow
+    each other, of one key and epoch, with consecutive numbers. Under the aligned plan: the claims."""
     inputs: pa.Table
     """The files read: path (relative to the source), bytes, mtime_ns, inode, rows."""
     source_position: dict[str, Any] | None
@@ -67,13 +67,13 @@ class RunReport:
     deferred: tuple[str, ...]
     """Files that could not be read yet, relative to the source. The next run retries. Excludes files that wait for
     them."""
-    held_back: tuple[str, ...]
+    blocked: tuple[str, ...]
     """Files that wait for an earlier deferred file, under a policy that depends on the order."""
     quarantined: tuple[tuple[str, str], ...]
     """(path relative to the source, reason) of files that this run quarantined. Only a replaced file is read again."""
     vanished: tuple[str, ...]
     """Files that were deleted or replaced between listing and reading."""
-    left: int
+    remaining_files: int
     """Number of new files left for the next run by `files_max`, `bytes_max` or `rows_max`."""
     ignored: tuple[str, ...]
     """The first 100 files that were skipped because their names do not end in .parquet, relative to the source. Names
@@ -198,7 +198,7 @@ class RunReport:
                 "read",
                 f"{self.rows:,}",
                 f"{noun(self.rows, 'row')} in {plural(self.files, 'new file')}, {self.bytes / 1e6:,.1f} MB, "
-                f"{plural(self.runs, 'span')}",
+                f"{plural(self.spans, 'span')}",
             ),
             *self._files_left_out(),
             ("kept", f"{self.kept:,}", self._share(self.kept)),
@@ -253,19 +253,23 @@ class RunReport:
     def _files_left_out(self) -> list[tuple[str, str, str]]:
         """Return lines about files that were not read."""
         lines = [("quarantined", path, why) for path, why in self.quarantined[:10]]
-        deferred, held_back, vanished = len(self.deferred), len(self.held_back), len(self.vanished)
+        deferred, blocked, vanished = len(self.deferred), len(self.blocked), len(self.vanished)
         if deferred:
             lines.append(("deferred", f"{deferred:,}", f"{noun(deferred, 'file')} that cannot be read yet"))
-        if held_back:
-            files = noun(held_back, "file that comes", "files that come")
-            lines.append(("held back", f"{held_back:,}", f"{files} after a deferred one in the order"))
+        if blocked:
+            files = noun(blocked, "file that comes", "files that come")
+            lines.append(("blocked", f"{blocked:,}", f"{files} after a deferred one in the order"))
         if vanished:
             files = noun(vanished, "file that was gone, or another,", "files that were gone, or others,")
             lines.append(("vanished", f"{vanished:,}", f"{files} when read"))
-        if self.left:
-            files = noun(self.left, "new file")
+        if self.remaining_files:
+            files = noun(self.remaining_files, "new file")
             lines.append(
-                ("left", f"{self.left:,}", f"{files} that the next run reads (files_max, bytes_max, rows_max)")
+                (
+                    "remaining",
+                    f"{self.remaining_files:,}",
+                    f"{files} that the next run reads (files_max, bytes_max, rows_max)",
+                )
             )
         if self.ignored:
             lines.append(ignored_line(self.ignored))
@@ -311,14 +315,14 @@ def make_report(
         files=len(decision.inputs) if decision else 0,
         rows=sum(decision.inputs.rows) if decision else 0,
         bytes=sum(decision.inputs.bytes) if decision else 0,
-        runs=run.plan.get("runs", 0),
+        spans=run.plan.get("runs", 0),
         inputs=_inputs(decision),
         source_position=decision.source_position if decision else None,
         deferred=found.deferred.damaged if found else (),
-        held_back=found.deferred.waiting if found else (),
+        blocked=found.deferred.waiting if found else (),
         quarantined=tuple(zip(found.quarantined.path, found.quarantined.reason, strict=True)) if found else (),
         vanished=(*run.vanished, *(found.vanished if found else ())),
-        left=run.news.left,
+        remaining_files=run.news.left,
         ignored=run.news.ignored,
         counts=counts,
         kept=counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0),

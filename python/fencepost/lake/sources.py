@@ -237,7 +237,7 @@ class DeltaTable:
             raise SourceError(text, path=self.place)
         if job.is_in_place and position is None and run.version > 1:
             job.check_rewritten()  # the first version was abandoned, and the table may have changed since
-        own = job.state.agreed().id if job.is_in_place and run.before else None
+        own = job.state.require_settings().id if job.is_in_place and run.before else None
         pending = [add for add in base.deferred.add if add is not None] if base and position else []
         files, position, adds, damaged = list_appended(self.place, self.storage, position, own, pending, run.ask_early)
         return NewInput(files=files, position=position, adds=adds, damaged=damaged)

@@ -37,9 +37,9 @@ def log_page(report: Any) -> Page:
 class _LogAudit:
     def __init__(self, report: Any) -> None:
         self.report = report
-        self.found = report.found()
+        self.found = report.count_findings()
         self.total = report.total()
-        self.of = [(it, it.found()) for it in report.partitions]
+        self.of = [(it, it.count_findings()) for it in report.partitions]
 
     def facts(self) -> Iterator[tuple[str, str]]:
         total = self.total

@@ -127,7 +127,7 @@ class _Run:
         report = self.report
         files = [(path, "quarantined", why) for path, why in report.quarantined]
         files += [(path, "deferred", "cannot be read yet") for path in report.deferred]
-        files += [(path, "held back", "comes after a deferred file") for path in report.held_back]
+        files += [(path, "blocked", "comes after a deferred file") for path in report.blocked]
         files += [(path, "vanished", "was gone or changed when it was read") for path in report.vanished]
         if files:
             table = Table(

@@ -23,7 +23,7 @@ from fencepost.sql.reconciliation import Reconciliation
 from fencepost.sql.registry import ProducerRegistry
 from fencepost.sql.requests import IdempotentRequests, RequestClaim, Response
 from fencepost.sql.retention import Reaped, RetentionWarning
-from fencepost.sql.routes import Left, MarkerWriter, Recovered
+from fencepost.sql.routes import MarkerWriter, Recovered, Unrouted
 from fencepost.sql.schema import ddl, statements
 from fencepost.sql.sink import Applied, SqlSink
 from fencepost.sql.staged import StagedTable
@@ -36,7 +36,6 @@ __all__ = [
     "AsyncSqlSink",
     "DatabaseSession",
     "IdempotentRequests",
-    "Left",
     "MarkerWriter",
     "Positions",
     "ProducerIdentity",
@@ -53,6 +52,7 @@ __all__ = [
     "TransactionCoordinator",
     "TransactionMetrics",
     "TransactionStatus",
+    "Unrouted",
     "WsgiIdempotency",
     "ddl",
     "derived_key",

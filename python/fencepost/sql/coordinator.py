@@ -22,7 +22,7 @@ from fencepost.producer.sequencer import LAST_EPOCH
 from fencepost.sql.database import run
 from fencepost.sql.inspection import TransactionMetrics
 from fencepost.sql.registry import ProducerRegistry
-from fencepost.sql.routes import Left, Recovered, Routes, checked_routes
+from fencepost.sql.routes import Recovered, Routes, Unrouted, checked_routes
 from fencepost.sql.transaction import (
     NONE,
     PREPARED,
@@ -305,8 +305,8 @@ class TransactionCoordinator:
     def recover(self) -> Recovered:
         """Writes the markers of everything that is decided and not completed, and aborts what is open for too long.
 
-        As far as there are routes; what is left to others is in `Recovered.left`. For the start of a process, and now
-        and then. Harmless while others commit: their markers may be written twice.
+        As far as there are routes; what is left to others is in `Recovered.unrouted`. For the start of a process, and
+        now and then. Harmless while others commit: their markers may be written twice.
 
         Raises:
             ConcurrentTransactionError: markers of some could not be written. All others are; call again.
@@ -531,7 +531,7 @@ class TransactionCoordinator:
             ) from failures[0]
         completed = sum(it.transaction.state not in PREPARED for it in prepared)
         aborted = sum(it.transaction.state is not State.ONGOING for it in timed_out)
-        left = (Left(it.transaction.transactional_id, _topics_of(it)) for it in prepared + timed_out if it.waiting)
+        left = (Unrouted(it.transaction.transactional_id, _topics_of(it)) for it in prepared + timed_out if it.waiting)
         return Recovered(completed, aborted, tuple(left))
 
     def _time_out(self, transactional_id: str) -> Held | None:

@@ -24,7 +24,7 @@ class MarkerWriter(Protocol):
 Routes = Mapping[str, MarkerWriter | None]
 
 
-class Left(NamedTuple):
+class Unrouted(NamedTuple):
     """A transaction that is left to a coordinator with other routes."""
 
     transactional_id: str
@@ -39,7 +39,7 @@ class Recovered(NamedTuple):
     """Transactions that were decided, and whose markers are all written now."""
     aborted: int
     """Transactions that were open for longer than they may be, and are decided now."""
-    left: tuple[Left, ...] = ()
+    unrouted: tuple[Unrouted, ...] = ()
     """Transactions that wait for markers, or are open for too long, and whose topics have no route here."""
 
 

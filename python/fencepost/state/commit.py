@@ -173,7 +173,7 @@ class Sink(Protocol):
 def recover(state: State, sink: Sink, tasks: Tasks = in_turn) -> tuple[int, ...]:
     """Check the sink's owner, finish a decided version, and remove leftovers.
 
-    Returns the version's number, if there was one. Afterwards `state.seen()` is current. Raises SnapshotError,
+    Returns the version's number, if there was one. Afterwards `state.newest()` is current. Raises SnapshotError,
     SinkError, SinkChangedError.
     """
     unfinished = state.unfinished()
@@ -190,7 +190,7 @@ def recover(state: State, sink: Sink, tasks: Tasks = in_turn) -> tuple[int, ...]
 def clean_up(state: State, sink: Sink) -> None:
     """Remove leftovers of crashed and defeated attempts at the newest versions."""
     state.collect_leftovers()
-    sink.collect_garbage(state.seen().done)
+    sink.collect_garbage(state.newest().done)
 
 
 def commit(

@@ -58,7 +58,7 @@ def fold(state: State, sink: Sink, until: int) -> bool:
     `until`: no version up to it may be used any more; what a later version needs of it stays. May be repeated by
     anyone. Raises SnapshotError if one of the versions is damaged; nothing is removed then.
     """
-    floor = state.known_floor()
+    floor = state.cached_floor()
     last = floor + AT_ONCE
     if last > until:
         return False
@@ -74,16 +74,16 @@ def fold(state: State, sink: Sink, until: int) -> bool:
 
 def _summed(state: State, before: Folded | None, last: int) -> Folded:
     before = before or Folded(version=0, sha256="")
-    glances = state.glances(before.version + 1, last)
-    undone = [it.version for it in glances if it.status == DECIDED]
+    summaries = state.summaries(before.version + 1, last)
+    undone = [it.version for it in summaries if it.status == DECIDED]
     if undone:
         raise state.damaged(f"done/{undone[0]}", f"missing, though later versions than {undone[0]} are done")
-    applied = [it for it in glances if it.status == APPLIED]
+    applied = [it for it in summaries if it.status == APPLIED]
     return Folded(
         version=last,
         sha256=str(state.log_hash(last)),
         removed=before.version,
-        abandoned=before.abandoned + len(glances) - len(applied),
+        abandoned=before.abandoned + len(summaries) - len(applied),
         files=before.files + sum(it.files for it in applied),
         rows=before.rows + sum(it.rows for it in applied),
         kept=before.kept + sum(it.kept for it in applied),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def explained(state: State, last: int) -> list[dict[str, Any]]:
     """Describe the newest versions, the oldest first, without folded ones."""
     newest = state.decided()
-    first = max(state.known_floor(), newest - last) + 1
+    first = max(state.cached_floor(), newest - last) + 1
     return [explain(state, version, is_whole=False) for version in range(first, newest + 1)]
 
 
@@ -109,7 +109,7 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
 
 
 def _explain_collected(state: State, version: int) -> dict[str, Any]:
-    found = state.glance(version)
+    found = state.summary(version)
     unknown = dict.fromkeys(("missing_rows", "stale_epoch"))
     names = ("version", "kind", "status", "builds_on", "files", "rows", "counts", "kept", "entries", "state_bytes")
     return {

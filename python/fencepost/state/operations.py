@@ -78,7 +78,7 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
     at = _Attempt(state, sink)
     sink, next_version, before = at.sink, at.version, at.before
     if 0 < version < before.oldest:
-        is_folded = " (it is folded: only its totals are kept)" if version <= state.known_floor() else ""
+        is_folded = " (it is folded: only its totals are kept)" if version <= state.cached_floor() else ""
         reason = f"version {version} is older than {before.oldest}, the oldest that is retained{is_folded}"
         raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
     if not 0 <= version < next_version or (version and state.status(version) != APPLIED):
@@ -220,7 +220,7 @@ def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | No
 
 def _horizon(state: State, before: Decision, now_ms: int | None, max_idle_ms: int) -> tuple[int, int]:
     """Return (clock, horizon) of an eviction. Raises PolicyError."""
-    if "timestamp" not in state.agreed().keep:
+    if "timestamp" not in state.require_settings().keep:
         raise PolicyError(f"{state.uri}: this state keeps no timestamps, so nothing can be evicted")
     if max_idle_ms < 0:
         raise PolicyError(f"max_idle_ms={max_idle_ms}: must not be negative")
@@ -280,7 +280,7 @@ def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sin
     done = state.done()
     state.settle()
     needed = _needed(state, before)
-    floor = state.known_floor()
+    floor = state.cached_floor()
     items = [
         GarbageItem(
             first=first,
@@ -346,7 +346,7 @@ class _Attempt:
 
     @property
     def common(self) -> Common:
-        settings = self.state.agreed()
+        settings = self.state.require_settings()
         return Common(policy=settings.full_policy(), keep=settings.keep, version=self.version, attempt=self.attempt)
 
     @contextmanager
@@ -431,7 +431,7 @@ class _Attempt:
 def _sink_of(state: State) -> Sink:
     from fencepost.state.sinks import open_sink
 
-    settings = state.agreed()
+    settings = state.require_settings()
     return open_sink(settings.sink, settings.layout, Disk(), state.sink_options)
 
 

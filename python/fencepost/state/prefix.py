@@ -9,7 +9,7 @@
 Stores have no renames. So a version is first claimed; then each file is copied to its final location, within the store;
 then `_SUCCESS` is put; and prepared files are removed last, so that a paused driver finds nothing to copy. Readers that
 ignore `_SUCCESS` see complete files only, nothing undecided or abandoned, and no row twice. But they may see a part of
-a version that is being applied. `shown_files` lists the files of complete versions.
+a version that is being applied. `applied_files` lists the files of complete versions.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RunPrefixes:
     def check(self, state: State) -> None:
         """Check the owner (see `Sink`). Does not list `run=<n>/`, because a year has many versions."""
         # Read the state before the sink, because other runs may finish versions in the meantime.
-        seen, owner, settings = state.seen(), self.owner(), state.settings()
+        seen, owner, settings = state.newest(), self.owner(), state.settings()
         done, decided = seen.done, seen.decided
         if owner is None:
             self._check_new(done)
@@ -267,7 +267,7 @@ class RunPrefixes:
                 text = f"{self.store.uri}/{name}: cannot be read ({error}): restore it, or remove it"
                 raise SinkError(text) from error
 
-    def shown_files(self) -> list[str]:
+    def applied_files(self) -> list[str]:
         """Return the names of the files with kept rows of all complete versions."""
         listed = [name for name, _, _ in self.store.listing()]
         whole = [name.partition("/")[0] for name in listed if re.fullmatch(rf"run=\d+/{SUCCESS}", name)]

@@ -78,7 +78,7 @@ def release(state: State, sink: Sink, before: Decision | None) -> int:
     if before.format == FORMAT_FOLDED:
         with suppress(SnapshotError):  # damage there must not stop the run; `fencepost state gc` reports it
             fold(state, sink, before.collected - 1)
-    collected = max(before.collected, state.known_floor() + 1)  # `State.collect_garbage` folds all at once
+    collected = max(before.collected, state.cached_floor() + 1)  # `State.collect_garbage` folds all at once
     for _ in range(AT_ONCE):
         following = _after(collected, _breaks(state, before))
         if following > before.oldest:
@@ -123,4 +123,4 @@ def _collect(state: State, first: int, end: int) -> None:
         rubbish |= (state.files_of(version) or set()) - needed
     state.store.delete(sorted(rubbish))
     # Bodies last: they list the other files to remove.
-    state.store.delete([name for version in range(first, end) for name in state.bodies_of(version)])
+    state.store.delete([name for version in range(first, end) for name in state.decision_files(version)])

@@ -166,14 +166,14 @@ class RunFolders:
     def check(self, state: State) -> None:
         """Raise SinkError for another state's folder, SinkChangedError for one that lost versions. Changes nothing."""
         # Read the state before the sink, because other runs may finish versions in the meantime.
-        seen, settings = state.seen(), state.settings()
+        seen, settings = state.newest(), state.settings()
         done, decided = seen.done, seen.decided
         if not (self.path / MARKER).exists():
             self._check_new(done)
         else:
             check_owner(self.path, self.owner(), state.uri, settings)
         # Check the newest folders only: a year has many versions.
-        newest = range(max(state.known_floor(), done - CHECKED) + 1, done + 1)
+        newest = range(max(state.cached_floor(), done - CHECKED) + 1, done + 1)
         gone = next((it for it in newest if not os.path.lexists(f"{self.path}/run={it}")), None)
         if gone is not None and gone > state.floor():  # check that it was not folded in the meantime
             raise SinkChangedError(
@@ -300,7 +300,7 @@ class RunFolders:
         """See `Sink`."""
         return len(_sizes(self._target(decision)).keys() & set(decision.outputs.name))
 
-    def shown_files(self) -> list[str]:
+    def applied_files(self) -> list[str]:
         """Return the names of the files with kept rows of all versions."""
         runs = [it for it in os.listdir(self.path) if re.fullmatch(r"run=\d+", it)]
         found = [f"{run}/{name}" for run in runs for name in _sizes(self.path / run) if not name.startswith("_")]

@@ -84,7 +84,7 @@ def open(
         StoreError: The store is not available.
     """
     state = State(open_store(uri, sync=sync, options=options), sink_options, engine)
-    state.agreed()
+    state.require_settings()
     return state
 
 
@@ -155,7 +155,7 @@ class State:
             self._settings = settings_from_json(self.store.read("state.json"), self._place("state.json"))
         return self._settings.layout if self._settings is not None and self._settings.sink == sink else None
 
-    def agreed(self) -> Settings:
+    def require_settings(self) -> Settings:
         """Return the settings. Raises SnapshotError before the first decision."""
         settings = self.settings()
         if settings is None:
@@ -177,7 +177,7 @@ class State:
             self._settings = None  # the folder may have been deleted or replaced by another state's
         return self._seen
 
-    def seen(self) -> Seen:
+    def newest(self) -> Seen:
         """Return the result of the last `refresh`. Others may have decided and finished versions since."""
         return self._seen or self.refresh()
 
@@ -207,19 +207,19 @@ class State:
 
     def builds_on(self, version: int) -> int:
         """Return `Decision.builds_on` from the log, also for collected versions. 0 if it is folded."""
-        return 0 if version <= self.known_floor() else int(self._summary(version)["builds_on"])
+        return 0 if version <= self.cached_floor() else int(self._summary(version)["builds_on"])
 
     def decided_ms(self, version: int) -> int:
         """Return `Decision.decided_ms` from the log, also for collected versions."""
         return int(self._summary(version)["decided_ms"])
 
-    def glance(self, version: int) -> Version:
+    def summary(self, version: int) -> Version:
         """Return a version's summary from the log, even if it is collected. Raises SnapshotError if it is folded."""
         return self._glance(version, self._logged(version), self.log_hash(version - 1), self._mark(version))
 
     def is_collected(self, version: int) -> bool:
         """Return whether only the log of a version is left, because it no longer supports rollback."""
-        if version <= self.known_floor():
+        if version <= self.cached_floor():
             return True
         return self._is_collected(self._header(version, self._logged(version), self.log_hash(version - 1)))
 
@@ -229,7 +229,7 @@ class State:
         header = self._header(version, logged, self.log_hash(version - 1))
         return None if self._is_collected(header) else self._decision(version, logged, is_root=True).files()
 
-    def bodies_of(self, version: int) -> list[str]:
+    def decision_files(self, version: int) -> list[str]:
         """Return the names of a version's body and root, if it has them, collected or not."""
         return _bodies(self._header(version, self._logged(version), self.log_hash(version - 1)))
 
@@ -242,7 +242,7 @@ class State:
 
     def root(self) -> tuple[int, Decision | None]:
         """As `head`, from the last `refresh`, and without the decision's LISTS if they are long."""
-        return self._head(self.seen(), is_root=True)
+        return self._head(self.newest(), is_root=True)
 
     def _head(self, seen: Seen, *, is_root: bool) -> tuple[int, Decision | None]:
         self.settle()
@@ -264,9 +264,9 @@ class State:
         Raises SnapshotError.
         """
         decided = self.decided()
-        return self.glances(self.known_floor() + 1, decided)
+        return self.summaries(self.cached_floor() + 1, decided)
 
-    def glances(self, first: int, last: int) -> list[Version]:
+    def summaries(self, first: int, last: int) -> list[Version]:
         """Return the summaries of the versions from `first` to `last`. Checks the chain of hashes.
 
         Raises SnapshotError.
@@ -292,7 +292,7 @@ class State:
         self._floor = max(self.folds(), default=0)
         return self._floor
 
-    def known_floor(self) -> int:
+    def cached_floor(self) -> int:
         """Return the last result of `floor`. More versions may be folded since."""
         return self.floor() if self._floor is None else self._floor
 
@@ -303,7 +303,7 @@ class State:
 
     def folded(self) -> Folded | None:
         """Return the totals of the folded versions, if any. Raises SnapshotError."""
-        floor = self.known_floor()
+        floor = self.cached_floor()
         name = f"{folding.FOLDER}/{floor}.json"
         if floor and (self._folded is None or self._folded.version != floor):
             try:
@@ -340,13 +340,13 @@ class State:
     def tables(self, version: int | None = None) -> Iterator[tuple[int, StateTable]]:
         """Yield (shard, table) of the newest applied version, or of another one, shard by shard."""
         decision = self.latest() if version is None else self.version(version)
-        settings = self.agreed()
+        settings = self.require_settings()
         for shard in decision.shards if decision else ():
             yield shard.shard, self.table(decision, shard.shard, settings)
 
     def table(self, decision: Decision | None, shard: int, settings: Settings | None = None) -> StateTable:
         """Return a shard's table after a version, ready for `segments.advance`; empty if it has none."""
-        settings = settings or self.agreed()
+        settings = settings or self.require_settings()
         found = decision.shards.get(shard) if decision else None
         return load_table(
             self.store,
@@ -443,7 +443,7 @@ class State:
         if self.settings() is None:
             check_exclusion(self.store)
             self.store.put("state.json", to_json(settings))
-        stored = self.agreed()
+        stored = self.require_settings()
         stored.check(settings, self.uri)
         return stored
 
@@ -493,7 +493,7 @@ class State:
         try:
             logged = self._logged(version)
         except SnapshotError:
-            if version > self.known_floor():
+            if version > self.cached_floor():
                 raise
             return
         done = {"format": FORMAT, "status": status, "decision": sha256(logged)}
@@ -504,7 +504,7 @@ class State:
 
     def renew_hint(self) -> None:
         """Write the hint if it is outdated: a run may have died before writing it."""
-        seen = self.seen()
+        seen = self.newest()
         if seen.done and seen.hint != seen.done:
             self._put_hint(seen.done)
 
@@ -522,10 +522,10 @@ class State:
 
         Attempts at later versions may be in progress. `collect_garbage` handles older ones.
         """
-        done = self.seen().done
+        done = self.newest().done
         if done:
             self.settle()
-            self.store.delete(self.orphans(range(max(done - 1, self.known_floor() + 1), done + 1)))
+            self.store.delete(self.orphans(range(max(done - 1, self.cached_floor() + 1), done + 1)))
 
     # Operations (operations.py). All except `abandon`, and `collect_garbage` without `keep_versions`, make a version.
 
@@ -645,7 +645,7 @@ class State:
     def orphans(self, versions: range) -> Iterator[str]:
         """Yield leftovers of finished versions."""
         # Earlier versions of this package had temporaries beside final files.
-        beside = ("log", "done", "body") if versions.start <= self.known_floor() + 1 else ()
+        beside = ("log", "done", "body") if versions.start <= self.cached_floor() + 1 else ()
         for name in (name for folder in (TEMPORARIES, *beside) for name in self.store.list(folder)):
             match = re.match(rf"(?:{TEMPORARIES}/)?(?:log|done|body)[-/](\d+)", name)
             if name.endswith(TEMPORARY) and (match is None or int(match[1]) < versions.stop):
@@ -680,7 +680,7 @@ class State:
         if not tables:
             if self.latest() is None:
                 raise self.damaged("done", "no version is done yet")
-            settings = self.agreed()
+            settings = self.require_settings()
             tables = [pa.table(part(StateTable(settings.full_policy(), keep=settings.keep)))]
         # An empty table does not know the types of its keys.
         tables = [it for it in tables if len(it)] or tables[:1]
@@ -785,7 +785,7 @@ class State:
 
     def _logged(self, version: int) -> bytes:
         name = f"log/{version}.json"
-        if version > self.known_floor():
+        if version > self.cached_floor():
             with suppress(FileNotFoundError):
                 return self.store.read(name)
             if version > self.floor():

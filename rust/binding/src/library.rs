@@ -55,15 +55,15 @@ pub fn check(table: &mut StateTable, rows: Vec<RecordBatch>, columns: &Columns) 
     judge(table, rows, &columns.names(None), false, |table, batches, _| table.check(batches))
 }
 
-/// As `StateTable.apply_runs`: a verdict for each row of each run, whose lengths are in the column `length`.
-pub fn apply_runs(
+/// As `StateTable.apply_spans`: a verdict for each row of each run, whose lengths are in the column `length`.
+pub fn apply_spans(
     table: &mut StateTable,
     runs: Vec<RecordBatch>,
     length: &str,
     columns: &Columns,
 ) -> Result<Vec<u8>, Refused> {
     let names = columns.names(Some(length));
-    judge(table, runs, &names, true, |table, batches, lengths| table.apply_runs(batches, lengths))
+    judge(table, runs, &names, true, |table, batches, lengths| table.apply_spans(batches, lengths))
 }
 
 fn judge(

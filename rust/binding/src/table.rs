@@ -273,7 +273,7 @@ impl StateTable {
     ///
     /// Raises as ``apply`` does; the rows that errors name are lines.
     #[pyo3(signature = (rows, lengths="_length", columns=None))]
-    fn apply_runs(
+    fn apply_spans(
         &self,
         py: Python<'_>,
         rows: &Bound<'_, PyAny>,
@@ -281,7 +281,7 @@ impl StateTable {
         columns: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Verdicts> {
         let names = ColumnNames { length: Some(lengths.into()), ..self.columns_or(py, columns)? };
-        self.judge(py, rows, names, true, |table, batches, lengths| table.apply_runs(batches, lengths))
+        self.judge(py, rows, names, true, |table, batches, lengths| table.apply_spans(batches, lengths))
     }
 
     /// The verdicts that ``apply`` would give, the table untouched.

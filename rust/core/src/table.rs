@@ -314,7 +314,7 @@ impl StateTable {
     ///
     /// # Panics
     /// Where `lengths` are not one slice a batch.
-    pub fn apply_runs(&mut self, batches: &[Batch<'_>], lengths: &[&[u32]]) -> Result<Judged> {
+    pub fn apply_spans(&mut self, batches: &[Batch<'_>], lengths: &[&[u32]]) -> Result<Judged> {
         assert_eq!(batches.len(), lengths.len(), "each batch has lengths");
         self.advance(batches, Some(lengths), true)
     }
