@@ -183,6 +183,7 @@ def _judge_shard(
     is_evicted = _evict(table, item.eviction.horizon_before)  # apply what was evicted since this shard was last read
     held_before = before.positions if before and not is_evicted else held_positions(table)
     ages = _ages(table) if reading.timestamp else None
+    is_new = not len(table)
     order = None if reading.order_by or item.is_settled else hole_avoiding_order(lines, table)
     lines = lines if order is None else lines.take(pa.array(order))
     verdicts = table.apply_spans(lines, LENGTH, reading.policy.columns)
@@ -191,7 +192,10 @@ def _judge_shard(
         _check_settled(shard, counts)
     else:
         add_row_figures(verdicts, judged)
-    _add_missing_figures(verdicts, judged)
+    missing_after = pa.table(table.missing())
+    # A new table has just what these rows left missing, unless its policy gives something up.
+    has_these = is_new and table.policy.reach is None and table.policy.epochs != "fence"
+    _add_missing_figures(missing_after if has_these else pa.table(verdicts.missing), judged)
     held = held_positions(table)
     _check_growth(table, shard, held_before, held, counts.get(Verdict.ACCEPTED.name, 0))
     codes = np.asarray(pa.array(verdicts.verdict))
@@ -199,7 +203,7 @@ def _judge_shard(
         _add_shown(find_resets(lines, codes, ages, reading.policy, reading.reset_rows_min), judged.resets)
     if _evict(table, item.eviction.horizon_after):
         held = held_positions(table)
-    missing_after = pa.table(table.missing())
+        missing_after = pa.table(table.missing())
     changed += changes(missing_before, missing_after, table, item.version)
     after = advance(table, before, shard, writer, held, missing_after)
     judged.shards.append(after)
@@ -225,9 +229,8 @@ def add_row_figures(verdicts: Any, judged: Judged) -> None:
     _add_shown(pa.table(verdicts.stale), judged.stale)
 
 
-def _add_missing_figures(verdicts: Any, judged: Judged) -> None:
+def _add_missing_figures(missing: pa.Table, judged: Judged) -> None:
     """Add what the rows left missing to the task's result."""
-    missing = pa.table(verdicts.missing)
     judged.missing_ranges += len(missing)
     judged.missing_rows += pc.sum(missing["count"]).as_py() or 0
     _add_shown(missing, judged.missing)
