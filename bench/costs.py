@@ -189,7 +189,7 @@ class Simulated:
     name = "simulated"
     slots = 64
     in_process = False
-    driver_bytes_max = 0
+    driver_bytes_max = driver_scan_bytes_max = 0
 
     def __init__(self, files: int, rows: int, runs: int) -> None:
         """`rows`, `runs`: of each file."""
@@ -290,7 +290,7 @@ class Weighed:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.name, self.slots, self.in_process = engine, engine.name, engine.slots, engine.in_process
-        self.driver_bytes_max = engine.driver_bytes_max
+        self.driver_bytes_max, self.driver_scan_bytes_max = engine.driver_bytes_max, engine.driver_scan_bytes_max
         self.peaks: dict[str, int] = {}
 
     def run(self, stage: str, work: Callable[[T], R], items: Sequence[T], progress: Any = None) -> list[R]:

@@ -40,7 +40,8 @@ POLICY = fencepost.Policy.any_order().replace(
 class Processes:
     """An engine whose tasks of judging have a process each, which tells its peak memory; other tasks are threads."""
 
-    name, slots, in_process, driver_bytes_max = "processes", WORKERS, False, 0
+    name, slots, in_process = "processes", WORKERS, False
+    driver_bytes_max = driver_scan_bytes_max = 0
 
     def __init__(self) -> None:
         self.tasks: dict[str, list[tuple[float, float]]] = {}

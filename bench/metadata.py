@@ -295,7 +295,8 @@ def ledger(root: Path, files: int) -> dict[str, Cost]:
 class Instant:
     """An engine whose tasks answer at once: each file has one row, without identity."""
 
-    name, in_process, driver_bytes_max, slots = "instant", True, 0, 2_000
+    name, in_process, slots = "instant", True, 2_000
+    driver_bytes_max = driver_scan_bytes_max = 0
 
     def run(self, stage: str, work: Any, items: Sequence[Any], progress: Any = None) -> list[Any]:
         return [(0.0, self._answer(stage, item)) for item in items]
@@ -472,7 +473,8 @@ class Names(RemoteStore):
 class Elsewhere:
     """Tasks of other processes, as far as the driver is concerned: they run here, and what they take is apart."""
 
-    name, in_process, driver_bytes_max, slots = "elsewhere", False, 0, 64
+    name, in_process, slots = "elsewhere", False, 64
+    driver_bytes_max = driver_scan_bytes_max = 0
 
     def run(self, stage: str, work: Any, items: Sequence[Any], progress: Any = None) -> list[Any]:
         Names.is_task, began = True, time.process_time()

@@ -29,6 +29,8 @@ OUTCOME_DDL = "item bigint, is_error boolean, outcome binary"
 POLL_SECONDS = 0.2
 DRIVER_BYTES_MAX = 16 << 20
 """For this number of bytes, the driver is faster than Spark's start of tasks in two stages."""
+DRIVER_SCAN_BYTES_MAX = 1 << 30
+"""The driver reads the identity columns of this number of bytes of files in less time than a stage takes to start."""
 SLOTS_UNKNOWN = 8  # Spark Connect does not expose the number of parallel tasks
 
 
@@ -43,15 +45,29 @@ class SparkEngine:
         spark: The session. Default: the active one.
         driver_bytes_max: A run over at most this many bytes of new files uses threads of the driver and no Spark tasks.
             Default: 16 MB. 0 always uses tasks.
+        driver_scan_bytes_max: A run over at most this many bytes of new files on local or mounted disks reads their
+            identity columns in threads of the driver, and waits for Spark tasks only to write. Default: 1 GB, or 0 if
+            ``driver_bytes_max`` is 0. 0 always uses tasks.
     """
 
     name = "spark"
     in_process = False
 
-    def __init__(self, spark: SparkSession | None = None, *, driver_bytes_max: int | None = None) -> None:
-        if driver_bytes_max is not None and driver_bytes_max < 0:
-            raise ValueError(f"driver_bytes_max={driver_bytes_max}: expected 0 or more bytes")
+    def __init__(
+        self,
+        spark: SparkSession | None = None,
+        *,
+        driver_bytes_max: int | None = None,
+        driver_scan_bytes_max: int | None = None,
+    ) -> None:
+        bounds = {"driver_bytes_max": driver_bytes_max, "driver_scan_bytes_max": driver_scan_bytes_max}
+        for name, bytes_max in bounds.items():
+            if bytes_max is not None and bytes_max < 0:
+                raise ValueError(f"{name}={bytes_max}: expected 0 or more bytes")
         self.driver_bytes_max = DRIVER_BYTES_MAX if driver_bytes_max is None else driver_bytes_max
+        if driver_scan_bytes_max is None:
+            driver_scan_bytes_max = DRIVER_SCAN_BYTES_MAX if self.driver_bytes_max else 0
+        self.driver_scan_bytes_max = driver_scan_bytes_max
         self._spark = spark or SparkSession.getActiveSession()
         if self._spark is None:
             raise RuntimeError("no Spark session is active: pass one as spark=, or create it first")

@@ -36,6 +36,7 @@ class DedupJob(lake.DedupJob):
         *,
         spark: SparkSession | None = None,
         driver_bytes_max: int | None = None,
+        driver_scan_bytes_max: int | None = None,
         **same: Any,
     ) -> None:
         """Create a job.
@@ -46,6 +47,7 @@ class DedupJob(lake.DedupJob):
             sink: A folder, the URI of an object store, or a sink object.
             spark: The session that runs the tasks. Default: the active one. Replaces ``engine``.
             driver_bytes_max: As in ``SparkEngine``.
+            driver_scan_bytes_max: As in ``SparkEngine``.
             same: Arguments of ``fencepost.lake.DedupJob``, with its defaults: ``policy``, ``columns``, ``scope``,
                 ``order_by``, ``rejected_max``, ``rejects``, ``max_idle_ms``, ``settle_ms``, ``clock_gap_max_ms``,
                 ``on_reset``, ``reset_rows_min``, ``compare_content``, ``on_conflict``, ``keep_checksums``, ``plan``,
@@ -60,7 +62,7 @@ class DedupJob(lake.DedupJob):
             StoreError: The session's settings name credentials that only Spark's connector can get.
             FencepostError: Any error of ``fencepost.lake.DedupJob``.
         """
-        engine = SparkEngine(spark, driver_bytes_max=driver_bytes_max)
+        engine = SparkEngine(spark, driver_bytes_max=driver_bytes_max, driver_scan_bytes_max=driver_scan_bytes_max)
         first = source[0] if isinstance(source, list | tuple) and source else source
         options = with_options(spark or SparkSession.getActiveSession(), same, source=first, state=state, sink=sink)
         super().__init__(source, state, sink, engine=engine, **options)

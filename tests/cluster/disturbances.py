@@ -28,7 +28,7 @@ class DisturbedEngine:
 
     name = "spark"
     in_process = False
-    driver_bytes_max = 0
+    driver_bytes_max = driver_scan_bytes_max = 0
 
     def __init__(self, spark: SparkSession, stages: Sequence[str], disturb: Disturbance) -> None:
         from fencepost_spark import SparkEngine
@@ -46,7 +46,7 @@ class EngineAtHome:
 
     name = "spark"
     in_process = False
-    driver_bytes_max = 0
+    driver_bytes_max = driver_scan_bytes_max = 0
 
     def __init__(self, spark: SparkSession, home: Path, marks: Path) -> None:
         from fencepost_spark import SparkEngine

@@ -106,7 +106,7 @@ class DisturbedEngine:
 
     name = "spark"
     in_process = False
-    driver_bytes_max = 0
+    driver_bytes_max = driver_scan_bytes_max = 0
 
     def __init__(self, spark: SparkSession, mode: str, folder: Path) -> None:
         from fencepost_spark import SparkEngine

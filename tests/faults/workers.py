@@ -36,7 +36,7 @@ class PoolEngine:
     name = "pool"
     slots = 2
     in_process = False
-    driver_bytes_max = 0
+    driver_bytes_max = driver_scan_bytes_max = 0
 
     def __init__(self, world: World, mode: str, seed: int) -> None:
         demand(mode in MODES, f"no such mode: {mode}")

@@ -415,7 +415,7 @@ def test_a_task_comes_late(tmp_path: Path) -> None:
 
     class Late(LocalEngine):
         in_process = False
-        driver_bytes_max = 0
+        driver_bytes_max = driver_scan_bytes_max = 0
 
         def run(self, stage: str, work: Any, items: Any, progress: Any = None) -> Any:
             if stage == "judge":

@@ -50,7 +50,7 @@ class Apart(LocalEngine):
     """Tasks read their plans, as in other processes."""
 
     in_process = False
-    driver_bytes_max = 0
+    driver_bytes_max = driver_scan_bytes_max = 0
 
 
 def timed_rows(seed: int, count: int = 900) -> pa.Table:

@@ -110,8 +110,33 @@ def test_small_runs_start_no_task(
     assert near.keys() == far.keys()
     assert all(near[name].equals(far[name]) for name in near)
     assert segments(tmp_path / "near" / "state") == segments(tmp_path / "far" / "state")
-    with pytest.raises(ValueError, match="driver_bytes_max=-1: expected 0 or more bytes"):
-        SparkEngine(spark, driver_bytes_max=-1)
+    for name in ("driver_bytes_max", "driver_scan_bytes_max"):
+        with pytest.raises(ValueError, match=f"^{name}=-1: expected 0 or more bytes"):
+            SparkEngine(spark, **{name: -1})
+
+
+def test_the_driver_reads_identities_and_tasks_write(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the bytes of the new files. Output and state are those of tasks that scan."""
+    files, source = landed(), tmp_path / "source"
+    stages: list[str] = []
+    run = SparkEngine.run
+    monkeypatch.setattr(SparkEngine, "run", lambda self, stage, *rest: stages.append(stage) or run(self, stage, *rest))
+    deliver(source, files)
+    bound = sum(path.stat().st_size for path in files)
+    bounds = {"near": bound, "far": bound - 1, "never": 0}
+    expected = {"near": ["write"], "far": ["scan", "write"], "never": ["scan", "write"]}
+    for name, bytes_max in bounds.items():
+        stages.clear()
+        folders = (source, tmp_path / name / "state", tmp_path / name / "sink")
+        DedupJob(*folders, driver_bytes_max=1, driver_scan_bytes_max=bytes_max, plan="interval").run()
+        assert stages == expected[name]
+    rows = {name: sink_rows(tmp_path / name / "sink") for name in bounds}
+    assert rows["near"].keys() == rows["far"].keys()
+    assert all(rows["near"][name].equals(rows["far"][name]) for name in rows["near"])
+    assert len({str(segments(tmp_path / name / "state")) for name in bounds}) == 1
+    assert SparkEngine(spark, driver_bytes_max=0).driver_scan_bytes_max == 0
 
 
 def test_operations_run_on_the_jobs_engine(

@@ -116,7 +116,7 @@ class RetryingEngine:
     name = "retrying"
     slots = 2
     in_process = False
-    driver_bytes_max = 0
+    driver_bytes_max = driver_scan_bytes_max = 0
 
     def run(
         self,

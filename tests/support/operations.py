@@ -36,7 +36,8 @@ class Cluster:
     """An engine of other processes: it pickles what it sends and gets, runs every task twice, takes the second result,
     and knows what is read meanwhile."""
 
-    name, slots, in_process, driver_bytes_max = "cluster", 4, False, 0
+    name, slots, in_process = "cluster", 4, False
+    driver_bytes_max = driver_scan_bytes_max = 0
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tasks: Counter[str] = Counter()

@@ -44,7 +44,7 @@ class Apart(LocalEngine):
     engine's own."""
 
     in_process = False
-    driver_bytes_max = 0
+    driver_bytes_max = driver_scan_bytes_max = 0
 
     def run(self, *arguments: Any) -> list[Any]:
         try:

@@ -17,6 +17,7 @@ from fencepost.lake.left_out import LeftOut, ReplanError
 from fencepost.lake.plan import choose
 from fencepost.lake.scan import Reading, ScanItem, scan
 from fencepost.lake.scanning import merge_scanned, parts_of, scan_items
+from fencepost.lake.storage import LocalStorage
 from fencepost.lake.write import Written
 from fencepost.lake.writing import check_copied, write_outputs
 from fencepost.state.decision import Decision
@@ -58,13 +59,26 @@ def _prepare_once(run: Run, files: Files) -> Prepared:
         if done is not None:
             return done
     items = scan_items(run, files, reading)
-    found = merge_scanned(run, files, run.tasks("scan", partial(scan, run.storage, run.scratch), items))
+    engine = run.engine
+    if _is_scanned_in_driver(run, files):
+        engine = run.engine_for(is_small=True)
+        run.plan["scanned"] = "in the driver"
+    found = merge_scanned(run, files, run.tasks("scan", partial(scan, run.storage, run.scratch), items, engine))
     judged = judge_runs(run, found, reading)
     compare_repeats(run, found, judged, sum_checksums(run, items, found))
     with run.step("check"):
         counts = check_verdicts(run, found, judged)
     written = [] if run.is_seed else write_outputs(run, items, found, judged)
     return make_decision(run, found, judged, written, counts), found, judged, written
+
+
+def _is_scanned_in_driver(run: Run, files: Files) -> bool:
+    """Return whether threads of the driver read the identity columns, so that the run waits for tasks only to write.
+
+    They read files on disks as fast as a task does, and no payload.
+    """
+    bytes_max = run.job.engine.driver_scan_bytes_max
+    return bytes_max > 0 and isinstance(run.storage, LocalStorage) and sum(files.bytes) <= bytes_max
 
 
 def _problem_of_aligned(run: Run, reading: Reading, files: Files) -> str:

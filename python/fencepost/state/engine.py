@@ -35,6 +35,9 @@ class Engine(Protocol):
     driver_bytes_max: int
     """A run over files of at most this many bytes in total scans and writes them in driver threads, because starting
     tasks takes longer. 0: always in tasks."""
+    driver_scan_bytes_max: int
+    """A run over files of at most this many bytes in total, on local or mounted disks, reads their identity columns in
+    driver threads, and waits for tasks only to write. 0: always in tasks."""
 
     def run(
         self,
@@ -70,7 +73,7 @@ class LocalEngine:
 
     name = "local"
     in_process = True
-    driver_bytes_max = 0
+    driver_bytes_max = driver_scan_bytes_max = 0
 
     def __init__(self, threads: int | None = None) -> None:
         """`threads`: default is the number of usable processors."""
