@@ -95,7 +95,7 @@ def _steps(jobs: list[Facts]) -> str:
             CONTESTANTS[it["name"]],
             it["plan"],
             it["judged"],
-            f"{it['runs']:,}",
+            f"{it['spans']:,}",
             *(f"{it['seconds'][step]:.2f}" if step in it["seconds"] else "" for step in ("scan", "align")),
             *(f"{it['seconds'][step]:.2f}" if step in it["seconds"] else "" for step in ("judge", "write")),
             f"{it['driver_seconds']:.2f}",

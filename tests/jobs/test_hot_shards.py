@@ -22,7 +22,7 @@ from support.operations import Cluster
 WHOLE, FEW = 1 << 40, 40
 """Of `task_spans_max`: no shard is hot, and all are that have a few rows."""
 FACTS = (
-    *("files", "rows", "runs", "counts", "kept", "rejected", "missing_ranges", "missing_rows", "missing_changes"),
+    *("files", "rows", "spans", "counts", "kept", "rejected", "missing_ranges", "missing_rows", "missing_changes"),
     *("stale_epoch", "border", "entries", "shards", "content_compared", "checksums_kept", "state_bytes_written"),
 )
 ANY_ORDER = fp.Policy.any_order()
