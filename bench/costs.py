@@ -28,7 +28,7 @@ from fencepost.lake.scan import Exchange, ScanItem, Scanned
 from fencepost.lake.write import WriteItem, Written
 from fencepost.state.decision import Piece, Shard
 from fencepost.state.scratch import Scratch
-from fencepost.state.segments import CACHE
+from fencepost.state.segment_files import CACHE
 from fencepost.state.task_plan import read_item
 
 from bench.lake import ONE_ROW, PARTITIONS, WIDE, Numbers, land

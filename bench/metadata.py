@@ -43,7 +43,7 @@ from fencepost.lake.scan import Exchange, ScanItem, Scanned
 from fencepost.lake.sources import list_of
 from fencepost.lake.storage import LocalStorage
 from fencepost.lake.write import WriteItem, Written
-from fencepost.state import segments
+from fencepost.state import segment_files
 from fencepost.state.commit import in_turn
 from fencepost.state.decision import FORMAT_FOLDED, Decision, Outputs, Piece, Shard
 from fencepost.state.engine import run_stage
@@ -163,7 +163,7 @@ class Hidden(RunFolders):
 
 def measured(call: Callable[[], Any]) -> tuple[Cost, Any]:
     Counted.requests.clear()
-    segments.CACHE.clear()
+    segment_files.CACHE.clear()
     began, cpu_began = time.perf_counter(), time.process_time()
     with memory_watched() as peak:
         found = call()

@@ -19,7 +19,7 @@ from typing import Any, cast, get_args
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost.kafka import BATCH_BYTES_MAX
-from fencepost.lake.segments import (
+from fencepost.lake.kafka_segments import (
     Condition,
     Isolation,
     Part,

@@ -28,7 +28,7 @@ from fencepost import state
 from fencepost._native import parquet_footer
 from fencepost.errors import SnapshotError
 from fencepost.lake import DedupJob, LocalEngine
-from fencepost.state import checksums, segments
+from fencepost.state import checksums, segment_files
 from fencepost.state.decision import APPLIED, Checksums, Decision
 from fencepost.state.stores import open_store
 from support.s3_server import BUCKET, KEY, SECRET
@@ -288,7 +288,7 @@ def check(world: World, options: dict[str, Any], *, opened: state.State | None =
             _check_rows(world, decision, history.versions[-1], known)
     _check_all_read(world, seen)
     _check_sink(world, opened)
-    segments.CACHE.clear()
+    segment_files.CACHE.clear()
     try:
         for _ in opened.tables():  # every piece that the newest version names is there, and is what it was
             pass

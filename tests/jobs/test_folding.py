@@ -384,7 +384,7 @@ def test_a_driver_that_wakes_to_show_a_version_without_output(tmp_path: Path, mo
 
 def test_a_table_keeps_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fence that found none would remove the files of an applied version."""
-    from fencepost.state.delta import DeltaSink
+    from fencepost.state.delta_sink import DeltaSink
 
     def step(seed: int) -> None:
         land(tmp_path / "source", f"{seed:04}.parquet", make_rows(seed, 40))

@@ -21,7 +21,7 @@ from fencepost.resets import ROWS_TOGETHER
 from fencepost.state import checksums
 from fencepost.state.checksums import COUNT, SEQ, KeptSums, Living, decode, encode, find, joined
 from fencepost.state.decision import Checksums, Decision, Piece, SumPiece
-from fencepost.state.segments import CACHE, SegmentWriter, read_piece
+from fencepost.state.segment_files import CACHE, SegmentWriter, read_piece
 from fencepost.state.stores import MemoryStore
 from support.lake import Crash, amounts, crash_at, land, make_job, read_sink
 

@@ -22,7 +22,7 @@ from fencepost.state.commit import commit, recover
 from fencepost.state.decision import Decision, Inputs, Outputs, Settings, Shards, SideFiles
 from fencepost.state.disk import Disk
 from fencepost.state.ledger import file_table
-from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
+from fencepost.state.segment_files import SegmentWriter, advance, held_positions, load_table
 from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import LocalStore, Store, open_store
 from fencepost.state.versions import State

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost.state import ledger as ledgers
-from fencepost.state import segments
+from fencepost.state import segment_files
 from fencepost.state.decision import (
     Checksums,
     Decision,
@@ -36,7 +36,7 @@ from fencepost.state.decision import (
     to_json,
 )
 from fencepost.state.ledger import COLUMNS, IDENTITY, UNKNOWN_CRC, extend_ledger, file_table, new_files, read_ledger
-from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
+from fencepost.state.segment_files import SegmentWriter, advance, held_positions, load_table
 from fencepost.state.stores import MemoryStore
 
 FILES: dict[str, Any] = {
@@ -199,7 +199,7 @@ def test_lists_row_by_row() -> None:
 
 @pytest.fixture
 def store() -> MemoryStore:
-    segments.CACHE.clear()
+    segment_files.CACHE.clear()
     return MemoryStore(f"memory://{uuid.uuid4().hex}")
 
 
@@ -273,7 +273,7 @@ def test_a_damaged_piece_is_named(store: MemoryStore, place: int) -> None:
     shard = step(store, step(store, None, 1, rows_of(1, 5_000)), 2, rows_of(2))
     piece = shard.pieces[place]
     whole = store.read(piece.file)
-    segments.CACHE.clear()
+    segment_files.CACHE.clear()
     for at in (piece.offset, piece.offset + piece.bytes - 1):
         store.objects[piece.file] = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
         expected = rf"{store.uri}/{piece.file}, bytes {piece.offset} to .*: its SHA-256 is .*, but {piece.sha256}"
@@ -294,19 +294,19 @@ def test_another_policy_is_refused(store: MemoryStore) -> None:
 
 
 def test_the_cache_is_bounded(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "CACHE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(segment_files, "CACHE_BYTES_MAX", 1_000)
     read = []
     for number in range(100):
         data = bytes([number]) * 100
-        segments.CACHE.get(sha256(data), lambda data=data: data)  # type: ignore[misc]
+        segment_files.CACHE.get(sha256(data), lambda data=data: data)  # type: ignore[misc]
     for number in range(100):
         data = bytes([number]) * 100
-        segments.CACHE.get(sha256(data), lambda data=data, number=number: read.append(number) or data)  # type: ignore[misc]
+        segment_files.CACHE.get(sha256(data), lambda data=data, number=number: read.append(number) or data)  # type: ignore[misc]
     assert read == list(range(100)), "in this order each was gone before it was asked for again"
-    assert segments.CACHE.get(sha256(data), bytes) == data, "the last is there"
+    assert segment_files.CACHE.get(sha256(data), bytes) == data, "the last is there"
     large = bytes(500)
-    assert segments.CACHE.get("large", lambda: large) == large
-    assert segments.CACHE.get("large", lambda: b"read again") == b"read again", "what would fill it does not stay"
+    assert segment_files.CACHE.get("large", lambda: large) == large
+    assert segment_files.CACHE.get("large", lambda: b"read again") == b"read again", "what would fill it does not stay"
 
 
 # -- The ledger
@@ -453,6 +453,6 @@ def test_a_damaged_ledger(store: MemoryStore) -> None:
     with pytest.raises(fp.SnapshotError, match=rf"{store.uri}/{name}, bytes .*: its SHA-256 is"):
         read_ledger(store, ledger)
     store.clear("segments")
-    segments.CACHE.clear()
+    segment_files.CACHE.clear()
     with pytest.raises(fp.SnapshotError, match=rf"{store.uri}/{name}, bytes .*: missing"):
         read_ledger(store, ledger)

@@ -12,7 +12,7 @@ from pathlib import Path
 import fencepost as fp
 import pytest
 from fencepost import state
-from fencepost.state import segments, versions
+from fencepost.state import segment_files, versions
 from fencepost.state.disk import Disk
 from fencepost.state.stores import LocalStore
 from support.lake import Crash, hashes, land, land_some, make_job, make_rows
@@ -147,10 +147,10 @@ def test_a_damaged_segment(tmp_path: Path, name: str) -> None:
     segment = next((tmp_path / "state" / "segments" / "2").rglob(name))
     data = segment.read_bytes()
     segment.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    segments.CACHE.clear()
+    segment_files.CACHE.clear()
     with pytest.raises(fp.SnapshotError, match=r"its SHA-256 is .* was decided"):
         make_job(tmp_path).run()
-    segments.CACHE.clear()  # what is known by its content is read from there
+    segment_files.CACHE.clear()  # what is known by its content is read from there
     segment.unlink()
     with pytest.raises(fp.SnapshotError, match="missing"):
         make_job(tmp_path).run()
@@ -376,7 +376,7 @@ def test_what_was_listed_before_is_not_compared_again(tmp_path: Path) -> None:
     assert latest is not None
     for name in latest.ledger.name:
         (tmp_path / "state" / name).unlink()
-    segments.CACHE.clear()
+    segment_files.CACHE.clear()
     assert make_job(tmp_path).run().version is None
     os.utime(tmp_path / "source" / "0.parquet", ns=(1, 1))
     with pytest.raises(fp.SnapshotError, match="missing"):

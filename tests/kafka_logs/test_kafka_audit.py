@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost import cli, kafka
-from fencepost.kafka.report import FINDINGS, PartitionAudit
-from fencepost.kafka.sequences import MAX, Sequences
+from fencepost.kafka.audit_report import FINDINGS, PartitionAudit
+from fencepost.kafka.sequence_checks import MAX, Sequences
 from support.kafka_logs import DATA, PARTITIONS, read_csv, rows_of
 
 HOUR = 3_600_000

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from fencepost import kafka, state
 from fencepost.lake import DedupJob, KafkaLog, judging, preparing, sources, writing
 from fencepost.lake import run as run_module
-from fencepost.lake.segments import Isolation
+from fencepost.lake.kafka_segments import Isolation
 from fencepost.state.sinks import RunFolders
 from support.kafka_copies import DATA, append_again, batches_of, copy_upto
 

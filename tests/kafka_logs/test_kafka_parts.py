@@ -14,7 +14,7 @@ import fencepost as fp
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost import kafka
-from fencepost.lake.segments import (
+from fencepost.lake.kafka_segments import (
     Condition,
     Isolation,
     Part,

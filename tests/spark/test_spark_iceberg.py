@@ -9,7 +9,7 @@ import polars as pl
 import polars.testing
 import pytest
 from fencepost import state
-from fencepost.state.iceberg import IcebergSink
+from fencepost.state.iceberg_sink import IcebergSink
 from fencepost.state.sinks import RunFolders
 from fencepost_spark import DedupJob, read_sink
 from pyiceberg.catalog.sql import SqlCatalog

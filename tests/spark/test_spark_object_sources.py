@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 from fencepost import lake
-from fencepost.state.delta import library_options
+from fencepost.state.delta_sink import library_options
 from fencepost.state.stores import open_store
 from fencepost_spark import DedupJob, read_sink
 from pyspark.sql import SparkSession

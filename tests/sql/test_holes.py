@@ -9,7 +9,7 @@ from typing import Any
 import fencepost as fp
 import pyarrow as pa
 import pytest
-from fencepost.sql import SqlSink, sequences
+from fencepost.sql import SqlSink, sequence_claims
 from fencepost.sql.consumers import CLAIMS, HOLES
 from sqlalchemy import Connection, Engine, delete, select, update
 
@@ -102,8 +102,8 @@ def test_a_call_reads_the_holes_that_its_rows_can_fall_into(engine: Engine, monk
         read.append(sum(map(len, found.values())))
         return found
 
-    sequences_read_holes = sequences.read_holes
-    monkeypatch.setattr(sequences, "read_holes", counted)
+    sequences_read_holes = sequence_claims.read_holes
+    monkeypatch.setattr(sequence_claims, "read_holes", counted)
     sink = by_offset(engine)
     sink.handle(offsets(*range(0, 4000, 2)), pass_over)
     assert len(holes(engine)) == 1999

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from fencepost.state import operation_tasks
-from fencepost.state.segments import CACHE
+from fencepost.state.segment_files import CACHE
 from fencepost.state.stores import LocalStore
 from fencepost.state.versions import State
 

@@ -21,7 +21,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from fencepost import state
 from fencepost.lake import DedupJob, LocalEngine
-from fencepost.state.delta import DeltaSink
+from fencepost.state.delta_sink import DeltaSink
 from support.lake import (
     SCHEMA,
     Crash,

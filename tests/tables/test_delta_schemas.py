@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 from fencepost import state as states
 from fencepost.lake import DedupJob
-from fencepost.state import delta
+from fencepost.state import delta_sink
 from fencepost.state.delta_log import put_commit, read_table
 from fencepost.state.stores import LocalStore
 from support.schemas import ROWS, events, ints
@@ -123,7 +123,7 @@ def test_others_who_change_the_table_meanwhile(tmp_path: Path, monkeypatch: pyte
     land(tmp_path, "a.parquet", events(0))
     run(tmp_path)
     land(tmp_path, "b.parquet", events(ROWS, x=ints(pa.int32())))
-    real, done = delta.put_commit, list[int]()
+    real, done = delta_sink.put_commit, list[int]()
 
     def put(store: LocalStore, version: int, actions: Any) -> bool:
         if not done:
@@ -135,7 +135,7 @@ def test_others_who_change_the_table_meanwhile(tmp_path: Path, monkeypatch: pyte
             assert real(store, version, [{"metaData": table.metadata | {"schemaString": text}}])
         return real(store, version, actions)
 
-    monkeypatch.setattr(delta, "put_commit", put)
+    monkeypatch.setattr(delta_sink, "put_commit", put)
     if kind == "integer":
         run(tmp_path)
         assert [it["x"] for it in rows_of(tmp_path)] == [None] * ROWS + [*range(ROWS)]

@@ -17,7 +17,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from fencepost import state
-from fencepost.lake import DedupJob, audit, delta, storage
+from fencepost.lake import DedupJob, audit, delta_source, storage
 from fencepost.state.stores import LocalStore
 from support.lake import SCHEMA, first_of_each, land, make_rows, read_sink
 
@@ -103,7 +103,7 @@ def test_an_error_that_only_the_library_meets(tmp_path: Path, monkeypatch: pytes
         raise DeltaError("Generic LocalFileSystem error: Unable to open file: Input/output error (os error 5)\n...")
 
     append(tmp_path, 0)
-    monkeypatch.setattr(delta, "by_library", by_library)
+    monkeypatch.setattr(delta_source, "by_library", by_library)
     with pytest.raises(fp.StoreError, match="Input/output error") as caught:
         make_job(tmp_path).run()
     assert caught.value.errno == errno.EIO

@@ -18,8 +18,8 @@ from fencepost import cli
 from fencepost import state as states
 from fencepost.lake import DedupJob, LocalEngine, audit, dataset
 from fencepost.lake.plan import PLANS
-from fencepost.state import delta, delta_log, placing, stores
-from fencepost.state.delta import DeltaSink, library_options
+from fencepost.state import delta_log, delta_sink, placing, stores
+from fencepost.state.delta_sink import DeltaSink, library_options
 from fencepost.state.stores import RemoteStore
 from support.liar import Liar
 from support.object_sinks import COUNTS, REQUESTS, Bucket, Killed, killed_at, land_some, rows
@@ -365,7 +365,7 @@ def test_a_commit_that_somebody_replaces(bucket: Tables, monkeypatch: pytest.Mon
     before the version is done, and written once more."""
     bucket.land("a.parquet", rows(0, 30))
     bucket.near().run()
-    real, replaced = delta.put_commit, list[int]()
+    real, replaced = delta_sink.put_commit, list[int]()
 
     def put(store: RemoteStore, version: int, actions: Any) -> bool:
         done = real(store, version, actions)
@@ -375,7 +375,7 @@ def test_a_commit_that_somebody_replaces(bucket: Tables, monkeypatch: pytest.Mon
             store._client.put(store._store, f"_delta_log/{version:020}.json", other)
         return done
 
-    monkeypatch.setattr(delta, "put_commit", put)
+    monkeypatch.setattr(delta_sink, "put_commit", put)
     bucket.job().run()
     assert bucket.transactions() == [{"": 0}, {}, {"": 1}]
     bucket.check(1)
@@ -398,7 +398,7 @@ def test_a_commit_that_is_too_late_is_cheap(bucket: Tables, monkeypatch: pytest.
         bucket.land(f"{number}.parquet", rows(20 * number, 30))
     job().run()
     bucket.land("last.parquet", rows(80, 30))
-    real, versions, asked = delta.put_commit, list[int](), list[str]()
+    real, versions, asked = delta_sink.put_commit, list[int](), list[str]()
 
     def put(store: Any, version: int, actions: Any) -> bool:
         versions.append(version)
@@ -425,7 +425,7 @@ def test_a_commit_that_is_too_late_is_cheap(bucket: Tables, monkeypatch: pytest.
         monkeypatch.setattr(DeltaSink, "_place", refuse)
 
     monkeypatch.setattr(DeltaSink, "_place", place_once)
-    monkeypatch.setattr(delta, "put_commit", put)
+    monkeypatch.setattr(delta_sink, "put_commit", put)
     job().run()
     assert versions == [*range(2, 22)]
     commits = [name for name in asked if name.startswith("_delta_log/")]

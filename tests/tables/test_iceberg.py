@@ -20,7 +20,7 @@ from fencepost import state
 from fencepost.cli import main
 from fencepost.lake import DedupJob, LocalEngine, applied_files, audit, dataset
 from fencepost.state.disk import Disk
-from fencepost.state.iceberg import IcebergSink
+from fencepost.state.iceberg_sink import IcebergSink
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.sinks import RunFolders
 from pyiceberg.catalog.sql import SqlCatalog
@@ -475,7 +475,7 @@ def test_retries_of_the_library_would_double_rows(
     tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Why there are none."""
-    monkeypatch.setattr("fencepost.state.iceberg.NO_RETRIES", {"commit.retry.min-wait-ms": "1"})
+    monkeypatch.setattr("fencepost.state.iceberg_sink.NO_RETRIES", {"commit.retry.min-wait-ms": "1"})
     land_some(tmp_path, [0])
     run_alone(tmp_path)
     land_some(tmp_path, [1])

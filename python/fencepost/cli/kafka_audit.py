@@ -9,7 +9,7 @@ from typing import Annotated, Literal, cast
 import typer
 
 from fencepost.cli.terminal import EXIT_FINDINGS, EXIT_NOTHING, Html, check_page
-from fencepost.kafka.report import CLEANUP_POLICIES, FINDINGS, SHOWN_MAX
+from fencepost.kafka.audit_report import CLEANUP_POLICIES, FINDINGS, SHOWN_MAX
 
 CleanupPolicy = Annotated[
     list[str] | None,

@@ -17,7 +17,7 @@ from fencepost.cli.terminal import EXIT_FINDINGS, option, steps
 from fencepost.errors import SourceError
 
 if TYPE_CHECKING:
-    from fencepost.lake.segments import Part
+    from fencepost.lake.kafka_segments import Part
 
     Read = Callable[[Part], Any]
     """Returns the rows of a part as record batches."""
@@ -126,7 +126,7 @@ def _write_folder(out: Path, parts: Sequence[Part], read: Read, rows: str, show:
 def _write(out: Path, rows: str, batches: Any) -> int:
     """Write a file that appears under its name only when complete."""
     from fencepost.lake.kafka_log import write_parquet
-    from fencepost.lake.segments import batches_schema, records_schema
+    from fencepost.lake.kafka_segments import batches_schema, records_schema
     from fencepost.state.disk import TEMPORARY, Disk
 
     disk, beside = Disk(), out.with_name(f".{out.name}.{uuid4().hex}{TEMPORARY}")

@@ -12,7 +12,7 @@ import pyarrow as pa
 from fencepost.errors import SourceError
 from fencepost.kafka import PartitionAudit, audit
 from fencepost.kafka.source import EmptyLogError, Log, find_partitions, open_log, topic_and_partition
-from fencepost.lake.segments import OWN_TOPICS, Isolation, Part, open_partitions, read_view
+from fencepost.lake.kafka_segments import OWN_TOPICS, Isolation, Part, open_partitions, read_view
 
 
 class Source:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from fencepost import _native
 from fencepost._native import TransactionIndex
 from fencepost.arrow import ArrowStreamExportable
+from fencepost.kafka.audit_report import LogAudit, PartitionAudit
 from fencepost.kafka.finding import Finding
-from fencepost.kafka.report import LogAudit, PartitionAudit
 
 if TYPE_CHECKING:
     from fencepost.kafka.log import Appended, PartitionLog

@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 from fencepost import _native
 from fencepost._native import BrokerTable, TransactionIndex
 from fencepost.errors import PolicyError, SourceError, StoreError
+from fencepost.kafka.audit_report import CLEANUP_POLICIES, LogAudit, PartitionAudit
 from fencepost.kafka.finding import Finding
-from fencepost.kafka.report import CLEANUP_POLICIES, LogAudit, PartitionAudit
-from fencepost.kafka.sequences import MAX, Sequences
+from fencepost.kafka.sequence_checks import MAX, Sequences
 from fencepost.kafka.source import Log, Segment, find_partitions, open_log, read_whole, topic_and_partition
 from fencepost.policy import BatchColumns
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost.lake.job import DedupJob
 from fencepost.lake.kafka_log import KafkaLog
-from fencepost.lake.report import RunReport
+from fencepost.lake.run_report import RunReport
 from fencepost.state.engine import Engine, LocalEngine
 
 if TYPE_CHECKING:

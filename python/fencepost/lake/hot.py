@@ -38,7 +38,7 @@ from fencepost.lake.scan import LENGTH, Exchange, Reading, deal_runs
 from fencepost.policy import Policy
 from fencepost.state.decision import Shard
 from fencepost.state.scratch import Scratch, write_table
-from fencepost.state.segments import load_table
+from fencepost.state.segment_files import load_table
 from fencepost.state.stores import Store
 
 HASHES = 2**32 - 1

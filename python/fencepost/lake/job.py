@@ -39,8 +39,8 @@ from fencepost.lake.plan import (
     TASK_SPANS_MAX,
     Plan,
 )
-from fencepost.lake.report import RunReport
 from fencepost.lake.run import Run
+from fencepost.lake.run_report import RunReport
 from fencepost.lake.scan import check_names
 from fencepost.lake.schemas import SchemaRule
 from fencepost.lake.slices import Slice, files_of, patterns_of, source_of
@@ -49,7 +49,7 @@ from fencepost.lake.write import Rejects
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.state.commit import Sink
 from fencepost.state.decision import Settings
-from fencepost.state.delta import is_delta
+from fencepost.state.delta_sink import is_delta
 from fencepost.state.disk import Disk
 from fencepost.state.engine import Engine, LocalEngine
 from fencepost.state.operations import check_shards

@@ -26,7 +26,7 @@ from fencepost.lake.scan import LENGTH, Exchange, Reading, read_batch
 from fencepost.state.changelog import changes
 from fencepost.state.decision import Shard
 from fencepost.state.scratch import Scratch, write_table
-from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
+from fencepost.state.segment_files import SegmentWriter, advance, held_positions, load_table
 from fencepost.state.stores import Store
 
 SHOWN_MAX = 1_000

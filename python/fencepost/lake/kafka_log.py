@@ -20,7 +20,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost.errors import SourceError
 from fencepost.kafka import BATCH_BYTES_MAX
 from fencepost.kafka.source import Log, Options, read_whole
-from fencepost.lake.segments import Isolation, Part, View, open_partitions, read_view, records_schema
+from fencepost.lake.kafka_segments import Isolation, Part, View, open_partitions, read_view, records_schema
 from fencepost.state.stores import absolute
 
 Position = dict[str, Any]

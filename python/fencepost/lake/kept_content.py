@@ -32,7 +32,7 @@ from fencepost.state.checksums import COUNT, SEQ, KeptSums, Living, advance, fin
 from fencepost.state.decision import Checksums, Decision, Shard, SumPiece
 from fencepost.state.engine import check_stopped
 from fencepost.state.scratch import Scratch, read_table, write_table
-from fencepost.state.segments import SegmentWriter, load_table
+from fencepost.state.segment_files import SegmentWriter, load_table
 from fencepost.state.stores import Store
 
 SHARD = "_shard"

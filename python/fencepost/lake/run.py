@@ -19,7 +19,7 @@ from fencepost.lake.kept_content import checked
 from fencepost.lake.left_out import LeftOut
 from fencepost.lake.plan import SHARDS, shards_for
 from fencepost.lake.preparing import prepare
-from fencepost.lake.report import RunReport, make_report
+from fencepost.lake.run_report import RunReport, make_report
 from fencepost.lake.schemas import from_text
 from fencepost.lake.sources import InputOverride, NewInput, open_source
 from fencepost.lake.storage import ChangedError

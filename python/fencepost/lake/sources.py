@@ -30,16 +30,16 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.errors import SinkError, SourceError
 from fencepost.lake.asking import ask_footers
-from fencepost.lake.delta import has_table, list_appended
+from fencepost.lake.delta_source import has_table, list_appended
 from fencepost.lake.files import Facts, Files
-from fencepost.lake.iceberg import list_appended as list_snapshots
-from fencepost.lake.iceberg import open_files
+from fencepost.lake.iceberg_source import list_appended as list_snapshots
+from fencepost.lake.iceberg_source import open_files
 from fencepost.lake.kafka_log import ExportItem, KafkaLog, export, find_new
 from fencepost.lake.left_out import Adds
 from fencepost.lake.slices import Slice
 from fencepost.lake.storage import LocalStorage, Storage, open_storage
 from fencepost.state.decision import Inputs
-from fencepost.state.delta import check_library
+from fencepost.state.delta_sink import check_library
 from fencepost.state.iceberg_tables import NamedTable, is_iceberg
 from fencepost.state.ledger import file_table, hash_of_listing, new_files
 from fencepost.state.scratch import FolderScratch

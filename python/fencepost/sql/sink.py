@@ -24,7 +24,7 @@ from fencepost.sql.metrics import Counters, claims_of, families_of
 from fencepost.sql.reconciliation import OnFindings, Reconciliation, reconcile
 from fencepost.sql.retention import Reaped, reap, reap_processed
 from fencepost.sql.rows import NOTHING, refused_at_commit
-from fencepost.sql.sequences import Sequences, log_order_of
+from fencepost.sql.sequence_claims import Sequences, log_order_of
 from fencepost.sql.staged import StagedTable, place_of
 from fencepost.sql.target import Target
 from fencepost.sql.together import UnnamedError, claim_together, write_together

@@ -18,7 +18,7 @@ from fencepost.sql.consumers import Consumer
 from fencepost.sql.messages import ARRAYS, CLAIM, Ids, Messages, MessageVerdicts
 from fencepost.sql.messages import arrays_of as arrays_of_ids
 from fencepost.sql.rows import array_of_integers, array_of_texts
-from fencepost.sql.sequences import SequenceVerdicts, arrays_of, insert_of, update_of
+from fencepost.sql.sequence_claims import SequenceVerdicts, arrays_of, insert_of, update_of
 from fencepost.sql.target import Target
 from fencepost.sql.upserts import RacedError
 

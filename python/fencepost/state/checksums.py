@@ -28,7 +28,7 @@ from fencepost.policy import Columns
 from fencepost.resets import ROWS_TOGETHER, KeptRows
 from fencepost.state.changelog import numbered
 from fencepost.state.decision import Piece, SumPiece
-from fencepost.state.segments import SegmentWriter, read_piece
+from fencepost.state.segment_files import SegmentWriter, read_piece
 from fencepost.state.stores import Store
 
 MAGIC = b"FPSUMS\x00\x01"

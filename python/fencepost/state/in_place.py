@@ -23,7 +23,9 @@ from fencepost._native import parquet_footer
 from fencepost.errors import SinkChangedError, SinkError, SourceError
 from fencepost.state.commit import Tasks, in_turn
 from fencepost.state.decision import APPLIED, Decision
-from fencepost.state.delta import (
+from fencepost.state.delta_columns import INTEGERS, WIDENING
+from fencepost.state.delta_log import Action, Live, Table, live_files, put_commit, read_commits
+from fencepost.state.delta_sink import (
     FEATURES,
     REFUSED,
     DeltaSink,
@@ -34,8 +36,6 @@ from fencepost.state.delta import (
     heading,
     statistics,
 )
-from fencepost.state.delta_columns import INTEGERS, WIDENING
-from fencepost.state.delta_log import Action, Live, Table, live_files, put_commit, read_commits
 from fencepost.state.disk import Disk
 from fencepost.state.sinks import IN_PLACE
 from fencepost.state.stores import LocalStore, Store

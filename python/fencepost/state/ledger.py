@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from fencepost.state.decision import Inputs, LedgerFiles, Piece, Quarantined, sha256
-from fencepost.state.segments import read_piece, segments_folder
+from fencepost.state.segment_files import read_piece, segments_folder
 from fencepost.state.stores import Store
 
 ArrowTable: TypeAlias = Any

@@ -19,7 +19,7 @@ from fencepost.policy import Columns, Policy
 from fencepost.state.changelog import changes
 from fencepost.state.decision import Shard, SumPiece
 from fencepost.state.scratch import Scratch, write_table
-from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
+from fencepost.state.segment_files import SegmentWriter, advance, held_positions, load_table
 from fencepost.state.stores import Store
 
 if TYPE_CHECKING:

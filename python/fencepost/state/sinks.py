@@ -76,14 +76,14 @@ def _open_folder(uri: str, disk: Disk, options: Mapping[str, Any] | None) -> Sin
 
 
 def _is_delta(place: str, options: Mapping[str, Any] | None) -> bool:
-    from fencepost.state.delta import is_delta_sink
+    from fencepost.state.delta_sink import is_delta_sink
 
     store = open_store(place, options=options)
     return not store.exists(MARKER) and is_delta_sink(store)
 
 
 def _open_delta(uri: str, disk: Disk, options: Mapping[str, Any] | None) -> Sink:
-    from fencepost.state.delta import DeltaSink
+    from fencepost.state.delta_sink import DeltaSink
 
     return DeltaSink(_store(uri, disk, options), disk)
 
@@ -98,7 +98,7 @@ def _open_in_place(uri: str, disk: Disk, options: Mapping[str, Any] | None) -> S
 
 
 def _open_iceberg(uri: str, disk: Disk, options: Mapping[str, Any] | None) -> Sink:
-    from fencepost.state.iceberg import IcebergSink
+    from fencepost.state.iceberg_sink import IcebergSink
 
     return IcebergSink(uri, disk, options)
 

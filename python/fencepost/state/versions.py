@@ -38,7 +38,7 @@ from fencepost.state.decision import (
 from fencepost.state.disk import TEMPORARY
 from fencepost.state.folding import Folded
 from fencepost.state.ledger import ArrowTable
-from fencepost.state.segments import load_table, segments_folder
+from fencepost.state.segment_files import load_table, segments_folder
 from fencepost.state.stores import TEMPORARIES, LocalStore, Store, check_exclusion, open_store
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from fencepost.errors import SourceError
 from fencepost.lake.asking import Ask, ask_facts, in_driver
 from fencepost.lake.files import Files
 from fencepost.lake.storage import Storage, converted_errors, retry
-from fencepost.state.delta import LOG_UNREAD, by_library, is_delta, log_errors, open_table
 from fencepost.state.delta_columns import INTEGERS
 from fencepost.state.delta_log import LOG, Action, Live, Table, info_of, live_files, read_commits
+from fencepost.state.delta_sink import LOG_UNREAD, by_library, is_delta, log_errors, open_table
 from fencepost.state.hive import hive_values
 from fencepost.state.stores import LocalStore, Store, unavailable
 from fencepost.state.vectors import read_vector
