@@ -18,6 +18,8 @@ UV := .tools/bin/uv
 S3_SERVER := .tools/versitygw-1.8.0/versitygw
 ACTIONLINT := .tools/actionlint-1.7.7/actionlint
 CARGO_DENY := .tools/cargo-deny-0.18.5/bin/cargo-deny
+CARGO_MUTANTS := .tools/cargo-mutants-27.1.0/bin/cargo-mutants
+CARGO_LLVM_COV := .tools/cargo-llvm-cov-0.9.1/bin/cargo-llvm-cov
 # Draws the diagrams of the documentation without a network.
 MERMAID := .tools/mermaid.min.js
 # Spark's workers must run the Python that has the wheels.
@@ -82,7 +84,7 @@ PACKAGE_SOURCES := $(shell find python/fencepost -name '*.py' -o -name '*.pyi' -
 SPARK_SOURCES := Cargo.toml spark_udf/README.md spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-chain check test-quick test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql mariadb model \
+.PHONY: help demo demo-chain check test-quick test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql mariadb model coverage coverage-python coverage-rust mutants \
 	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark43-part test-minimum test-free-threaded asan asan-part miri fuzz test-spark-connect \
 	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores test-docs test-airflow docs jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels release-check \
 	develop format errors requirements tools java clean
@@ -346,6 +348,43 @@ $(ACTIONLINT):
 $(CARGO_DENY): | tools
 	cargo install --quiet --locked cargo-deny@0.18.5 --root $(abspath $(dir $(@D)))
 
+# Which lines no test runs. Python by its quick tests, Rust by the tests of its crates. Reports: target/coverage.
+coverage: coverage-python coverage-rust ## Which lines of Python the quick tests run, and which of Rust its tests
+coverage-python: export COVERAGE_FILE = target/coverage/python
+coverage-python: $(VENV)/tests .tools/coverage/installed
+	@mkdir -p target/coverage
+	PYTHONPATH=.tools/coverage $(BIN)/python -m coverage run --source=fencepost -m pytest --quiet -m 'not matrix' $(QUICK_TESTS)
+	PYTHONPATH=.tools/coverage $(BIN)/python -m coverage html --directory target/coverage/html
+	PYTHONPATH=.tools/coverage $(BIN)/python -m coverage report --sort=cover
+
+coverage-rust: tools $(CARGO_LLVM_COV)
+	@rustup component list 2>/dev/null | grep -q 'llvm-tools.*(installed)' || { echo "llvm-tools are missing: rustup component add llvm-tools"; exit 1; }
+	$(CARGO_LLVM_COV) llvm-cov --locked --package $(COVERED) --tests --html --output-dir target/coverage/rust -- --skip every_short
+	$(CARGO_LLVM_COV) llvm-cov report --locked --package $(COVERED)
+# A crate of rust/.
+COVERED ?= fencepost-core
+
+# Changes an operator, a constant or a body at a time, and lists the changes that no test objects to: some cannot be
+# noticed, so these are no error. The small worlds are
+# left out: they take longest, and the rule book asks the same.
+MUTATED ?= rust/core/src/judge.rs
+mutants: tools $(CARGO_MUTANTS) ## Which changes of the rules' code no test notices: hours (SHARD=0/14: a part)
+	@mkdir -p target/mutants
+	CARGO_PROFILE_DEV_OPT_LEVEL=1 $(CARGO_MUTANTS) mutants --file $(MUTATED) --package fencepost-core --timeout 120 \
+		--output target/mutants $(if $(SHARD),--shard $(SHARD)) \
+		-- --locked --lib --test rulebook --test golden --test oracle --test forgetting -- --skip every_short \
+		|| { code=$$?; [ $$code = 2 ] || [ $$code = 3 ] || exit $$code; }
+
+.tools/coverage/installed: requirements/coverage.txt $(VENV)/dependencies
+	$(UV) pip install --quiet --python $(BIN)/python --target $(@D) --require-hashes -r $<
+	@touch $@
+
+$(CARGO_LLVM_COV): | tools
+	cargo install --quiet --locked cargo-llvm-cov@0.9.1 --root $(abspath $(dir $(@D)))
+
+$(CARGO_MUTANTS): | tools
+	cargo install --quiet --locked cargo-mutants@27.1.0 --root $(abspath $(dir $(@D)))
+
 develop: $(VENV)/dependencies ## Install editable: Python changes show at once, Rust changes after another `make develop`
 	$(UV) pip install --quiet --python $(BIN)/python --no-build-isolation --no-deps --editable spark_udf
 	. $(BIN)/activate && PATH="$(abspath .tools/bin):$$PATH" maturin develop --uv --release --locked
@@ -359,7 +398,7 @@ errors: $(VENV)/dependencies ## Write the pages on errors from the sources
 	$(BIN)/python .ci/error_pages.py
 
 requirements: $(UV) ## Compile the requirement files, hashes included
-	for name in uv dev spark43 workers release docs airflow; do $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
+	for name in uv dev spark43 workers release docs airflow coverage; do $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 		--no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt || exit 1; done
 	$(UV) pip compile --quiet --generate-hashes --python-version 3.11 --no-header --no-annotate requirements/minimum.in \
 		-o requirements/minimum.txt
