@@ -93,7 +93,7 @@ fn missing_of(judged: Judged, table: &StateTable) -> Listed {
     let has_epochs = has_epochs(table);
     let names = table.keys().pid.dictionary.len() + table.keys().partition.dictionary.len();
     let is_short = judged.opened() < names / KEYS_A_RANGE;
-    let list = move |keys: &Keys| missing_batches(keys, has_epochs, judged.missing(keys).into_iter());
+    let list = move |keys: &Keys| missing_batches(keys, has_epochs, judged.missing(keys));
     if is_short {
         return listed(list(table.keys()));
     }

@@ -9,6 +9,8 @@ pub(crate) struct Aside<T> {
     /// Numbers below `end` that are free.
     free: Vec<u32>,
     end: u32,
+    /// How many times a number became free: while it stays, so does what each number names.
+    freed: u64,
 }
 
 impl<T: Default> Aside<T> {
@@ -26,6 +28,12 @@ impl<T: Default> Aside<T> {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.end == 0
+    }
+
+    /// A number that changes whenever an entry is freed: see `freed`.
+    #[inline]
+    pub(crate) fn version(&self) -> u64 {
+        self.freed
     }
 
     /// Asks for an entry.
@@ -59,6 +67,7 @@ impl<T: Default> Aside<T> {
     pub(crate) fn free(&mut self, number: u32) {
         *self.get_mut(number) = T::default();
         self.free.push(number);
+        self.freed += 1;
     }
 
     /// Bytes held; `beside`: those that an entry holds in memory of its own.

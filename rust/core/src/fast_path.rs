@@ -7,11 +7,14 @@
 //! | an entry of the run's epoch | goes on behind its last position | accepted | `any_order.md`, `in_order.md`, `kafka.md` |
 //! | the same | lies within it, on the first lap | duplicate | the same |
 //! | no entry, and a key may begin anywhere | any | accepted | `first.md` |
-//! | an entry kept aside, or of another epoch; rows below the horizon | any | left to the full rules | |
+//! | the number of an entry with holes | goes on, or jumps by no more than the policy allows | accepted | `any_order.md`, `in_order.md` |
+//! | the same | one row that lies within it and in no hole, on the first lap | duplicate | the same |
+//! | an entry of another epoch; rows below the horizon | any | left to the full rules | |
 //!
-//! An entry in a slot has no holes, so whatever lies within it was accepted.
+//! An entry in a slot has no holes, so all positions within it were accepted. One with holes is in the overflow and
+//! changes in place, if its holes are bits and no bits must be added.
 
-use crate::judge::{PlainRules, PlainSpan, Run};
+use crate::judge::{PlainRules, PlainSpan, Run, Span};
 
 /// What a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,17 +61,65 @@ pub(crate) fn judge(rules: &PlainRules, held: Slot, run: Run) -> (Plainly, Plain
     (plainly, PlainSpan { epoch: run.epoch, first: rules.first_of(first, last), last, last_timestamp })
 }
 
+/// What an entry kept aside alone says of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Beside {
+    /// Every row is accepted, and the positions from the first to the one before the run are a new hole, if there are any.
+    WentOn { jumped_from: i64 },
+    /// Its only row is a duplicate.
+    Repeated,
+    /// Nothing, and nothing has changed.
+    Unclear,
+}
+
+/// The same as [`judge`] of an entry kept aside, which changes in place. `is_timed`: whether rows have timestamps.
+#[inline(always)]
+pub(crate) fn judge_aside(rules: &PlainRules, entry: &mut Span, run: Run, is_timed: bool) -> Beside {
+    let (from, last) = (entry.last, run.last_seq());
+    let is_plain = entry.epoch == run.epoch
+        && !run.is_old
+        && entry.final_range.is_none()
+        && from >= 0
+        && from < rules.plain_below
+        && last < rules.plain_below;
+    if !is_plain || rules.jump_max == 0 {
+        return Beside::Unclear;
+    }
+    if run.seq <= from {
+        let is_held = run.rows == 1 && run.seq >= entry.first && entry.holes.is_apart_from_bits(run.seq);
+        return if is_held { Beside::Repeated } else { Beside::Unclear };
+    }
+    // The timestamp of a hole is that of the row that opens it: the newest of a run is not always its first.
+    if run.seq - from > 1 {
+        let opens = run.seq - from <= rules.jump_max && (run.rows == 1 || !is_timed);
+        if !opens || !entry.holes.append_in_bits(from + 1, run.seq - 1, run.newest) {
+            return Beside::Unclear;
+        }
+    }
+    entry.last = last;
+    entry.last_timestamp = entry.last_timestamp.max(run.newest);
+    Beside::WentOn { jumped_from: from + 1 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judge::{Rules, Sink, Span};
+    use crate::judge::{Rules, Sink};
     use crate::{PRESETS, Policy, Verdict};
 
-    /// What the full rules say of a run.
+    /// What the full rules say of a run whose rows have one timestamp.
     #[derive(Default)]
     struct Said {
+        timestamp: i64,
         refused: Vec<Verdict>,
+        opened: Vec<(i64, i64)>,
         others: u32,
+    }
+
+    impl Said {
+        fn at(timestamp: i64) -> Said {
+            Said { timestamp, ..Said::default() }
+        }
     }
 
     impl Sink for Said {
@@ -80,8 +131,8 @@ mod tests {
             self.refuse(from, to, Verdict::OutOfOrder);
         }
 
-        fn opened(&mut self, _: i64, _: i64) {
-            self.others += 1;
+        fn opened(&mut self, first: i64, last: i64) {
+            self.opened.push((first, last));
         }
 
         fn closed(&mut self, _: i64, _: i64) {
@@ -97,11 +148,11 @@ mod tests {
         }
 
         fn timestamp(&self, _: i64) -> i64 {
-            7
+            self.timestamp
         }
 
         fn newest_accepted(&self) -> Option<i64> {
-            self.refused.is_empty().then_some(7)
+            self.refused.is_empty().then_some(self.timestamp)
         }
     }
 
@@ -134,7 +185,7 @@ mod tests {
                     Slot::Empty | Slot::Aside(_) => None,
                 };
                 let (plainly, after) = judge(&rules.plain, held, run);
-                let mut said = Said::default();
+                let mut said = Said::at(7);
                 let full = rules.judge(entry.clone(), run, &mut said);
                 match plainly {
                     Plainly::Unclear => continue,
@@ -147,10 +198,79 @@ mod tests {
                         assert_eq!(full, Some(Span::from(after)), "{held:?} {run:?}");
                     }
                 }
-                assert_eq!(said.others, 0, "{held:?} {run:?}");
+                assert_eq!((said.others, said.opened), (0, vec![]), "{held:?} {run:?}");
                 judged[plainly as usize] += 1;
             }
         }
         assert!(judged.iter().all(|&count| count > 500), "{judged:?}");
+    }
+
+    /// Entries of six positions, `apart` from each other, of which some are holes: with bits within the block, in memory
+    /// of their own, and as arrays.
+    fn with_holes(base: i64, apart: i64, timestamp: i64) -> impl Iterator<Item = Span> {
+        (1..31u32).map(move |holes| {
+            let last = base + 5 * apart;
+            let mut entry = Span { epoch: 1, first: base, last, last_timestamp: timestamp, ..Span::default() };
+            let is_hole = |number: &i64| holes >> (number - 1) & 1 == 1;
+            (1..5).filter(is_hole).for_each(|number| {
+                let first = base + number * apart;
+                entry.holes.open(first, first + (apart - 1) / 2, timestamp);
+            });
+            entry.final_range = (holes & 16 != 0).then_some((base, base));
+            entry
+        })
+    }
+
+    #[test]
+    fn of_entries_with_holes_it_says_nothing_but_what_the_full_rules_say() {
+        let mut judged = [0; 3];
+        let jumping = |policy: Policy| Policy { max_jump: Some(3), ..policy };
+        let policies = PRESETS.iter().flat_map(|preset| [preset.policy, jumping(preset.policy)]);
+        for policy in policies.filter(|policy| policy.keeps_holes()) {
+            let (rules, seq_max) = (Rules::new(policy), policy.seq_max());
+            let entries = [(0, 1), (0, 60), (9, 70), (0, 5000), (seq_max - 5, 1), (seq_max - 900, 60)]
+                .into_iter()
+                .flat_map(|(base, apart)| [0, 7].into_iter().flat_map(move |at| with_holes(base, apart, at)));
+            for entry in entries {
+                let near = (entry.first - 2..entry.first.saturating_add(9))
+                    .chain(entry.last - 9..entry.last.saturating_add(70));
+                for seq in near.filter(|seq| (0..=seq_max).contains(seq)) {
+                    for (epoch, rows, newest, is_old) in [
+                        (1, 1, 0, false),
+                        (1, 1, 7, false),
+                        (1, 3, 0, false),
+                        (1, 3, 7, false),
+                        (0, 1, 7, false),
+                        (1, 1, 7, true),
+                    ] {
+                        if rows - 1 > seq_max - seq {
+                            continue;
+                        }
+                        let run = Run { epoch, seq, rows, newest, is_old };
+                        let (mut after, mut said) = (entry.clone(), Said::at(newest));
+                        let beside = judge_aside(&rules.plain, &mut after, run, newest != 0);
+                        let full = rules.judge(Some(entry.clone()), run, &mut said);
+                        let expected = match beside {
+                            Beside::Unclear => {
+                                assert_eq!(after, entry, "{run:?}");
+                                judged[2] += 1;
+                                continue;
+                            }
+                            Beside::Repeated => (vec![Verdict::Duplicate], vec![]),
+                            Beside::WentOn { jumped_from } if jumped_from == seq => (vec![], vec![]),
+                            Beside::WentOn { jumped_from } => (vec![], vec![(jumped_from, seq - 1)]),
+                        };
+                        assert_eq!(
+                            (&said.refused, &said.opened, said.others),
+                            (&expected.0, &expected.1, 0),
+                            "{run:?}"
+                        );
+                        assert_eq!(full, Some(after), "{run:?}");
+                        judged[usize::from(expected.1.is_empty())] += 1;
+                    }
+                }
+            }
+        }
+        assert!(judged.iter().all(|&count| count > 1000), "{judged:?}");
     }
 }

@@ -146,6 +146,9 @@ pub(crate) struct PlainRules {
     pub(crate) plain_below: i64,
     /// How many of its last positions an entry covers at the most.
     pub(crate) remembered_max: i64,
+    /// How far above its highest position an entry kept aside accepts a row, opens a hole for what lies between and
+    /// changes in nothing else. 0: the full rules judge all rows of such entries.
+    pub(crate) jump_max: i64,
 }
 
 impl Rules {
@@ -155,6 +158,11 @@ impl Rules {
             begins_anywhere: policy.first == First::Any,
             plain_below: wrap.map_or(i64::MAX, Wrap::upper_zone),
             remembered_max: if policy.admit == Admit::Next { policy.window as i64 } else { i64::MAX },
+            jump_max: match policy.max_jump {
+                _ if policy.admit == Admit::Next || policy.reach.is_some() || !policy.keeps_holes() => 0,
+                Some(jump) => i64::try_from(jump).unwrap_or(i64::MAX),
+                None => i64::MAX,
+            },
         };
         let changes_in_place = policy.reach.is_none();
         Rules { policy, plain, wrap, keeps_holes: policy.keeps_holes(), changes_in_place }

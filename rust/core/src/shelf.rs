@@ -1,7 +1,7 @@
 //! Entries by key: those that fit in their line's slot, and those kept aside.
 
 use crate::aside::Aside;
-use crate::fast_path::{Plainly, Slot};
+use crate::fast_path::{self, Beside, Plainly, Slot};
 use crate::judge::{PlainRules, PlainSpan, Rules, Run, Sink, Span};
 use crate::keys::Key;
 use crate::lines::{CHUNK, EntryKey, LinePlace, Lines, Place, RowLine, STEP, Searches};
@@ -25,6 +25,28 @@ pub(crate) struct Shelf<L: RowLine> {
     entries: usize,
     /// Of all entries.
     holes: usize,
+}
+
+/// No number of an entry.
+const NONE: u32 = u32::MAX;
+
+/// The entries kept aside that the keys of a step have.
+#[derive(Clone, Copy)]
+pub(crate) struct Found {
+    is_any: bool,
+    /// Of what is kept aside when they were found.
+    version: u64,
+    numbers: [u32; STEP],
+}
+
+impl Found {
+    /// None.
+    pub(crate) const NOTHING: Found = Found { is_any: false, version: 0, numbers: [NONE; STEP] };
+
+    #[inline(always)]
+    pub(crate) fn clear(&mut self) {
+        self.is_any = false;
+    }
 }
 
 impl<L: RowLine> Shelf<L> {
@@ -280,30 +302,70 @@ impl<L: RowLine> Shelf<L> {
         plainly
     }
 
-    /// The number of a key's entry, if that is kept aside.
+    /// Asks for the entries of keys that are kept aside.
     #[inline(always)]
-    fn aside_of(&self, searches: &Searches, index: usize, key: (i64, i32)) -> Option<u32> {
-        match self.lines.read_near(searches, index, key)? {
-            Slot::Aside(number) => Some(number),
-            _ => None,
+    pub(crate) fn ask_for_aside(
+        &self,
+        searches: &Searches,
+        pids: &[i64; STEP],
+        partitions: &[i32; STEP],
+        count: usize,
+        found: &mut Found,
+    ) {
+        found.version = self.aside.version();
+        for index in 0..count {
+            let key = (pids[index], partitions[index]);
+            let held = self.lines.read_near(searches, index, key);
+            let number = match held {
+                Some(Slot::Aside(number)) => number,
+                Some(_) => NONE,
+                None => self.number_elsewhere(key),
+            };
+            found.numbers[index] = number;
+            if number != NONE {
+                found.is_any = true;
+                self.aside.ask_for(number);
+            }
         }
     }
 
-    /// Asks for the entry of a key, if it is kept aside.
-    #[inline(always)]
-    pub(crate) fn ask_for_aside(&self, searches: &Searches, index: usize, key: (i64, i32)) {
-        if let Some(number) = self.aside_of(searches, index, key) {
-            self.aside.ask_for(number);
+    /// The number of an entry kept aside whose line does not lie where it was looked for.
+    #[cold]
+    #[inline(never)]
+    fn number_elsewhere(&self, (pid, partition): (i64, i32)) -> u32 {
+        match self.find(EntryKey::newest(pid, partition)).filter(|_| pid != -1) {
+            Some((_, Slot::Aside(number))) => number,
+            _ => NONE,
         }
     }
 
-    /// Asks for what that entry holds beside a position.
+    /// Asks for what these entries hold beside positions.
     #[inline(always)]
-    pub(crate) fn ask_for_holes(&self, searches: &Searches, index: usize, key: (i64, i32), position: i64) {
-        if let Some(number) = self.aside_of(searches, index, key) {
-            let entry = self.aside(number);
-            entry.holes.ask_for(position, entry.last);
+    pub(crate) fn ask_for_holes(&self, found: &Found, positions: &[i64; STEP], count: usize) {
+        if !found.is_any || found.version != self.aside.version() {
+            return;
         }
+        for (&number, &position) in found.numbers[..count].iter().zip(positions) {
+            if number != NONE {
+                let entry = self.aside(number);
+                entry.holes.ask_for(position, entry.last);
+            }
+        }
+    }
+
+    /// Judges a run by an entry kept aside, if that alone can tell.
+    #[inline(always)]
+    pub(crate) fn judge_aside_plainly(&mut self, rules: &PlainRules, number: u32, run: Run) -> Beside {
+        let beside = fast_path::judge_aside(rules, &mut self.aside.get_mut(number).0, run, L::IS_TIMED);
+        self.holes += usize::from(matches!(beside, Beside::WentOn { jumped_from } if jumped_from < run.seq));
+        beside
+    }
+
+    /// The number of a key's entry that is kept aside, if it was found and is the same still.
+    #[inline(always)]
+    pub(crate) fn found(&self, found: &Found, index: usize) -> Option<u32> {
+        let is_found = found.is_any && found.version == self.aside.version() && found.numbers[index] != NONE;
+        is_found.then(|| found.numbers[index])
     }
 
     /// Whether an entry was ever kept aside.

@@ -110,7 +110,7 @@ impl Judged {
     /// What rows of this call jumped over and none of them filled, in the order of pid, partition and epoch (by
     /// value, see [`Keys`]). Made here, so that nobody pays for a list that nobody asks for. `keys`: those of the
     /// table, before it forgets or renumbers any.
-    pub fn missing(&self, keys: &Keys) -> Vec<Missing> {
+    pub fn missing(&self, keys: &Keys) -> impl Iterator<Item = Missing> + use<'_> {
         self.skipped.missing(keys)
     }
 

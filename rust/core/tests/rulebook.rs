@@ -231,7 +231,7 @@ impl CoreDoor {
         let verdict = |(row, &code): (usize, &u8)| (Verdict::ALL[code as usize].name().to_string(), expected(row));
         Ok(Answer {
             verdicts: judged.verdicts.iter().enumerate().map(verdict).collect(),
-            missing: self.in_the_books_words(&judged.missing(self.table.keys())),
+            missing: self.in_the_books_words(&judged.missing(self.table.keys()).collect::<Vec<_>>()),
             stale_epoch: judged.stale_epoch,
             border: Some(judged.border),
             ..Answer::default()

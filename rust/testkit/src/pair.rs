@@ -232,7 +232,7 @@ type Range = (Key, i64, i64, i64, i64);
 type Said = (Vec<u8>, Vec<(u64, i64)>, Vec<Range>, u64, u64);
 
 fn core_said(judged: Judged, keys: &Keys) -> Said {
-    let missing = judged.missing(keys).iter().map(of_core).collect();
+    let missing = judged.missing(keys).map(|it| of_core(&it)).collect();
     (judged.verdicts, judged.expected, missing, judged.stale_epoch, judged.border)
 }
 

@@ -112,6 +112,14 @@ impl Bits {
         self.for_each_mask((first, last), |word, mask| *word |= mask);
     }
 
+    /// Sets what lies above all runs and touches none.
+    #[inline(always)]
+    pub(super) fn append(&mut self, (first, last): Offsets) {
+        debug_assert!(self.highest().is_none_or(|highest| highest + 1 < first));
+        self.runs += 1;
+        self.for_each_mask((first, last), |word, mask| *word |= mask);
+    }
+
     /// Clears the lowest piece that lies in `first..=last`, and gives it.
     #[inline]
     pub(super) fn take(&mut self, (first, last): Offsets) -> Option<Offsets> {
@@ -194,13 +202,16 @@ impl Bits {
         0
     }
 
+    #[inline(always)]
     fn for_each_mask(&mut self, (first, last): Offsets, mut change: impl FnMut(&mut u64, u64)) {
         let words = self.words.all_mut();
         let (first_word, last_word) = (first / WORD_BITS, last / WORD_BITS);
-        for (number, word) in (first_word..).zip(&mut words[first_word..=last_word]) {
-            let from = if number == first_word { first % WORD_BITS } else { 0 };
-            let to = if number == last_word { last % WORD_BITS } else { WORD_BITS - 1 };
-            change(word, u64::MAX << from & u64::MAX >> (WORD_BITS - 1 - to));
+        let (from, to) = (u64::MAX << (first % WORD_BITS), u64::MAX >> (WORD_BITS - 1 - last % WORD_BITS));
+        if first_word == last_word {
+            return change(&mut words[first_word], from & to);
         }
+        change(&mut words[first_word], from);
+        words[first_word + 1..last_word].iter_mut().for_each(|word| change(word, u64::MAX));
+        change(&mut words[last_word], to);
     }
 }

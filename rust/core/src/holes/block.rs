@@ -185,6 +185,25 @@ impl Block {
         Some(hull)
     }
 
+    /// Adds a range above all others that touches none to bits that reach its end.
+    #[inline(always)]
+    pub(super) fn append_in_bits(&mut self, range: Range) -> bool {
+        let offsets = (self.offset(range.first), self.offset(range.last));
+        let Body::Bits(bits) = &mut self.body else { return false };
+        let is_within = range.first > self.key && range.timestamp == self.timestamp && offsets.1 < bits.end();
+        if is_within {
+            bits.append(offsets);
+        }
+        is_within
+    }
+
+    /// Whether the ranges are bits, and a position lies in none.
+    #[inline(always)]
+    pub(super) fn is_apart_from_bits(&self, position: i64) -> bool {
+        let Body::Bits(bits) = &self.body else { return false };
+        position < self.key || !bits.has(self.offset(position))
+    }
+
     /// Adds a range that overlaps none, where it is at once clear what it continues. The neighbouring
     /// blocks have nothing that touches it, unless it begins at the key.
     #[inline]

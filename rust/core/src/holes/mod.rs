@@ -63,6 +63,9 @@ impl Holes {
     /// Whether a position lies in a hole.
     #[inline]
     pub(crate) fn has(&self, position: i64) -> bool {
+        if let Directory::One(block) = &self.0 {
+            return block.key() <= position && block.has(position);
+        }
         let block = self.0.count_up_to(position).checked_sub(1).and_then(|index| self.0.get(index));
         block.is_some_and(|block| block.has(position))
     }
@@ -86,6 +89,20 @@ impl Holes {
         if !self.push(range) {
             self.open_joined(range);
         }
+    }
+
+    /// Adds a range that lies above all others and touches none, if it lies in bits that reach so far, as most do.
+    #[inline(always)]
+    pub(crate) fn append_in_bits(&mut self, first: i64, last: i64, timestamp: i64) -> bool {
+        let Directory::One(block) = &mut self.0 else { return false };
+        block.append_in_bits(Range { first, last, timestamp })
+    }
+
+    /// Whether the holes are bits, and a position lies in none.
+    #[inline(always)]
+    pub(crate) fn is_apart_from_bits(&self, position: i64) -> bool {
+        let Directory::One(block) = &self.0 else { return false };
+        block.is_apart_from_bits(position)
     }
 
     /// Takes out what lies in `first..=last` and tells each piece, lowest first.

@@ -70,6 +70,12 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Positions of a key that one of its rows jumped over.
+    #[inline(always)]
+    pub(super) fn opened_by(&mut self, key: Key, first: i64, last: i64) {
+        self.judged.skipped.open(key, first, last);
+    }
+
     #[inline]
     pub(super) fn begin_run(&mut self, row: usize, key: Key) {
         (self.row, self.key) = (row, key);

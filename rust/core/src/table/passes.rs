@@ -4,11 +4,11 @@ use super::call::{Call, Times};
 use super::{Cuts, room_for};
 use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
-use crate::fast_path::Plainly;
+use crate::fast_path::{Beside, Plainly};
 use crate::judge::{Rules, Run};
 use crate::lines::{CHUNK, RowLine, STEP, Searches, prefetch};
 use crate::runs::{Cursor, Cut, Seq};
-use crate::shelf::Shelf;
+use crate::shelf::{Found, Shelf};
 use crate::{Result, Verdict};
 
 /// Judges every run in order.
@@ -70,6 +70,7 @@ struct Step {
     epoch: [i16; STEP],
     seq: [i64; STEP],
     searches: Searches,
+    aside: Found,
 }
 
 impl Step {
@@ -83,6 +84,7 @@ impl Step {
             epoch: [0; STEP],
             seq: [0; STEP],
             searches: Searches::none(),
+            aside: Found::NOTHING,
         }
     }
 
@@ -157,15 +159,17 @@ fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
         }
         let step = &mut steps[tick % STEPS];
         step.count = 0;
+        step.aside.clear();
         if has_room && cursor.run < cut.len() {
             step.take(&mut cursor, cut, batch, seq);
             shelf.lines().begin(&step.pid, &step.partition, &mut step.searches);
         }
         if tick < aside_until && shelf.has_aside() {
-            let step = &steps[tick.wrapping_sub(ASIDE_AFTER) % STEPS];
-            (0..step.count).for_each(|run| shelf.ask_for_aside(&step.searches, run, step.key(run)));
+            let Step { count, pid, partition, searches, aside, .. } =
+                &mut steps[tick.wrapping_sub(ASIDE_AFTER) % STEPS];
+            shelf.ask_for_aside(searches, pid, partition, *count, aside);
             let step = &steps[tick.wrapping_sub(HOLES_AFTER) % STEPS];
-            (0..step.count).for_each(|run| shelf.ask_for_holes(&step.searches, run, step.key(run), step.seq[run]));
+            shelf.ask_for_holes(&step.aside, &step.seq, step.count);
         }
         // What is asked for in between has the time to come: two steps at once are more than a processor waits for.
         for half in [0..STEP / 2, STEP / 2..STEP] {
@@ -258,6 +262,22 @@ struct At<'a> {
 /// Judges a run of a key. Gives whether its slot alone could not tell.
 #[inline(always)]
 fn judge_run<L: RowLine>(shelf: &mut Shelf<L>, rules: &Rules, at: At<'_>, run: Run, call: &mut Call<'_>) -> bool {
+    if let Some(number) = shelf.found(&at.step.aside, at.run) {
+        match shelf.judge_aside_plainly(&rules.plain, number, run) {
+            Beside::WentOn { jumped_from } => {
+                if jumped_from < run.seq {
+                    let (pid, partition) = at.step.key(at.run);
+                    call.opened_by((pid, partition, run.epoch), jumped_from, run.seq - 1);
+                }
+                return true;
+            }
+            Beside::Repeated => {
+                call.fill(at.row, at.row + 1, Verdict::Duplicate);
+                return true;
+            }
+            Beside::Unclear => {}
+        }
+    }
     let plainly = shelf.judge_plainly(&rules.plain, at.step.key(at.run), run, &at.step.searches, at.run);
     match plainly {
         Plainly::WentOn | Plainly::Begun => {}

@@ -48,12 +48,12 @@ impl Skipped {
     }
 
     /// What is left, in the order of pid, partition and epoch (by value). `keys`: those of the table when it judged.
-    pub(super) fn missing(&self, keys: &Keys) -> Vec<Missing> {
+    pub(super) fn missing(&self, keys: &Keys) -> impl Iterator<Item = Missing> + use<'_> {
         let mut left = self.left();
         if !keys.are_plain() {
             left.sort_by(|one, other| keys.order(one.0, other.0)); // stable: positions of a key stay in order
         }
-        left.into_iter().map(|(key, range)| missing_of(&self.rules, key, range)).collect()
+        left.into_iter().map(|(key, range)| missing_of(&self.rules, key, range))
     }
 
     /// What was opened and not filled, in the order of keys by number, then of positions.
