@@ -1,6 +1,6 @@
 //! Entries that fit in no slot of a line.
 
-use crate::lines::prefetch;
+use crate::prefetch::prefetch;
 
 /// Entries that fit in no slot, by number. In blocks, so that growth copies nothing.
 #[derive(Default)]

@@ -11,7 +11,7 @@ mod shelf;
 
 use crate::error::make_room;
 use crate::keys::{KeyKind, Keys};
-use crate::lines::CHUNK;
+use crate::prefetch::CHUNK;
 use crate::{Error, Result, Verdict};
 pub use batch::{Control, Origin, Origins, ProduceBatches};
 pub use judge::WindowBatch;

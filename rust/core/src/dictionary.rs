@@ -1,7 +1,7 @@
 //! Byte strings and their numbers.
 
 use crate::error::make_room;
-use crate::lines::prefetch;
+use crate::prefetch::prefetch;
 use crate::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;

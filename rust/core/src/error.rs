@@ -1,5 +1,61 @@
-use crate::Column;
 use std::fmt;
+
+/// The role of a column in the identity of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Column {
+    /// The producer.
+    Pid,
+    /// The producer's incarnation.
+    Epoch,
+    /// The partition that the producer numbers.
+    Partition,
+    /// The sequence number.
+    Seq,
+    /// When the event happened.
+    Timestamp,
+    /// The first sequence number of a produce batch.
+    BaseSeq,
+    /// Its last one.
+    LastSeq,
+    /// How many records it holds.
+    Count,
+    /// The offset of its first record.
+    Offset,
+    /// The offset of its last one.
+    LastOffset,
+    /// Whether it is part of a transaction.
+    Transactional,
+    /// Which marker it is.
+    Control,
+    /// The epoch of the coordinator that wrote a marker.
+    CoordinatorEpoch,
+    /// The protocol that a marker follows.
+    TransactionVersion,
+    /// Who appended it.
+    Origin,
+}
+
+impl fmt::Display for Column {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Column::Pid => "pid",
+            Column::Epoch => "epoch",
+            Column::Partition => "partition",
+            Column::Seq => "seq",
+            Column::Timestamp => "timestamp",
+            Column::BaseSeq => "base_seq",
+            Column::LastSeq => "last_seq",
+            Column::Count => "count",
+            Column::Offset => "offset",
+            Column::LastOffset => "last_offset",
+            Column::Transactional => "transactional",
+            Column::Control => "control",
+            Column::CoordinatorEpoch => "coordinator_epoch",
+            Column::TransactionVersion => "transaction_version",
+            Column::Origin => "origin",
+        })
+    }
+}
 
 /// What a call of this crate gives.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -28,16 +28,17 @@ mod broker;
 mod changes;
 mod dictionary;
 mod dispatch;
-mod entries;
 mod error;
 mod fast_path;
 mod holes;
 mod judge;
 mod keys;
 mod lines;
+mod order;
 mod ordered;
 mod policy;
 mod position;
+mod prefetch;
 mod repeats;
 mod runs;
 mod shelf;
@@ -48,23 +49,22 @@ mod transactions;
 mod union;
 mod verdict;
 
-pub use batch::{Batch, Column, Seqs};
+pub use batch::{Batch, Seqs};
 pub use broker::{
     BrokerJudged, BrokerOptions, BrokerTable, BrokerVersion, Control, Origin, Origins, ProduceBatches, ProducerEntry,
     WindowBatch,
 };
 pub use dictionary::{Dictionary, Strings, fold_bytes, fold_hash};
-pub use entries::Entries;
-pub use error::{Error, Result};
+pub use error::{Column, Error, Result};
 pub use keys::{
     KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeyMark, KeyRef, KeySpace, Keys, PartKind, PartValue, decode_parts,
     encode_bytes, encode_int, shard_hash,
 };
-pub use lines::prefetch;
 pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset, Untracked};
+pub use prefetch::prefetch;
 pub use repeats::{KeyColumns, KeyedRows, Repeats};
 pub use runs::{Domain, find_runs};
 pub use snapshot::Delta;
-pub use table::{Entry, Hole, Judged, Missing, Stale, StateTable};
+pub use table::{Entries, Entry, Hole, Judged, Missing, Stale, StateTable};
 pub use transactions::{AbortedTransaction, LogRows, OpenTransaction, Outcome, Outcomes, Resolved, TransactionIndex};
 pub use verdict::{Verdict, kept_bits};

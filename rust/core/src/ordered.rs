@@ -3,9 +3,10 @@
 use crate::Result;
 use crate::fast_path::Slot;
 use crate::judge::{PlainSpan, Span};
-use crate::lines::{BLOCK, CHUNK, EntryKey, LinePlace, RowLine, STEP, Searches, block_hash};
+use crate::lines::{BLOCK, EntryKey, LinePlace, RowLine, Searches, block_hash};
+use crate::order::Renumbering;
+use crate::prefetch::{CHUNK, STEP};
 use crate::shelf::Shelf;
-use crate::snapshot::order::Renumbering;
 use std::cmp::Reverse;
 use std::ops::Range;
 

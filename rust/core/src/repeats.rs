@@ -18,8 +18,8 @@
 use crate::batch::{Batch, Seqs};
 use crate::dictionary::fold_hash;
 use crate::error::make_room;
-use crate::lines::prefetch;
 use crate::position::Wrap;
+use crate::prefetch::prefetch;
 use crate::runs::{Cut, Domain};
 use crate::{Admit, Epochs, First, Policy, Result};
 use rustc_hash::FxHashMap;

@@ -10,7 +10,7 @@
 use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
 use crate::error::make_room;
-use crate::lines::STEP;
+use crate::prefetch::STEP;
 use crate::{Column, Error, Result, Untracked};
 
 /// Rows looked at together; one bit of a word each.

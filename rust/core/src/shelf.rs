@@ -4,7 +4,8 @@ use crate::aside::Aside;
 use crate::fast_path::{self, Beside, Plainly, Slot};
 use crate::judge::{PlainRules, PlainSpan, Rules, Run, Sink, Span};
 use crate::keys::Key;
-use crate::lines::{CHUNK, EntryKey, LinePlace, Lines, Place, RowLine, STEP, Searches};
+use crate::lines::{EntryKey, LinePlace, Lines, Place, RowLine, Searches};
+use crate::prefetch::{CHUNK, STEP};
 use crate::{Epochs, Result};
 use std::cmp::Reverse;
 

@@ -16,15 +16,14 @@
 mod broker;
 mod columns;
 mod frames;
-pub(crate) mod order;
 pub(crate) mod rows;
 
 use crate::changes::{Eviction, Forgotten};
 use crate::keys::{KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeySpace, Keys, PartKind, decode_parts};
 use crate::lines::block_hash;
+use crate::order::{Numbering, Renumbering};
 use crate::{Dictionary, Error, Policy, Result, StateTable, Untracked};
 use frames::{Payload, Reader, Writer, refuse};
-use order::{Numbering, Renumbering};
 use rows::{Before, ENTRY_BYTES_MIN, KeyRow, KeyRows, Rows};
 use std::cmp::Ordering;
 use std::io::{self, Read, Write};

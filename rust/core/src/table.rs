@@ -1,6 +1,7 @@
 //! The state table: what is asked of it and what it says.
 
 pub(crate) mod call;
+mod entries;
 mod merge;
 mod passes;
 mod skipped;
@@ -8,16 +9,16 @@ mod stored;
 
 use crate::batch::Batch;
 use crate::changes::{Changes, Eviction};
-use crate::entries::Entries;
 use crate::holes::Holes;
 use crate::judge::{Rules, Span};
 use crate::keys::{Key, Keys};
-use crate::lines::CHUNK;
+use crate::prefetch::CHUNK;
 use crate::repeats::{KeyColumns, KeyedRows, Repeats, find_repeats};
 use crate::runs::{Cut, Domain};
 use crate::shelf::Shelf;
 use crate::store::{Store, with_shelf};
 use crate::{Admit, Column, Epochs, Error, Policy, Result, Untracked, Verdict};
+pub use entries::Entries;
 use merge::Translation;
 use passes::judge_batches;
 use skipped::Skipped;

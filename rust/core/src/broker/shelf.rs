@@ -5,7 +5,8 @@ use super::judge::{Judgement, Producer, Rules};
 use super::line::{BatchLine, Beside, Offsets, Times};
 use super::{CHUNK, Call, NONE};
 use crate::aside::Aside;
-use crate::lines::{EntryKey, Line, Lines, STEP, Searches};
+use crate::lines::{EntryKey, Line, Lines, Searches};
+use crate::prefetch::STEP;
 use crate::{Result, Verdict};
 use rustc_hash::FxHashMap;
 

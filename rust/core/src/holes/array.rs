@@ -1,7 +1,7 @@
 //! Ranges in a sorted array.
 
 use super::Range;
-use crate::lines::prefetch;
+use crate::prefetch::prefetch;
 
 /// An element of an array: a range, with what is kept beside it.
 pub(super) trait Item: Copy {

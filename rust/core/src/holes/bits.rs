@@ -1,6 +1,6 @@
 //! Positions in a bitmap: bit 0 stands for the block's base, ranges are runs of ones.
 
-use crate::lines::prefetch;
+use crate::prefetch::prefetch;
 
 pub(super) const WORD_BITS: usize = u64::BITS as usize;
 

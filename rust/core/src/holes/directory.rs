@@ -1,7 +1,7 @@
 //! Blocks by position.
 
 use super::block::Block;
-use crate::lines::prefetch;
+use crate::prefetch::prefetch;
 use std::collections::VecDeque;
 
 /// Blocks, lowest first. Each range lies in one block: the last whose key is not above its first.

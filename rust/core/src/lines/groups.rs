@@ -3,6 +3,7 @@
 use super::buffer::Buffer;
 use super::{EntryKey, Line, LineKey};
 use crate::Result;
+use crate::prefetch::{HAS_PREFETCH, prefetch};
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -299,22 +300,6 @@ fn equal_tags_portable(tags: &Group, tag: u8) -> u32 {
     };
     let [low, high] = [0, 8].map(|from| std::array::from_fn(|index| tags[from + index]));
     equal_in(low) | equal_in(high) << 8
-}
-
-/// Whether the processor can be asked to fetch memory. Where not, a read that nothing waits for does nearly as much.
-pub(super) const HAS_PREFETCH: bool = cfg!(all(target_arch = "x86_64", not(feature = "portable")));
-
-/// Asks the processor to fetch a cache line, where it can be asked. Never faults, whatever the address.
-#[inline(always)]
-pub fn prefetch<T>(address: *const T) {
-    #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
-    // SAFETY: a prefetch is a hint; it reads nothing and cannot fault. It is the table's speed: at
-    // 100 M entries a look-up waits 90 ns without and 13 to 20 ns with it.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(feature = "portable"))))]
-    let _ = address;
 }
 
 #[cfg(test)]

@@ -26,7 +26,6 @@ mod search;
 mod segment;
 mod timed;
 
-pub use groups::prefetch;
 pub(crate) use line::{Line, NextLine, RowLine, SpanLine, WideLine};
 pub(crate) use search::{Near, Searches};
 pub(crate) use timed::Timed;
@@ -40,12 +39,6 @@ use segment::{Growth, Held, Segment, with_groups};
 
 /// Marks the lines that hold the entries of an epoch below a key's highest.
 const OLDER: u32 = 1 << 31;
-
-/// Keys that are looked for in one step.
-pub(crate) const STEP: usize = 16;
-
-/// Keys that are looked for together, at the most: while one is judged, the lines of the others are fetched.
-pub(crate) const CHUNK: usize = 8 * STEP;
 
 /// A table of fewer bytes holds its entries several in a line, whatever its keys: what it could save is
 /// less than what changing over costs.

@@ -1,8 +1,9 @@
 //! Searches for the newest entries of several keys at once: while one is judged, the memory of the others is fetched.
 
-use super::groups::{GROUP, Group, HAS_PREFETCH, equal_tags, prefetch, tag_of};
+use super::groups::{GROUP, Group, equal_tags, tag_of};
 use super::segment::{Held, Segment};
-use super::{EntryKey, Line, LineKey, Lines, Place, STEP, block_hash};
+use super::{EntryKey, Line, LineKey, Lines, Place, block_hash};
+use crate::prefetch::{HAS_PREFETCH, STEP, prefetch};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 

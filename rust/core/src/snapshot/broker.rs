@@ -1,8 +1,8 @@
 //! A [`BrokerTable`] as bytes: framed as other tables are, with entries of its own.
 
 use super::frames::{Payload, Reader, Writer, refuse};
-use super::order::Renumbering;
 use super::{Incoming, KeyBounds, columns, key_type, no_more, number, read_key_type, text, write_dictionary};
+use crate::order::Renumbering;
 use crate::{BrokerOptions, BrokerTable, Error, ProducerEntry, Result, WindowBatch};
 use std::io::{self, Read, Write};
 

@@ -1,9 +1,10 @@
 //! Entries in the order of their keys.
 
+use super::{Entry, StateTable};
 use crate::keys::Key;
-use crate::lines::CHUNK;
-use crate::snapshot::order::Renumbering;
-use crate::{Entry, StateTable};
+use crate::order::Renumbering;
+use crate::prefetch::CHUNK;
+
 use std::vec;
 
 /// Keys that were given are given back to the system this many at a time: a megabyte.
