@@ -23,8 +23,8 @@ pub(crate) enum Slot {
     Empty,
     /// An entry without holes.
     Inline(PlainSpan),
-    /// The number of an entry that is kept aside.
-    Aside(u32),
+    /// The number of an entry that is in the overflow.
+    Overflow(u32),
 }
 
 /// What a slot alone says of a run.
@@ -61,20 +61,10 @@ pub(crate) fn judge(rules: &PlainRules, held: Slot, run: Run) -> (Plainly, Plain
     (plainly, PlainSpan { epoch: run.epoch, first: rules.first_of(first, last), last, last_timestamp })
 }
 
-/// What an entry kept aside alone says of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Beside {
-    /// Every row is accepted, and the positions from the first to the one before the run are a new hole, if there are any.
-    WentOn { jumped_from: i64 },
-    /// Its only row is a duplicate.
-    Repeated,
-    /// Nothing, and nothing has changed.
-    Unclear,
-}
-
-/// The same as [`judge`] of an entry kept aside, which changes in place. `is_timed`: whether rows have timestamps.
+/// The same as [`judge`] of an entry in the overflow, which changes in place. Gives the first of the positions that the
+/// run jumped over too; where it jumped over none, its own. `is_timed`: whether rows have timestamps.
 #[inline(always)]
-pub(crate) fn judge_aside(rules: &PlainRules, entry: &mut Span, run: Run, is_timed: bool) -> Beside {
+pub(crate) fn judge_in_overflow(rules: &PlainRules, entry: &mut Span, run: Run, is_timed: bool) -> (Plainly, i64) {
     let (from, last) = (entry.last, run.last_seq());
     let is_plain = entry.epoch == run.epoch
         && !run.is_old
@@ -83,22 +73,22 @@ pub(crate) fn judge_aside(rules: &PlainRules, entry: &mut Span, run: Run, is_tim
         && from < rules.plain_below
         && last < rules.plain_below;
     if !is_plain || rules.jump_max == 0 {
-        return Beside::Unclear;
+        return (Plainly::Unclear, run.seq);
     }
     if run.seq <= from {
         let is_held = run.rows == 1 && run.seq >= entry.first && entry.holes.is_apart_from_bits(run.seq);
-        return if is_held { Beside::Repeated } else { Beside::Unclear };
+        return (if is_held { Plainly::Repeated } else { Plainly::Unclear }, run.seq);
     }
     // The timestamp of a hole is that of the row that opens it: the newest of a run is not always its first.
     if run.seq - from > 1 {
         let opens = run.seq - from <= rules.jump_max && (run.rows == 1 || !is_timed);
         if !opens || !entry.holes.append_in_bits(from + 1, run.seq - 1, run.newest) {
-            return Beside::Unclear;
+            return (Plainly::Unclear, run.seq);
         }
     }
     entry.last = last;
     entry.last_timestamp = entry.last_timestamp.max(run.newest);
-    Beside::WentOn { jumped_from: from + 1 }
+    (Plainly::WentOn, from + 1)
 }
 
 #[cfg(test)]
@@ -182,7 +172,7 @@ mod tests {
             for (held, run) in cases(preset.policy) {
                 let entry = match held {
                     Slot::Inline(entry) => Some(Span::from(entry)),
-                    Slot::Empty | Slot::Aside(_) => None,
+                    Slot::Empty | Slot::Overflow(_) => None,
                 };
                 let (plainly, after) = judge(&rules.plain, held, run);
                 let mut said = Said::at(7);
@@ -248,17 +238,18 @@ mod tests {
                         }
                         let run = Run { epoch, seq, rows, newest, is_old };
                         let (mut after, mut said) = (entry.clone(), Said::at(newest));
-                        let beside = judge_aside(&rules.plain, &mut after, run, newest != 0);
+                        let (plainly, jumped_from) = judge_in_overflow(&rules.plain, &mut after, run, newest != 0);
                         let full = rules.judge(Some(entry.clone()), run, &mut said);
-                        let expected = match beside {
-                            Beside::Unclear => {
+                        let expected = match plainly {
+                            Plainly::Unclear => {
                                 assert_eq!(after, entry, "{run:?}");
                                 judged[2] += 1;
                                 continue;
                             }
-                            Beside::Repeated => (vec![Verdict::Duplicate], vec![]),
-                            Beside::WentOn { jumped_from } if jumped_from == seq => (vec![], vec![]),
-                            Beside::WentOn { jumped_from } => (vec![], vec![(jumped_from, seq - 1)]),
+                            Plainly::Repeated => (vec![Verdict::Duplicate], vec![]),
+                            Plainly::WentOn if jumped_from == seq => (vec![], vec![]),
+                            Plainly::WentOn => (vec![], vec![(jumped_from, seq - 1)]),
+                            Plainly::Begun => unreachable!("the entry is known"),
                         };
                         assert_eq!(
                             (&said.refused, &said.opened, said.others),

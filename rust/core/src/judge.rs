@@ -146,7 +146,7 @@ pub(crate) struct PlainRules {
     pub(crate) plain_below: i64,
     /// How many of its last positions an entry covers at the most.
     pub(crate) remembered_max: i64,
-    /// How far above its highest position an entry kept aside accepts a row, opens a hole for what lies between and
+    /// How far above its highest position an entry in the overflow accepts a row, opens a hole for what lies between and
     /// changes in nothing else. 0: the full rules judge all rows of such entries.
     pub(crate) jump_max: i64,
 }

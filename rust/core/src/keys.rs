@@ -5,7 +5,7 @@
 //! numbered by a [`Dictionary`]. Two keys are the same if and only if their bytes are: never by hash.
 
 use crate::dictionary::Dictionary;
-use crate::lines::BLOCK;
+use crate::lines::BLOCK_PARTITIONS;
 use crate::{Column, Error, Result};
 use std::cmp::Ordering;
 
@@ -155,7 +155,7 @@ pub fn shard_hash(pid: KeyRef<'_>, partition: KeyRef<'_>) -> u64 {
         KeyRef::Encoded(bytes) => hash_bytes(bytes),
     };
     let block = match partition {
-        KeyRef::Plain(value) => KeyRef::Plain(value / i64::from(BLOCK)),
+        KeyRef::Plain(value) => KeyRef::Plain(value / i64::from(BLOCK_PARTITIONS)),
         encoded => encoded,
     };
     spread(hash(pid) ^ hash(block).rotate_left(32))

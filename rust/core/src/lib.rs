@@ -22,7 +22,6 @@
 //! assert_eq!((missing.first_seq, missing.last_seq), (2, 3));
 //! ```
 
-mod aside;
 mod batch;
 mod broker;
 mod changes;
@@ -42,6 +41,7 @@ mod prefetch;
 mod repeats;
 mod runs;
 mod shelf;
+mod slab;
 mod snapshot;
 mod store;
 mod table;

@@ -89,7 +89,7 @@ impl Renumbering {
 
 #[cfg(test)]
 mod tests {
-    use crate::lines::{BLOCK, block_hash};
+    use crate::lines::{BLOCK_PARTITIONS, block_hash};
 
     /// The values that docs/snapshot-format.md gives: another hash would be another format.
     #[test]
@@ -97,6 +97,6 @@ mod tests {
         let keys = [(0, 0), (0, 23), (1, 0), (0, 24), (i64::MAX, i32::MAX)];
         let hashes = keys.map(|(pid, partition)| block_hash(pid, partition));
         assert_eq!(hashes, [0, 0, 12258477386215270768, 6021364756257714285, 11722009143857118349]);
-        assert_eq!(BLOCK, 24);
+        assert_eq!(BLOCK_PARTITIONS, 24);
     }
 }

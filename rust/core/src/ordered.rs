@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::fast_path::Slot;
 use crate::judge::{PlainSpan, Span};
-use crate::lines::{BLOCK, EntryKey, LinePlace, RowLine, Searches, block_hash};
+use crate::lines::{BLOCK_PARTITIONS, EntryKey, LinePlace, RowLine, Searches, block_hash};
 use crate::order::Renumbering;
 use crate::prefetch::{CHUNK, STEP};
 use crate::shelf::Shelf;
@@ -30,7 +30,7 @@ const SAMPLE_BYTES: usize = 1 << 20;
 type Found = (u64, LinePlace);
 
 const LAST_BITS: u64 = 31;
-const _: () = assert!(BLOCK <= LAST_BITS as u32 + 1);
+const _: () = assert!(BLOCK_PARTITIONS <= LAST_BITS as u32 + 1);
 
 /// What is told of an entry, see [`Shelf::in_order`].
 type Tell<'a, E> = dyn FnMut(i64, i32, PlainSpan, Option<&Span>) -> std::result::Result<(), E> + 'a;
@@ -55,9 +55,14 @@ pub(crate) struct Appended {
     pub(crate) is_older: bool,
 }
 
+/// Entries that come in the order of snapshots.
+pub(crate) trait InOrder {
+    fn try_for_each(self, tell: impl FnMut(Appended) -> Result<()>) -> Result<()>;
+}
+
 impl<L: RowLine> Shelf<L> {
     /// Every entry for which `wanted` holds, with its key as it is renumbered, in the order of snapshots; once
-    /// without its holes and, where it is kept aside, once more with them.
+    /// without its holes and, where it is in the overflow, once more with them.
     ///
     /// Goes from segment to segment, which have this order. Where keys are renumbered they have not: then
     /// it goes over all lines once for each part of the order, so that no more places are held.
@@ -106,7 +111,7 @@ impl<L: RowLine> Shelf<L> {
             let hash = block_hash(pid, partition);
             let rest = u128::from(hash << stretch.common_bits);
             if (rest * parts as u128) >> 64 == part as u128 {
-                let last = slot.unwrap_or(u64::from(partition as u32 % BLOCK));
+                let last = slot.unwrap_or(u64::from(partition as u32 % BLOCK_PARTITIONS));
                 found.push((hash & !LAST_BITS | last, line));
             }
         };
@@ -149,7 +154,7 @@ impl<L: RowLine> Shelf<L> {
     fn is_one_block(&self, near: &[Found]) -> bool {
         let of = |&(_, line): &Found| {
             let first = self.lines().first_key(line);
-            (first.pid, first.partition as u32 / BLOCK, first.older)
+            (first.pid, first.partition as u32 / BLOCK_PARTITIONS, first.older)
         };
         let first = of(&near[0]);
         first.2.is_none() && near[1..].iter().all(|found| of(found) == first)
@@ -187,7 +192,7 @@ impl<L: RowLine> Shelf<L> {
             let (span, whole) = match held {
                 Slot::Empty => return Ok(()),
                 Slot::Inline(span) => (span, None),
-                Slot::Aside(number) => (self.aside(number).without_holes(), Some(self.aside(number))),
+                Slot::Overflow(number) => (self.in_overflow(number).without_holes(), Some(self.in_overflow(number))),
             };
             if only.is_some_and(|only| only != slot) || !wanted(key.pid, key.partition) {
                 return Ok(());

@@ -1,11 +1,11 @@
-//! Entries by key: those that fit in their line's slot, and those kept aside.
+//! Entries by key: those that fit in their line's slot, and those in the overflow.
 
-use crate::aside::Aside;
-use crate::fast_path::{self, Beside, Plainly, Slot};
+use crate::fast_path::{self, Plainly, Slot};
 use crate::judge::{PlainRules, PlainSpan, Rules, Run, Sink, Span};
 use crate::keys::Key;
 use crate::lines::{EntryKey, LinePlace, Lines, Place, RowLine, Searches};
 use crate::prefetch::{CHUNK, STEP};
+use crate::slab::Slab;
 use crate::{Epochs, Result};
 use std::cmp::Reverse;
 
@@ -22,7 +22,7 @@ const _: () = assert!(size_of::<Cell>() == 128);
 /// itself the epochs below it lie in lines of their own, so that the common look-up touches one line.
 pub(crate) struct Shelf<L: RowLine> {
     lines: Lines<L>,
-    aside: Aside<Cell>,
+    overflow: Slab<Cell>,
     entries: usize,
     /// Of all entries.
     holes: usize,
@@ -31,18 +31,18 @@ pub(crate) struct Shelf<L: RowLine> {
 /// No number of an entry.
 const NONE: u32 = u32::MAX;
 
-/// The entries kept aside that the keys of a step have.
+/// The entries in the overflow that the keys of a step have.
 #[derive(Clone, Copy)]
-pub(crate) struct Found {
+pub(crate) struct InOverflow {
     is_any: bool,
-    /// Of what is kept aside when they were found.
+    /// Of what is in the overflow when they were found.
     version: u64,
     numbers: [u32; STEP],
 }
 
-impl Found {
+impl InOverflow {
     /// None.
-    pub(crate) const NOTHING: Found = Found { is_any: false, version: 0, numbers: [NONE; STEP] };
+    pub(crate) const NONE: InOverflow = InOverflow { is_any: false, version: 0, numbers: [NONE; STEP] };
 
     #[inline(always)]
     pub(crate) fn clear(&mut self) {
@@ -52,7 +52,7 @@ impl Found {
 
 impl<L: RowLine> Shelf<L> {
     pub(crate) fn new() -> Shelf<L> {
-        Shelf { lines: Lines::new(), aside: Aside::default(), entries: 0, holes: 0 }
+        Shelf { lines: Lines::new(), overflow: Slab::default(), entries: 0, holes: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -60,7 +60,7 @@ impl<L: RowLine> Shelf<L> {
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.lines.memory_bytes() + self.aside.memory_bytes(|Cell(span)| span.holes.memory_bytes())
+        self.lines.memory_bytes() + self.overflow.memory_bytes(|Cell(span)| span.holes.memory_bytes())
     }
 
     /// The entry of a key: of the given epoch, or of its highest.
@@ -81,13 +81,13 @@ impl<L: RowLine> Shelf<L> {
         self.lines.for_each(|key, held| match held {
             Slot::Empty => {}
             Slot::Inline(span) => tell(key.pid, key.partition, &span.into()),
-            Slot::Aside(number) => tell(key.pid, key.partition, self.aside(number)),
+            Slot::Overflow(number) => tell(key.pid, key.partition, self.in_overflow(number)),
         });
     }
 
     /// How many holes its entries have.
     pub(crate) fn holes(&self) -> u64 {
-        debug_assert_eq!(self.holes, self.aside.iter().map(|Cell(span)| span.holes.len()).sum::<usize>());
+        debug_assert_eq!(self.holes, self.overflow.iter().map(|Cell(span)| span.holes.len()).sum::<usize>());
         self.holes as u64
     }
 
@@ -96,8 +96,8 @@ impl<L: RowLine> Shelf<L> {
     }
 
     /// An entry that lies in no line.
-    pub(crate) fn aside(&self, number: u32) -> &Span {
-        &self.aside.get(number).0
+    pub(crate) fn in_overflow(&self, number: u32) -> &Span {
+        &self.overflow.get(number).0
     }
 
     /// Adds a plain entry where there is none. `line`: that of the entry before, which has this one too
@@ -221,19 +221,19 @@ impl<L: RowLine> Shelf<L> {
         let before = self.entries;
         for segment in 0..self.lines.segments() {
             let mut older = Vec::new();
-            let (aside, entries, holes) = (&mut self.aside, &mut self.entries, &mut self.holes);
+            let (overflow, entries, holes) = (&mut self.overflow, &mut self.entries, &mut self.holes);
             self.lines.retain(segment, |key, held| {
                 let is_kept = match held {
                     Slot::Empty => return false,
                     Slot::Inline(span) => keep(key.pid, key.partition, &mut span.into()),
-                    Slot::Aside(number) => {
-                        let span = &mut aside.get_mut(number).0;
+                    Slot::Overflow(number) => {
+                        let span = &mut overflow.get_mut(number).0;
                         *holes -= span.holes.len();
                         let is_kept = keep(key.pid, key.partition, span);
                         if is_kept {
                             *holes += span.holes.len();
                         } else {
-                            aside.free(number);
+                            overflow.free(number);
                         }
                         is_kept
                     }
@@ -258,9 +258,9 @@ impl<L: RowLine> Shelf<L> {
             let place = self.lines.find(key).expect("it was just kept");
             if self.lines.read(newest) == Slot::Empty {
                 let span = self.read(place).expect("it was just kept");
-                if let Slot::Aside(number) = self.lines.read(place) {
+                if let Slot::Overflow(number) = self.lines.read(place) {
                     self.take(number);
-                    self.aside.free(number);
+                    self.overflow.free(number);
                 }
                 self.lines.clear(place);
                 self.put(newest, span);
@@ -303,79 +303,79 @@ impl<L: RowLine> Shelf<L> {
         plainly
     }
 
-    /// Asks for the entries of keys that are kept aside.
+    /// Asks for the entries of keys in the overflow.
     #[inline(always)]
-    pub(crate) fn ask_for_aside(
+    pub(crate) fn prefetch_overflow(
         &self,
         searches: &Searches,
         pids: &[i64; STEP],
         partitions: &[i32; STEP],
         count: usize,
-        found: &mut Found,
+        found: &mut InOverflow,
     ) {
-        found.version = self.aside.version();
+        found.version = self.overflow.version();
         for index in 0..count {
             let key = (pids[index], partitions[index]);
             let held = self.lines.read_near(searches, index, key);
             let number = match held {
-                Some(Slot::Aside(number)) => number,
+                Some(Slot::Overflow(number)) => number,
                 Some(_) => NONE,
                 None => self.number_elsewhere(key),
             };
             found.numbers[index] = number;
             if number != NONE {
                 found.is_any = true;
-                self.aside.ask_for(number);
+                self.overflow.prefetch(number);
             }
         }
     }
 
-    /// The number of an entry kept aside whose line does not lie where it was looked for.
+    /// The number of an entry in the overflow whose line does not lie where it was looked for.
     #[cold]
     #[inline(never)]
     fn number_elsewhere(&self, (pid, partition): (i64, i32)) -> u32 {
         match self.find(EntryKey::newest(pid, partition)).filter(|_| pid != -1) {
-            Some((_, Slot::Aside(number))) => number,
+            Some((_, Slot::Overflow(number))) => number,
             _ => NONE,
         }
     }
 
     /// Asks for what these entries hold beside positions.
     #[inline(always)]
-    pub(crate) fn ask_for_holes(&self, found: &Found, positions: &[i64; STEP], count: usize) {
-        if !found.is_any || found.version != self.aside.version() {
+    pub(crate) fn prefetch_holes(&self, found: &InOverflow, positions: &[i64; STEP], count: usize) {
+        if !found.is_any || found.version != self.overflow.version() {
             return;
         }
         for (&number, &position) in found.numbers[..count].iter().zip(positions) {
             if number != NONE {
-                let entry = self.aside(number);
+                let entry = self.in_overflow(number);
                 entry.holes.ask_for(position, entry.last);
             }
         }
     }
 
-    /// Judges a run by an entry kept aside, if that alone can tell.
+    /// Judges a run by an entry in the overflow, if that alone can tell.
     #[inline(always)]
-    pub(crate) fn judge_aside_plainly(&mut self, rules: &PlainRules, number: u32, run: Run) -> Beside {
-        let beside = fast_path::judge_aside(rules, &mut self.aside.get_mut(number).0, run, L::IS_TIMED);
-        self.holes += usize::from(matches!(beside, Beside::WentOn { jumped_from } if jumped_from < run.seq));
-        beside
+    pub(crate) fn judge_in_overflow(&mut self, rules: &PlainRules, number: u32, run: Run) -> (Plainly, i64) {
+        let judged = fast_path::judge_in_overflow(rules, &mut self.overflow.get_mut(number).0, run, L::IS_TIMED);
+        self.holes += usize::from(judged.1 < run.seq);
+        judged
     }
 
-    /// The number of a key's entry that is kept aside, if it was found and is the same still.
+    /// The number of a key's entry that is in the overflow, if it was found and is the same still.
     #[inline(always)]
-    pub(crate) fn found(&self, found: &Found, index: usize) -> Option<u32> {
-        let is_found = found.is_any && found.version == self.aside.version() && found.numbers[index] != NONE;
+    pub(crate) fn number_of(&self, found: &InOverflow, index: usize) -> Option<u32> {
+        let is_found = found.is_any && found.version == self.overflow.version() && found.numbers[index] != NONE;
         is_found.then(|| found.numbers[index])
     }
 
-    /// Whether an entry was ever kept aside.
+    /// Whether an entry was ever in the overflow.
     #[inline]
-    pub(crate) fn has_aside(&self) -> bool {
-        !self.aside.is_empty()
+    pub(crate) fn has_overflow(&self) -> bool {
+        !self.overflow.is_empty()
     }
 
-    /// Judges a run whose slot alone could not tell where the entry lies in it or is kept aside, and no other is
+    /// Judges a run whose slot alone could not tell where the entry lies in it or is in the overflow, and no other is
     /// concerned. False, and nothing changed, where that is not plain to see.
     #[inline]
     pub(crate) fn judge_near(
@@ -387,15 +387,15 @@ impl<L: RowLine> Shelf<L> {
         call: &mut impl Sink,
     ) -> bool {
         match self.lines.read_near(searches, index, key) {
-            Some(Slot::Aside(number)) => {
-                let span = &mut self.aside.get_mut(number).0;
+            Some(Slot::Overflow(number)) => {
+                let span = &mut self.overflow.get_mut(number).0;
                 let holes = span.holes.len();
                 let is_judged = rules.judge_in_place(span, run, call);
                 self.holes = self.holes - holes + span.holes.len();
                 if is_judged && let Some(plain) = span.plain() {
                     let place = self.lines.place_near(searches, index, key.1);
                     if self.lines.write(place, &Slot::Inline(plain)) {
-                        self.aside.free(number);
+                        self.overflow.free(number);
                     }
                 }
                 is_judged
@@ -442,7 +442,7 @@ impl<L: RowLine> Shelf<L> {
     /// Judges against what a place holds, or against nothing, and keeps what comes of it.
     fn judge_at(&mut self, rules: &Rules, key: EntryKey, run: Run, found: Option<(Place, Slot)>, call: &mut impl Sink) {
         let (place, entry, number) = match found {
-            Some((place, Slot::Aside(number))) => (Some(place), Some(self.take(number)), Some(number)),
+            Some((place, Slot::Overflow(number))) => (Some(place), Some(self.take(number)), Some(number)),
             Some((place, Slot::Inline(span))) => (Some(place), Some(span.into()), None),
             Some((place, Slot::Empty)) => (Some(place), None, None),
             None => (None, None, None),
@@ -470,7 +470,7 @@ impl<L: RowLine> Shelf<L> {
         match held {
             Slot::Empty => None,
             Slot::Inline(span) => Some(span.epoch),
-            Slot::Aside(number) => Some(self.aside(*number).epoch),
+            Slot::Overflow(number) => Some(self.in_overflow(*number).epoch),
         }
     }
 
@@ -478,7 +478,7 @@ impl<L: RowLine> Shelf<L> {
         match self.lines.read(place) {
             Slot::Empty => None,
             Slot::Inline(span) => Some(span.into()),
-            Slot::Aside(number) => Some(self.aside(number).clone()),
+            Slot::Overflow(number) => Some(self.in_overflow(number).clone()),
         }
     }
 
@@ -487,35 +487,35 @@ impl<L: RowLine> Shelf<L> {
         self.put(place, span);
     }
 
-    /// Stores an entry at a place: in the line if it fits, else aside.
+    /// Stores an entry at a place: in the line if it fits, else overflow.
     fn put(&mut self, place: Place, span: Span) {
         let number = match self.lines.read(place) {
-            Slot::Aside(number) => Some(number),
+            Slot::Overflow(number) => Some(number),
             _ => None,
         };
         self.put_over(place, number, span);
     }
 
-    /// An entry kept aside moved out, to be put back or freed.
+    /// An entry in the overflow moved out, to be put back or freed.
     fn take(&mut self, number: u32) -> Span {
-        let Cell(span) = self.aside.take(number);
+        let Cell(span) = self.overflow.take(number);
         self.holes -= span.holes.len();
         span
     }
 
-    /// The same where the place holds an entry kept aside, or does not, as is known.
+    /// The same where the place holds an entry in the overflow, or does not, as is known.
     fn put_over(&mut self, place: Place, number: Option<u32>, span: Span) {
         number.into_iter().for_each(|number| drop(self.take(number)));
         if span.plain().is_some_and(|plain| self.lines.write(place, &Slot::Inline(plain))) {
-            number.into_iter().for_each(|number| self.aside.free(number));
+            number.into_iter().for_each(|number| self.overflow.free(number));
             return;
         }
         let number = number.unwrap_or_else(|| {
-            let number = self.aside.add();
-            assert!(self.lines.write(place, &Slot::Aside(number)));
+            let number = self.overflow.add();
+            assert!(self.lines.write(place, &Slot::Overflow(number)));
             number
         });
         self.holes += span.holes.len();
-        self.aside.get_mut(number).0 = span;
+        self.overflow.get_mut(number).0 = span;
     }
 }

@@ -16,12 +16,13 @@
 mod broker;
 mod columns;
 mod frames;
-pub(crate) mod rows;
+mod rows;
 
 use crate::changes::{Eviction, Forgotten};
 use crate::keys::{KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeySpace, Keys, PartKind, decode_parts};
 use crate::lines::block_hash;
 use crate::order::{Numbering, Renumbering};
+use crate::ordered::{Appended, InOrder};
 use crate::{Dictionary, Error, Policy, Result, StateTable, Untracked};
 use frames::{Payload, Reader, Writer, refuse};
 use rows::{Before, ENTRY_BYTES_MIN, KeyRow, KeyRows, Rows};
@@ -78,7 +79,7 @@ impl StateTable {
         let mut has_room = false;
         while done < header.entries {
             done += rows.read(input.frames.next_frame()?, header.entries - done)?;
-            table.append(&rows, &mut before, &bounds)?;
+            table.append(Frame { rows: &rows, before: &mut before, bounds: &bounds })?;
             if !has_room {
                 has_room = table.reserve_for(header.entries.min(bytes / ENTRY_BYTES_MIN as u64))?;
             }
@@ -115,8 +116,7 @@ impl StateTable {
         let (mut entries, mut rows, mut before) = (Vec::new(), Rows::default(), Before::default());
         while (entries.len() as u64) < header.entries {
             rows.read(input.frames.next_frame()?, header.entries - entries.len() as u64)?;
-            rows.try_for_each(&mut before, |entry| {
-                bounds.check(entry.pid, entry.partition)?;
+            Frame { rows: &rows, before: &mut before, bounds: &bounds }.try_for_each(|entry| {
                 self.check_appended(&entry)?;
                 entries.push(entry);
                 Ok(())
@@ -525,8 +525,26 @@ fn read_key_type(payload: &mut Payload<'_>) -> Result<KeyType> {
     Ok((Some(KeyKind::Parts(parts)), payload.number()?))
 }
 
+/// A frame of entries whose keys are checked as they are read.
+struct Frame<'a> {
+    rows: &'a Rows,
+    /// The entry before the frame.
+    before: &'a mut Before,
+    bounds: &'a KeyBounds,
+}
+
+impl InOrder for Frame<'_> {
+    #[inline]
+    fn try_for_each(self, mut tell: impl FnMut(Appended) -> Result<()>) -> Result<()> {
+        self.rows.try_for_each(self.before, |entry| {
+            self.bounds.check(entry.pid, entry.partition)?;
+            tell(entry)
+        })
+    }
+}
+
 /// The highest numbers of keys that the dictionaries have.
-pub(crate) struct KeyBounds {
+struct KeyBounds {
     pid_max: i64,
     partition_max: i32,
 }
@@ -544,7 +562,7 @@ impl KeyBounds {
     }
 
     #[inline]
-    pub(crate) fn check(&self, pid: i64, partition: i32) -> Result<()> {
+    fn check(&self, pid: i64, partition: i32) -> Result<()> {
         if pid > self.pid_max || partition > self.partition_max {
             return refuse("an entry's key is not in the dictionary");
         }

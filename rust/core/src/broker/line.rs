@@ -12,7 +12,7 @@
 //!
 //! The batches of a window follow each other: a leader accepts nothing else. So one sequence number and five
 //! lengths say all of them. What does not fit (longer batches, gaps that a replayed log shows, offset commits
-//! without sequences, windows of more than five) lies aside, and the line has its number.
+//! without sequences, windows of more than five) is in the overflow, and the line has its number.
 
 use super::batch::{Origin, Row, add, subtract};
 use super::judge::{Producer, WindowBatch};
@@ -28,13 +28,13 @@ const INLINE: usize = 5;
 pub(super) struct BatchLine<B: Beside> {
     pid: i64,
     group: u32,
-    /// Of the newest batch; the number of an entry aside.
+    /// Of the newest batch; the number of an entry in the overflow.
     last_seq: i32,
     /// Of the four batches before the newest, the nearest lowest.
     older_deltas: u64,
     newest_delta: u16,
     epoch: i16,
-    /// `0 | aside 1 | open 1 | taken 1 | batches 3`
+    /// `0 | overflow 1 | open 1 | taken 1 | batches 3`
     marks: u16,
     beside: B,
 }
@@ -42,7 +42,7 @@ pub(super) struct BatchLine<B: Beside> {
 const BATCHES: u16 = 7;
 const TAKEN: u16 = 1 << 3;
 const OPEN: u16 = 1 << 4;
-const ASIDE: u16 = 1 << 5;
+const OVERFLOW: u16 = 1 << 5;
 
 /// What is kept beside a line's numbers.
 pub(super) trait Beside: Copy {
@@ -191,14 +191,14 @@ impl<B: Beside> BatchLine<B> {
         usize::from(self.marks & BATCHES)
     }
 
-    /// The number of the entry that lies aside.
-    pub(super) fn aside(&self) -> Option<u32> {
-        (self.marks & ASIDE != 0).then_some(self.last_seq as u32)
+    /// The number of the entry that is in the overflow.
+    pub(super) fn in_overflow(&self) -> Option<u32> {
+        (self.marks & OVERFLOW != 0).then_some(self.last_seq as u32)
     }
 
-    /// Lets the entry lie aside.
-    pub(super) fn put_aside(&mut self, number: u32) {
-        (self.marks, self.last_seq) = (TAKEN | ASIDE, number as i32);
+    /// Says that the entry is in the overflow.
+    pub(super) fn put_in_overflow(&mut self, number: u32) {
+        (self.marks, self.last_seq) = (TAKEN | OVERFLOW, number as i32);
     }
 
     /// Takes over a batch that plainly goes on where the window ends, as nearly all do: in sequence, in the
@@ -207,7 +207,7 @@ impl<B: Beside> BatchLine<B> {
     pub(super) fn goes_on(&mut self, row: &Row, window: usize) -> bool {
         let Self { last_seq, epoch, marks, .. } = *self;
         let is_open = marks & OPEN != 0;
-        let is_plain = marks & (TAKEN | ASIDE) == TAKEN
+        let is_plain = marks & (TAKEN | OVERFLOW) == TAKEN
             && marks & BATCHES != 0
             && row.control == Control::Data
             && row.origin != Origin::Coordinator
@@ -227,7 +227,7 @@ impl<B: Beside> BatchLine<B> {
         true
     }
 
-    /// What lies here, not aside.
+    /// What is in the line itself.
     pub(super) fn read_to(&self, producer: &mut Producer) {
         let Self { epoch, marks, last_seq, newest_delta, older_deltas, beside, .. } = *self;
         *producer = Producer { window: std::mem::take(&mut producer.window), ..Producer::unknown(epoch) };
@@ -245,7 +245,7 @@ impl<B: Beside> BatchLine<B> {
         beside.read(producer);
     }
 
-    /// Stores a producer; false, and nothing changed, where it must lie aside.
+    /// Stores a producer; false, and nothing changed, where it does not fit.
     pub(super) fn write_from(&mut self, producer: &Producer) -> bool {
         let window = &producer.window[..];
         let follow = |pair: &[WindowBatch]| pair[1].first_seq() == add(pair[0].last_seq, 1) && pair[0].last_seq >= 0;
@@ -401,8 +401,8 @@ mod tests {
                 producer.take(&row, 5);
                 if !goes_on && !line.write_from(&producer) {
                     refused += 1;
-                    line.put_aside(17);
-                    assert_eq!(line.aside(), Some(17));
+                    line.put_in_overflow(17);
+                    assert_eq!(line.in_overflow(), Some(17));
                     continue;
                 }
                 line.read_to(&mut read);

@@ -1,12 +1,12 @@
-//! Producers by key: in lines that hold what was asked for, or aside.
+//! Producers by key: in lines that hold what was asked for, or overflow.
 
 use super::batch::{Control, Origin, ProduceBatches, Row};
 use super::judge::{Judgement, Producer, Rules};
 use super::line::{BatchLine, Beside, Offsets, Times};
 use super::{CHUNK, Call, NONE};
-use crate::aside::Aside;
 use crate::lines::{EntryKey, Line, Lines, Searches};
 use crate::prefetch::STEP;
+use crate::slab::Slab;
 use crate::{Result, Verdict};
 use rustc_hash::FxHashMap;
 
@@ -77,7 +77,7 @@ impl Shelves {
 /// A hash table of lines and what did not fit in them.
 pub(super) struct Shelf<B: Beside> {
     lines: Lines<BatchLine<B>>,
-    aside: Aside<Producer>,
+    overflow: Slab<Producer>,
     producers: usize,
     /// The one that is being judged: kept, for its window's memory.
     at_hand: Producer,
@@ -85,7 +85,7 @@ pub(super) struct Shelf<B: Beside> {
 
 impl<B: Beside> Shelf<B> {
     fn new() -> Shelf<B> {
-        Shelf { lines: Lines::new(), aside: Aside::default(), producers: 0, at_hand: Producer::default() }
+        Shelf { lines: Lines::new(), overflow: Slab::default(), producers: 0, at_hand: Producer::default() }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -94,7 +94,7 @@ impl<B: Beside> Shelf<B> {
 
     pub(super) fn memory_bytes(&self) -> usize {
         let window = |producer: &Producer| producer.window.capacity() * size_of::<super::WindowBatch>();
-        self.lines.memory_bytes() + self.aside.memory_bytes(window)
+        self.lines.memory_bytes() + self.overflow.memory_bytes(window)
     }
 
     pub(super) fn for_each_key(&self, mut tell: impl FnMut(i64, i32)) {
@@ -104,7 +104,7 @@ impl<B: Beside> Shelf<B> {
     /// What is known of a producer; false where nothing is.
     pub(super) fn read(&self, pid: i64, partition: i32, producer: &mut Producer) -> bool {
         let Some(place) = self.lines.find(EntryKey::newest(pid, partition)) else { return false };
-        read_line(&self.lines.read(place), &self.aside, producer)
+        read_line(&self.lines.read(place), &self.overflow, producer)
     }
 
     /// Stores a producer, in the place of what was known of it.
@@ -112,7 +112,7 @@ impl<B: Beside> Shelf<B> {
         self.lines.reserve(1)?;
         let line = self.lines.add(EntryKey::newest(pid, partition));
         self.producers += usize::from(line.is_empty());
-        write_line(line, &mut self.aside, producer);
+        write_line(line, &mut self.overflow, producer);
         Ok(())
     }
 
@@ -120,7 +120,7 @@ impl<B: Beside> Shelf<B> {
         let mut copy = Shelf::new();
         let (mut producer, mut enough) = (Producer::default(), Ok(()));
         self.lines.for_each(|key, line| {
-            if enough.is_ok() && read_line(&line, &self.aside, &mut producer) {
+            if enough.is_ok() && read_line(&line, &self.overflow, &mut producer) {
                 enough = copy.put(key.pid, key.partition, &producer);
             }
         });
@@ -134,13 +134,13 @@ impl<B: Beside> Shelf<B> {
             self.lines.for_each_line(segment, |place, _, _| places.push(place.slot(0)));
             for place in places.drain(..) {
                 let line = self.lines.line_at(place);
-                if !read_line(line, &self.aside, &mut producer) {
+                if !read_line(line, &self.overflow, &mut producer) {
                     continue;
                 }
                 if keep(&mut producer) {
-                    write_line(line, &mut self.aside, &producer);
+                    write_line(line, &mut self.overflow, &producer);
                 } else {
-                    line.aside().into_iter().for_each(|number| self.aside.free(number));
+                    line.in_overflow().into_iter().for_each(|number| self.overflow.free(number));
                     line.clear(0);
                     self.producers -= 1;
                 }
@@ -251,7 +251,7 @@ impl<B: Beside> Shelf<B> {
                 self.producers += 1;
             }
             producer.take(row, rules.window);
-            write_line(self.lines.add(key), &mut self.aside, &producer);
+            write_line(self.lines.add(key), &mut self.overflow, &producer);
         }
         self.at_hand = producer;
         judgement == Judgement::Accepted
@@ -259,22 +259,22 @@ impl<B: Beside> Shelf<B> {
 }
 
 /// What a line says of a producer; false where it is empty.
-fn read_line<B: Beside>(line: &BatchLine<B>, aside: &Aside<Producer>, producer: &mut Producer) -> bool {
-    match line.aside() {
-        Some(number) => producer.copy_from(aside.get(number)),
+fn read_line<B: Beside>(line: &BatchLine<B>, overflow: &Slab<Producer>, producer: &mut Producer) -> bool {
+    match line.in_overflow() {
+        Some(number) => producer.copy_from(overflow.get(number)),
         None => line.read_to(producer),
     }
     !line.is_empty()
 }
 
-/// Stores a producer in its line if it fits, else aside.
-fn write_line<B: Beside>(line: &mut BatchLine<B>, aside: &mut Aside<Producer>, producer: &Producer) {
-    let number = line.aside();
+/// Stores a producer in its line if it fits, else overflow.
+fn write_line<B: Beside>(line: &mut BatchLine<B>, overflow: &mut Slab<Producer>, producer: &Producer) {
+    let number = line.in_overflow();
     if line.write_from(producer) {
-        number.into_iter().for_each(|number| aside.free(number));
+        number.into_iter().for_each(|number| overflow.free(number));
         return;
     }
-    let number = number.unwrap_or_else(|| aside.add());
-    line.put_aside(number);
-    aside.get_mut(number).copy_from(producer);
+    let number = number.unwrap_or_else(|| overflow.add());
+    line.put_in_overflow(number);
+    overflow.get_mut(number).copy_from(producer);
 }

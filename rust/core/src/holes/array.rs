@@ -1,6 +1,6 @@
 //! Ranges in a sorted array.
 
-use super::Range;
+use super::Interval;
 use crate::prefetch::prefetch;
 
 /// An element of an array: a range, with what is kept beside it.
@@ -32,7 +32,7 @@ impl Item for Plain {
     }
 }
 
-impl Item for Range {
+impl Item for Interval {
     fn first(&self) -> i64 {
         self.first
     }
@@ -41,8 +41,8 @@ impl Item for Range {
         self.last
     }
 
-    fn between(&self, first: i64, last: i64) -> Range {
-        Range { first, last, ..*self }
+    fn between(&self, first: i64, last: i64) -> Interval {
+        Interval { first, last, ..*self }
     }
 }
 

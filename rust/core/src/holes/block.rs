@@ -1,6 +1,6 @@
 //! Ranges of one region, in the form that takes the fewest bytes.
 
-use super::Range;
+use super::Interval;
 use super::array::{self, Item, Plain};
 use super::bits::{Bits, FEW, Offsets, WORD_BITS};
 
@@ -29,7 +29,7 @@ pub(super) struct Block {
 #[derive(Clone, Debug)]
 enum Body {
     Plain(Vec<Plain>),
-    Timed(Vec<Range>),
+    Timed(Vec<Interval>),
     Bits(Bits),
 }
 
@@ -43,7 +43,7 @@ const WORDS_MAX: usize = 128;
 const PACKED_MIN: usize = 16;
 
 impl Block {
-    pub(super) fn new(range: Range) -> Block {
+    pub(super) fn new(range: Interval) -> Block {
         let is_short = words_between(range.first, range.last) <= FEW as u64;
         let body = match is_short {
             true => Body::Bits(Bits::with_words(FEW)),
@@ -104,13 +104,13 @@ impl Block {
     pub(super) fn memory_bytes(&self) -> usize {
         match &self.body {
             Body::Plain(items) => items.capacity() * size_of::<Plain>(),
-            Body::Timed(items) => items.capacity() * size_of::<Range>(),
+            Body::Timed(items) => items.capacity() * size_of::<Interval>(),
             Body::Bits(bits) => bits.memory_bytes(),
         }
     }
 
     /// The range that a position lies in.
-    pub(super) fn containing(&self, position: i64) -> Option<Range> {
+    pub(super) fn containing(&self, position: i64) -> Option<Interval> {
         match &self.body {
             Body::Bits(bits) if position < self.base() => None,
             Body::Bits(bits) => bits.run_at(self.offset(position)).map(|run| self.range(run)),
@@ -152,7 +152,7 @@ impl Block {
     }
 
     /// The range at a cursor, and the cursor of the next.
-    pub(super) fn at(&self, cursor: usize) -> Option<(Range, usize)> {
+    pub(super) fn at(&self, cursor: usize) -> Option<(Interval, usize)> {
         match &self.body {
             Body::Plain(items) => items.get(cursor).map(|item| (self.timed(item), cursor + 1)),
             Body::Timed(items) => items.get(cursor).map(|&range| (range, cursor + 1)),
@@ -187,7 +187,7 @@ impl Block {
 
     /// Adds a range above all others that touches none to bits that reach its end.
     #[inline(always)]
-    pub(super) fn append_in_bits(&mut self, range: Range) -> bool {
+    pub(super) fn append_in_bits(&mut self, range: Interval) -> bool {
         let offsets = (self.offset(range.first), self.offset(range.last));
         let Body::Bits(bits) = &mut self.body else { return false };
         let is_within = range.first > self.key && range.timestamp == self.timestamp && offsets.1 < bits.end();
@@ -207,7 +207,7 @@ impl Block {
     /// Adds a range that overlaps none, where it is at once clear what it continues. The neighbouring
     /// blocks have nothing that touches it, unless it begins at the key.
     #[inline]
-    pub(super) fn push(&mut self, range: Range) -> bool {
+    pub(super) fn push(&mut self, range: Interval) -> bool {
         match &mut self.body {
             Body::Plain(items) => {
                 let is_apart = array::ends_apart_from(items, range.first);
@@ -230,7 +230,7 @@ impl Block {
 
     /// Adds a range that neither overlaps nor continues one. False, and nothing changed, where it is
     /// better kept by a neighbour or a new block; never where it lies among the block's own.
-    pub(super) fn insert(&mut self, range: Range) -> bool {
+    pub(super) fn insert(&mut self, range: Interval) -> bool {
         if let Body::Bits(_) = &self.body {
             return self.insert_in_bits(range);
         }
@@ -311,7 +311,7 @@ impl Block {
         Some((base + piece.0 as i64, base + piece.1 as i64))
     }
 
-    fn insert_in_bits(&mut self, range: Range) -> bool {
+    fn insert_in_bits(&mut self, range: Interval) -> bool {
         if self.set_covered(range) || self.insert_in_few(range) {
             return true;
         }
@@ -324,7 +324,7 @@ impl Block {
     }
 
     /// Adds a range to few bits that do not reach it, where that takes no other block.
-    fn insert_in_few(&mut self, range: Range) -> bool {
+    fn insert_in_few(&mut self, range: Interval) -> bool {
         let is_small = matches!(&self.body, Body::Bits(bits) if bits.is_few() && bits.runs() < PACKED_MIN);
         if is_small {
             self.tighten();
@@ -336,7 +336,7 @@ impl Block {
         is_small
     }
 
-    fn insert_in_array(&mut self, range: Range) {
+    fn insert_in_array(&mut self, range: Interval) {
         self.key = self.key.min(range.first);
         if let Body::Plain(items) = &self.body
             && range.timestamp != self.timestamp
@@ -353,7 +353,7 @@ impl Block {
     }
 
     /// Adds a range to bits that reach it or may grow to do so.
-    fn set_covered(&mut self, range: Range) -> bool {
+    fn set_covered(&mut self, range: Interval) -> bool {
         let is_covered = range.timestamp == self.timestamp && self.cover(range.first, range.last, 1);
         if is_covered {
             self.set(range);
@@ -361,7 +361,7 @@ impl Block {
         is_covered
     }
 
-    fn set(&mut self, range: Range) {
+    fn set(&mut self, range: Interval) {
         let run = (self.offset(range.first), self.offset(range.last));
         if let Body::Bits(bits) = &mut self.body {
             bits.set(run);
@@ -415,8 +415,8 @@ impl Block {
         Some((first, last))
     }
 
-    fn timed(&self, item: &Plain) -> Range {
-        Range { first: item.first, last: item.last, timestamp: self.timestamp }
+    fn timed(&self, item: &Plain) -> Interval {
+        Interval { first: item.first, last: item.last, timestamp: self.timestamp }
     }
 
     /// The position of bit 0.
@@ -428,9 +428,9 @@ impl Block {
         position.wrapping_sub(self.base()) as usize
     }
 
-    fn range(&self, (first, last): Offsets) -> Range {
+    fn range(&self, (first, last): Offsets) -> Interval {
         let base = self.base();
-        Range { first: base + first as i64, last: base + last as i64, timestamp: self.timestamp }
+        Interval { first: base + first as i64, last: base + last as i64, timestamp: self.timestamp }
     }
 }
 

@@ -27,7 +27,7 @@ const _: () = assert!(size_of::<Holes>() == 72 && size_of::<Block>() == 72);
 
 /// A range, and when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Range {
+struct Interval {
     first: i64,
     last: i64,
     timestamp: i64,
@@ -85,7 +85,7 @@ impl Holes {
     pub(crate) fn open(&mut self, first: i64, last: i64, timestamp: i64) {
         debug_assert!(first <= last);
         debug_assert!(self.within(first, last).next().is_none());
-        let range = Range { first, last, timestamp };
+        let range = Interval { first, last, timestamp };
         if !self.push(range) {
             self.open_joined(range);
         }
@@ -95,7 +95,7 @@ impl Holes {
     #[inline(always)]
     pub(crate) fn append_in_bits(&mut self, first: i64, last: i64, timestamp: i64) -> bool {
         let Directory::One(block) = &mut self.0 else { return false };
-        block.append_in_bits(Range { first, last, timestamp })
+        block.append_in_bits(Interval { first, last, timestamp })
     }
 
     /// Whether the holes are bits, and a position lies in none.
@@ -154,7 +154,7 @@ impl Holes {
 
     /// Adds a range where one block can tell that it continues none, or joins it: at the end of all, and
     /// wherever bits are.
-    fn push(&mut self, range: Range) -> bool {
+    fn push(&mut self, range: Interval) -> bool {
         let above = self.0.count_up_to(range.first);
         let is_apart = self.0.get(above).is_none_or(|next| next.key().checked_sub(1).is_some_and(|it| it > range.last));
         let is_pushed = above > 0 && is_apart && self.0.change(above - 1, |block| block.push(range));
@@ -165,7 +165,7 @@ impl Holes {
     }
 
     /// Adds a range, joined to its neighbours.
-    fn open_joined(&mut self, mut range: Range) {
+    fn open_joined(&mut self, mut range: Interval) {
         if let Some(below) = range.first.checked_sub(1).and_then(|before| self.at(before, range.timestamp)) {
             self.remove(below.first, below.last);
             range.first = below.first;
@@ -178,14 +178,14 @@ impl Holes {
     }
 
     /// The range of this timestamp that a position lies in.
-    fn at(&self, position: i64, timestamp: i64) -> Option<Range> {
+    fn at(&self, position: i64, timestamp: i64) -> Option<Interval> {
         let index = self.0.count_up_to(position).checked_sub(1)?;
         self.0.get(index)?.containing(position).filter(|range| range.timestamp == timestamp)
     }
 
     /// Adds a range that neither overlaps nor continues one: to the block whose region it is, to the
     /// front of the next, or between them as a block of its own.
-    fn insert(&mut self, range: Range) {
+    fn insert(&mut self, range: Interval) {
         let above = self.0.count_up_to(range.first);
         if self.0.get(above).is_some_and(|block| block.key() <= range.last) {
             self.0.change(above, Block::tighten);
@@ -199,7 +199,7 @@ impl Holes {
     }
 
     /// The ranges that do not end below a position.
-    fn ranges_from(&self, position: i64) -> impl Iterator<Item = Range> + '_ {
+    fn ranges_from(&self, position: i64) -> impl Iterator<Item = Interval> + '_ {
         let mut index = self.0.count_up_to(position).saturating_sub(1);
         let mut cursor = self.0.get(index).map_or(0, |block| block.cursor(position));
         std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! What lines keep of an entry: its positions, that it is kept aside, or that there is none. Its epoch lies beside.
+//! What lines keep of an entry: its positions, that it is in the overflow, or that there is none. Its epoch lies beside.
 
 use super::line::{Lone, NextLine, RowLine, SpanLine, WideLine};
 use crate::fast_path::Slot;
@@ -34,7 +34,7 @@ impl Cell for Span32 {
         Some(match *held {
             Slot::Empty => Self::EMPTY,
             Slot::Inline(span) => Span32 { first: span.first.try_into().ok()?, last: span.last.try_into().ok()? },
-            Slot::Aside(number) => Span32 { first: number + 1, last: 0 },
+            Slot::Overflow(number) => Span32 { first: number + 1, last: 0 },
         })
     }
 
@@ -46,7 +46,7 @@ impl Cell for Span32 {
         } else if first == u32::MAX {
             Slot::Empty
         } else {
-            Slot::Aside(first - 1)
+            Slot::Overflow(first - 1)
         }
     }
 
@@ -56,8 +56,8 @@ impl Cell for Span32 {
     }
 }
 
-/// The last position, and how many rows a window remembers. `remembered` is 0 where there is no entry, and `ASIDE` where
-/// it is kept aside.
+/// The last position, and how many rows a window remembers. `remembered` is 0 where there is no entry, and `OVERFLOW` where
+/// it is in the overflow.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
 pub(crate) struct Window {
@@ -66,9 +66,9 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Rows that four bits can count, beside the marks for an empty slot and an entry kept aside.
+    /// Rows that four bits can count, beside the marks for an empty slot and an entry in the overflow.
     pub(super) const REMEMBERED_MAX: u8 = 14;
-    const ASIDE: u8 = 15;
+    const OVERFLOW: u8 = 15;
 }
 
 impl Cell for Window {
@@ -84,7 +84,7 @@ impl Cell for Window {
                 let fits = (1..=Self::REMEMBERED_MAX).contains(&remembered);
                 Some(Window { last: span.last.try_into().ok()?, remembered }).filter(|_| fits)
             }
-            Slot::Aside(number) => Some(Window { last: number, remembered: Self::ASIDE }),
+            Slot::Overflow(number) => Some(Window { last: number, remembered: Self::OVERFLOW }),
         }
     }
 
@@ -92,7 +92,7 @@ impl Cell for Window {
     fn read(self, epoch: i16) -> Slot {
         match self.remembered {
             0 => Slot::Empty,
-            Self::ASIDE => Slot::Aside(self.last),
+            Self::OVERFLOW => Slot::Overflow(self.last),
             rows => {
                 let last = i64::from(self.last);
                 Slot::Inline(PlainSpan { epoch, first: last - (i64::from(rows) - 1), last, last_timestamp: 0 })
@@ -129,7 +129,7 @@ impl Cell for Reach {
             Slot::Inline(PlainSpan { first, last, .. }) => {
                 Reach { last, reach: last.checked_sub(first)?.try_into().ok()? }
             }
-            Slot::Aside(number) => Reach { last: Self::NOWHERE, reach: number },
+            Slot::Overflow(number) => Reach { last: Self::NOWHERE, reach: number },
         })
     }
 
@@ -137,7 +137,7 @@ impl Cell for Reach {
     fn read(self, epoch: i16) -> Slot {
         match (self.last, self.reach) {
             (Self::NOWHERE, u32::MAX) => Slot::Empty,
-            (Self::NOWHERE, number) => Slot::Aside(number),
+            (Self::NOWHERE, number) => Slot::Overflow(number),
             (last, reach) => Slot::Inline(PlainSpan { epoch, first: last - i64::from(reach), last, last_timestamp: 0 }),
         }
     }

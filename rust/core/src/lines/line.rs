@@ -412,11 +412,11 @@ mod tests {
                     assert!(line.is(key) && line.is_empty());
                     assert_eq!(line.write(slot, &Slot::Inline(span)), fits);
                     assert_eq!(line.read(slot), if fits { Slot::Inline(span) } else { Slot::Empty });
-                    assert!(line.write(slot, &Slot::Aside(77)));
-                    assert_eq!(line.read(slot), Slot::Aside(77));
+                    assert!(line.write(slot, &Slot::Overflow(77)));
+                    assert_eq!(line.read(slot), Slot::Overflow(77));
                     assert!(line.write(slot, &Slot::Empty) && line.is(key) && line.is_empty());
-                    line.write(slot, &Slot::Aside(u32::MAX - 2));
-                    assert_eq!(line.read(slot), Slot::Aside(u32::MAX - 2));
+                    line.write(slot, &Slot::Overflow(u32::MAX - 2));
+                    assert_eq!(line.read(slot), Slot::Overflow(u32::MAX - 2));
                     line.clear(slot);
                     assert!(line.is(key) && line.is_empty());
                 }
@@ -448,10 +448,10 @@ mod tests {
         }
         assert!(!line.write(4, &inline(108)), "eight above the lowest");
         assert!(!line.write(4, &inline(99)), "eight below the highest");
-        line.write(0, &Slot::Aside(9));
+        line.write(0, &Slot::Overflow(9));
         line.clear(3);
         assert!(line.write(4, &inline(110)), "the lowest is 103 now");
-        let slots = [Slot::Aside(9), inline(103), inline(107), Slot::Empty];
+        let slots = [Slot::Overflow(9), inline(103), inline(107), Slot::Empty];
         assert_eq!(std::array::from_fn(|slot| line.read(slot)), slots);
         assert_eq!((line.read(4), line.read(5)), (inline(110), Slot::Empty));
         assert_eq!(line.group(), i32::MAX as u32 / 6);

@@ -2,7 +2,7 @@
 //!
 //! A line holds the entries of one producer for a few neighbouring partitions, so the producer is
 //! stored once and not once an entry; where producers write to one partition each, a line holds one
-//! entry and is smaller. What a line cannot hold (holes, positions beyond its width) is kept aside,
+//! entry and is smaller. What a line cannot hold (holes, positions beyond its width) is in the overflow,
 //! and the line holds its number.
 //!
 //! ```text
@@ -45,7 +45,7 @@ const OLDER: u32 = 1 << 31;
 const SMALL_BYTES: usize = 16 << 20;
 
 /// Partitions of a block: a multiple of every line's slots. Fixed with the format of snapshots.
-pub(crate) const BLOCK: u32 = 24;
+pub(crate) const BLOCK_PARTITIONS: u32 = 24;
 
 /// What names an entry: a producer, a partition, and for epochs below their key's highest the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +129,7 @@ impl LineKey {
 /// Snapshots are in its order, so it is fixed with their format. Multiplications keep to 64 bits, so that a processor can do several at once.
 #[inline]
 pub(crate) fn block_hash(pid: i64, partition: i32) -> u64 {
-    let block = u64::from(partition as u32 / BLOCK).wrapping_mul(0xe703_7ed1_a0b4_28db);
+    let block = u64::from(partition as u32 / BLOCK_PARTITIONS).wrapping_mul(0xe703_7ed1_a0b4_28db);
     let mixed = folded((pid as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(block));
     folded(mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9))
 }

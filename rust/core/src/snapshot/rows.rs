@@ -4,7 +4,7 @@ use super::columns::{read, write};
 use super::frames::{Payload, refuse};
 use crate::Result;
 use crate::judge::{PlainSpan, Span};
-use crate::lines::{BLOCK, block_hash};
+use crate::lines::{BLOCK_PARTITIONS, block_hash};
 use crate::ordered::Appended;
 use std::cmp::Ordering;
 
@@ -31,17 +31,17 @@ pub(super) struct KeyRows {
 impl KeyRows {
     #[inline]
     fn is_in_last_block(&self, pid: i64, partition: i32) -> bool {
-        self.pid.last() == Some(&pid) && self.block.last() == Some(&i64::from(partition as u32 / BLOCK))
+        self.pid.last() == Some(&pid) && self.block.last() == Some(&i64::from(partition as u32 / BLOCK_PARTITIONS))
     }
 
     #[inline]
     pub(super) fn push(&mut self, pid: i64, partition: i32) {
         if !self.is_in_last_block(pid, partition) {
-            let block = i64::from(partition as u32 / BLOCK);
+            let block = i64::from(partition as u32 / BLOCK_PARTITIONS);
             self.pid.push(pid);
             self.block.push(block);
             self.count.push(0);
-            self.before = block * i64::from(BLOCK) - 1;
+            self.before = block * i64::from(BLOCK_PARTITIONS) - 1;
         }
         *self.count.last_mut().expect("pushed above") += 1;
         self.step.push(i64::from(partition) - self.before);
@@ -79,14 +79,14 @@ impl KeyRows {
     ) -> Result<()> {
         let mut steps = &self.step[..];
         for ((&pid, &block), &count) in self.pid.iter().zip(&self.block).zip(&self.count) {
-            if pid < 0 || !(0..=i64::from(i32::MAX as u32 / BLOCK)).contains(&block) || count <= 0 {
+            if pid < 0 || !(0..=i64::from(i32::MAX as u32 / BLOCK_PARTITIONS)).contains(&block) || count <= 0 {
                 return refuse("a block of keys is out of range");
             }
             let (of_block, rest) = steps.split_at_checked(count as usize).ok_or_else(miscounted)?;
             steps = rest;
-            let from = block * i64::from(BLOCK);
+            let from = block * i64::from(BLOCK_PARTITIONS);
             let hash = block_hash(pid, from as i32);
-            let end = (from + i64::from(BLOCK)).min(i64::from(i32::MAX) + 1);
+            let end = (from + i64::from(BLOCK_PARTITIONS)).min(i64::from(i32::MAX) + 1);
             let mut partition = from - 1;
             for (at, &step) in of_block.iter().enumerate() {
                 partition = partition.saturating_add(step);
@@ -111,7 +111,7 @@ fn miscounted() -> crate::Error {
 
 /// A key and the hash of its block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct KeyRow {
+pub(super) struct KeyRow {
     hash: u64,
     pub(super) pid: i64,
     pub(super) partition: i32,
@@ -123,7 +123,7 @@ impl KeyRow {
 }
 
 /// The entry that was read last.
-pub(crate) struct Before {
+pub(super) struct Before {
     key: KeyRow,
     epoch: i16,
 }
@@ -136,7 +136,7 @@ impl Default for Before {
 
 /// One frame's entries.
 #[derive(Default)]
-pub(crate) struct Rows {
+pub(super) struct Rows {
     keys: KeyRows,
     /// The entries of a frame that is being written, without holes.
     spans: Vec<PlainSpan>,
@@ -170,7 +170,7 @@ impl Rows {
     /// Whether the frame ends before an entry of this key: with a block, if another one might not fit.
     #[inline]
     pub(super) fn ends_before(&self, pid: i64, partition: i32) -> bool {
-        const BLOCK_ENDS: usize = ENTRIES_MAX - BLOCK as usize;
+        const BLOCK_ENDS: usize = ENTRIES_MAX - BLOCK_PARTITIONS as usize;
         let entries = self.spans.len();
         (entries > BLOCK_ENDS && (entries >= ENTRIES_MAX || !self.keys.is_in_last_block(pid, partition)))
             || self.hole_gap.len() >= HOLES_MAX
@@ -262,7 +262,7 @@ impl Rows {
 
     /// Tells the entries of the frame that was read. They must follow the one `before` in order.
     #[inline]
-    pub(crate) fn try_for_each(&self, before: &mut Before, mut tell: impl FnMut(Appended) -> Result<()>) -> Result<()> {
+    pub(super) fn try_for_each(&self, before: &mut Before, mut tell: impl FnMut(Appended) -> Result<()>) -> Result<()> {
         let (mut row, mut extras) = (0, Extras { final_at: 0, hole_at: 0 });
         self.keys.try_for_each(&mut before.key, |key, order| {
             let Ok(epoch) = i16::try_from(self.epoch[row]) else {

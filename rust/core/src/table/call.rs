@@ -72,7 +72,7 @@ impl<'a> Call<'a> {
 
     /// Positions of a key that one of its rows jumped over.
     #[inline(always)]
-    pub(super) fn opened_by(&mut self, key: Key, first: i64, last: i64) {
+    pub(super) fn jump(&mut self, key: Key, first: i64, last: i64) {
         self.judged.skipped.open(key, first, last);
     }
 

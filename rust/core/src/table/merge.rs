@@ -1,6 +1,6 @@
 //! Tables that take in others.
 
-use super::skipped::{Range, by_value};
+use super::skipped::{Skip, by_value};
 use super::{Missing, StateTable, missing_of, room_for};
 use crate::judge::Span;
 use crate::keys::{Key, Keys};
@@ -86,7 +86,7 @@ impl StateTable {
     }
 
     /// What a merge changes, and the positions that both tables had accepted.
-    fn unite(&self, other: &StateTable, translation: &Translation) -> Result<(Vec<Change>, Vec<Range>)> {
+    fn unite(&self, other: &StateTable, translation: &Translation) -> Result<(Vec<Change>, Vec<Skip>)> {
         let (mut changes, mut overlaps, mut ambiguous) = (Vec::new(), Vec::new(), None);
         with_shelf!(&other.store, shelf => shelf.for_each(|pid, partition, theirs| {
             let (pid, partition) = translation.of(pid, partition);

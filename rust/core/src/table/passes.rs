@@ -4,12 +4,12 @@ use super::call::{Call, Times};
 use super::{Cuts, room_for};
 use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
-use crate::fast_path::{Beside, Plainly};
+use crate::fast_path::Plainly;
 use crate::judge::{Rules, Run};
 use crate::lines::{RowLine, Searches};
 use crate::prefetch::{CHUNK, STEP, prefetch};
 use crate::runs::{Cursor, Cut, Seq};
-use crate::shelf::{Found, Shelf};
+use crate::shelf::{InOverflow, Shelf};
 use crate::{Result, Verdict};
 
 /// Judges every run in order.
@@ -52,10 +52,10 @@ impl<L: RowLine, S: Seq> Work for Runs<'_, '_, L, S> {
 
 /// Room for the steps that are under way at once.
 const STEPS: usize = CHUNK / STEP;
-/// After how many ticks a step asks for its lines and for what they need of entries kept aside, and is judged. What was
+/// After how many ticks a step asks for its lines and for what they need of entries in the overflow, and is judged. What was
 /// asked for has arrived by then; more would be pushed out of the nearest cache again.
 const LINES_AFTER: usize = 1;
-const ASIDE_AFTER: usize = 2;
+const OVERFLOW_AFTER: usize = 2;
 const HOLES_AFTER: usize = 3;
 const JUDGED_AFTER: usize = 4;
 
@@ -71,7 +71,7 @@ struct Step {
     epoch: [i16; STEP],
     seq: [i64; STEP],
     searches: Searches,
-    aside: Found,
+    in_overflow: InOverflow,
 }
 
 impl Step {
@@ -85,7 +85,7 @@ impl Step {
             epoch: [0; STEP],
             seq: [0; STEP],
             searches: Searches::none(),
-            aside: Found::NOTHING,
+            in_overflow: InOverflow::NONE,
         }
     }
 
@@ -148,8 +148,8 @@ fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
     let mut cursor = cut.cursor();
     let (mut tick, mut judged) = (0usize, 0);
     let mut coming = Coming { runs: 0, lines: shelf.lines().len() };
-    // Runs that need entries kept aside come together: where none did for a while, hardly one will now.
-    let mut aside_until = 2 * STEPS;
+    // Runs that need entries in the overflow come together: where none did for a while, hardly one will now.
+    let mut overflow_until = 2 * STEPS;
     while judged < cut.len() {
         let under_way = cursor.run - judged;
         let mut has_room = shelf.room() >= room_for((cut.len() - judged).min(under_way + STEP));
@@ -160,17 +160,17 @@ fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
         }
         let step = &mut steps[tick % STEPS];
         step.count = 0;
-        step.aside.clear();
+        step.in_overflow.clear();
         if has_room && cursor.run < cut.len() {
             step.take(&mut cursor, cut, batch, seq);
             shelf.lines().begin(&step.pid, &step.partition, &mut step.searches);
         }
-        if tick < aside_until && shelf.has_aside() {
-            let Step { count, pid, partition, searches, aside, .. } =
-                &mut steps[tick.wrapping_sub(ASIDE_AFTER) % STEPS];
-            shelf.ask_for_aside(searches, pid, partition, *count, aside);
+        if tick < overflow_until && shelf.has_overflow() {
+            let Step { count, pid, partition, searches, in_overflow, .. } =
+                &mut steps[tick.wrapping_sub(OVERFLOW_AFTER) % STEPS];
+            shelf.prefetch_overflow(searches, pid, partition, *count, in_overflow);
             let step = &steps[tick.wrapping_sub(HOLES_AFTER) % STEPS];
-            shelf.ask_for_holes(&step.aside, &step.seq, step.count);
+            shelf.prefetch_holes(&step.in_overflow, &step.seq, step.count);
         }
         // What is asked for in between has the time to come: two steps at once are more than a processor waits for.
         for half in [0..STEP / 2, STEP / 2..STEP] {
@@ -182,7 +182,7 @@ fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
             }
             let step = &steps[tick.wrapping_sub(JUDGED_AFTER) % STEPS];
             if judge_step(shelf, rules, step, half, cut, batch.timestamp, call) {
-                aside_until = tick + 2 * STEPS;
+                overflow_until = tick + 2 * STEPS;
             }
         }
         judged += steps[tick.wrapping_sub(JUDGED_AFTER) % STEPS].count;
@@ -263,20 +263,17 @@ struct At<'a> {
 /// Judges a run of a key. Gives whether its slot alone could not tell.
 #[inline(always)]
 fn judge_run<L: RowLine>(shelf: &mut Shelf<L>, rules: &Rules, at: At<'_>, run: Run, call: &mut Call<'_>) -> bool {
-    if let Some(number) = shelf.found(&at.step.aside, at.run) {
-        match shelf.judge_aside_plainly(&rules.plain, number, run) {
-            Beside::WentOn { jumped_from } => {
-                if jumped_from < run.seq {
-                    let (pid, partition) = at.step.key(at.run);
-                    call.opened_by((pid, partition, run.epoch), jumped_from, run.seq - 1);
-                }
-                return true;
-            }
-            Beside::Repeated => {
-                call.fill(at.row, at.row + 1, Verdict::Duplicate);
-                return true;
-            }
-            Beside::Unclear => {}
+    if let Some(number) = shelf.number_of(&at.step.in_overflow, at.run) {
+        let (plainly, jumped_from) = shelf.judge_in_overflow(&rules.plain, number, run);
+        if jumped_from < run.seq {
+            let (pid, partition) = at.step.key(at.run);
+            call.jump((pid, partition, run.epoch), jumped_from, run.seq - 1);
+        }
+        if plainly == Plainly::Repeated {
+            call.fill(at.row, at.row + 1, Verdict::Duplicate);
+        }
+        if plainly != Plainly::Unclear {
+            return true;
         }
     }
     let plainly = shelf.judge_plainly(&rules.plain, at.step.key(at.run), run, &at.step.searches, at.run);

@@ -6,7 +6,7 @@ use crate::keys::{Key, Keys};
 use std::cmp::Ordering;
 
 /// Positions of a key and epoch, both ends included.
-pub(crate) type Range = (Key, (i64, i64));
+pub(crate) type Skip = (Key, (i64, i64));
 
 /// Ranges that rows of a call opened and filled, in the order of the rows.
 ///
@@ -17,9 +17,9 @@ pub(crate) type Range = (Key, (i64, i64));
 pub(crate) struct Skipped {
     rules: Rules,
     is_listed: bool,
-    opened: Vec<Range>,
+    opened: Vec<Skip>,
     /// Of those that were opened, or of older ones.
-    closed: Vec<Range>,
+    closed: Vec<Skip>,
 }
 
 impl Skipped {
@@ -57,7 +57,7 @@ impl Skipped {
     }
 
     /// What was opened and not filled, in the order of keys by number, then of positions.
-    fn left(&self) -> Vec<Range> {
+    fn left(&self) -> Vec<Skip> {
         let opened = in_order(&self.opened);
         if self.closed.is_empty() { opened } else { without(&opened, &in_order(&self.closed)) }
     }
@@ -74,7 +74,7 @@ impl Eq for Skipped {}
 
 /// What is left of ranges without others, both in order. A position is skipped once and filled once, so
 /// those of either do not overlap, and each of the others lies in one of the first or outside all.
-fn without(ranges: &[Range], others: &[Range]) -> Vec<Range> {
+fn without(ranges: &[Skip], others: &[Skip]) -> Vec<Skip> {
     let mut left = Vec::new();
     let mut others = others.iter().peekable();
     for &(key, (mut first, last)) in ranges {
@@ -99,13 +99,13 @@ const NUMBER_BITS: u32 = 32;
 ///
 /// Their keys and numbers are sorted digit by digit, 8 bytes a range: comparing takes three times as long, and moving
 /// the ranges twice. Each key's ranges are in order after that, but where rows came late.
-fn in_order(ranges: &[Range]) -> Vec<Range> {
+fn in_order(ranges: &[Skip]) -> Vec<Skip> {
     let mut sorted = Vec::new();
     let codes = Codes::of(ranges);
     if ranges.len() < DIGITS_MIN || ranges.len() >> NUMBER_BITS > 0 || codes.bits > NUMBER_BITS || ranges.is_sorted() {
         sorted.extend_from_slice(ranges);
     } else {
-        let numbered = |(range, number): (&Range, u64)| codes.code(range.0) << NUMBER_BITS | number;
+        let numbered = |(range, number): (&Skip, u64)| codes.code(range.0) << NUMBER_BITS | number;
         let mut order: Vec<u64> = ranges.iter().zip(0..).map(numbered).collect();
         let mut spare = vec![0; order.len()];
         for digit in 0..codes.bits.div_ceil(DIGIT_BITS) {
@@ -121,7 +121,7 @@ fn in_order(ranges: &[Range]) -> Vec<Range> {
 }
 
 /// Sorts ranges by position where they are in the order of keys, and all of them where they are not.
-fn sort_each_key(ranges: &mut [Range]) {
+fn sort_each_key(ranges: &mut [Skip]) {
     if !ranges.is_sorted_by_key(|range| range.0) {
         return ranges.sort_unstable();
     }
@@ -157,7 +157,7 @@ struct Codes {
 }
 
 impl Codes {
-    fn of(ranges: &[Range]) -> Codes {
+    fn of(ranges: &[Skip]) -> Codes {
         let (mut lowest, mut highest) = ((i64::MAX, i32::MAX, i16::MAX), (0, 0, 0));
         for &((pid, partition, epoch), _) in ranges {
             lowest = (lowest.0.min(pid), lowest.1.min(partition), lowest.2.min(epoch));
@@ -178,7 +178,7 @@ impl Codes {
 }
 
 /// The order of ranges whose keys are compared by value.
-pub(super) fn by_value(keys: &Keys) -> impl Fn(&Range, &Range) -> Ordering + '_ {
+pub(super) fn by_value(keys: &Keys) -> impl Fn(&Skip, &Skip) -> Ordering + '_ {
     |one, other| keys.order(one.0, other.0).then(one.1.cmp(&other.1))
 }
 

@@ -7,10 +7,8 @@ use crate::changes::{Changes, Forgotten};
 use crate::judge::{PlainSpan, Span};
 use crate::keys::{KeySpace, Keys};
 use crate::order::Renumbering;
-use crate::ordered::Appended;
+use crate::ordered::{Appended, InOrder};
 use crate::prefetch::CHUNK;
-use crate::snapshot::KeyBounds;
-use crate::snapshot::rows::{Before, Rows};
 use crate::store::{Store, with_shelf};
 use crate::{Admit, Epochs, Error, Result, Verdict};
 use std::collections::HashSet;
@@ -67,14 +65,13 @@ impl StateTable {
     }
 
     /// Adds the entries of a frame, which follow all others in the order of snapshots.
-    pub(crate) fn append(&mut self, rows: &Rows, before: &mut Before, bounds: &KeyBounds) -> Result<()> {
+    pub(crate) fn append(&mut self, entries: impl InOrder) -> Result<()> {
         let nothing = Store::new(&self.policy(), self.keeps_timestamp);
         let mut store = std::mem::replace(&mut self.store, nothing);
         let usual = self.usual();
         let appended = with_shelf!(&mut store, shelf => {
             let (mut line, mut waiting) = (None, Vec::with_capacity(CHUNK));
-            let told = rows.try_for_each(before, |entry| {
-                bounds.check(entry.pid, entry.partition)?;
+            let told = entries.try_for_each(|entry| {
                 if !usual.has(&entry) {
                     self.check_appended(&entry)?;
                 }
