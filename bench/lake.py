@@ -11,7 +11,7 @@ import operator
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from bench.spark import (
     DATA,
     DROP_DUPLICATES,
     JOB,
+    STEP,
     THREADS,
     Answer,
     session,
@@ -59,6 +60,8 @@ class Shape:
     run: int = 20
     is_scattered: bool = False
     """Every run goes to a file by chance; else a file has all runs of some partitions that follow each other."""
+    is_interleaved: bool = False
+    """The partitions of a file do not follow each other, so statistics do not show that no two files share a key."""
     repeats: float = 0.05
     where: str = "everywhere"
     """Where repeats lie: everywhere, "files" (in one file in ten), "tail" (in the last tenth of each file)."""
@@ -74,6 +77,7 @@ CLEAN = Shape(name="whole keys per file, no repeats", times=25, repeats=0)
 ONE_ROW = Shape(name="scattered, runs of one row", times=6, is_scattered=True, run=1)
 WIDE = Shape(name="whole keys per file, repeats in every file, 1 KB payload", times=12, payload_bytes=1_000)
 """Of a tenth of the rows."""
+INTERLEAVED = Shape(name="interleaved keys, gaps, repeats in every file", times=12, is_interleaved=True, step=STEP)
 SHAPES = (
     WHOLE_KEYS,
     Shape(name="whole keys per file, repeats in one file in ten", times=25, where="files"),
@@ -82,6 +86,9 @@ SHAPES = (
     Shape(name="scattered, runs of 20", times=8, is_scattered=True),
     ONE_ROW,
     WIDE,
+    INTERLEAVED,
+    replace(INTERLEAVED, name="interleaved keys, gaps, repeats in one file in ten", times=25, where="files"),
+    Shape(name="scattered, runs of 20, gaps", times=12, is_scattered=True, step=STEP),
 )
 AUDIT_TIMES = 30
 SYNCED, LOCAL, LINKED, INTERVAL = (
@@ -109,7 +116,8 @@ def land(shape: Shape, rows: int, data: Path = DATA, seed: int = 1) -> Landed:
     fresh = round(rows / (1 + shape.repeats)) // shape.run
     key = rng.integers(KEYS, size=fresh)
     first = occurrence(key) * shape.run
-    home = (key % PARTITIONS) * FILES // PARTITIONS
+    partition = key % PARTITIONS
+    home = partition % FILES if shape.is_interleaved else partition * FILES // PARTITIONS
     order, file = _deal(rng, shape, home, round(rows * shape.repeats / (1 + shape.repeats)) // shape.run)
     landed = (len(order) * shape.run, _sum_of(first[order], shape.run) * shape.step)
     kept = (fresh * shape.run, _sum_of(first, shape.run) * shape.step)
@@ -232,7 +240,7 @@ def _contestants(
         LOCAL: {"engine": local, "sync": False},
         LINKED: {"engine": on_spark, "sync": False, "source_immutable": True},
     }
-    if not shape.is_scattered:
+    if not (shape.is_scattered or shape.is_interleaved):
         jobs[INTERVAL] = {"engine": on_spark, "sync": False, "plan": "interval"}
     return [
         *(_job(name, landed, scratch, reports, options) for name, options in jobs.items()),

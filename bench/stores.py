@@ -40,7 +40,7 @@ from support.s3_server import BUCKET, KEY, SECRET, serve_s3  # noqa: E402
 from bench.lake import CLEAN, WARM_UP, WHOLE_KEYS, Landed, Shape, land  # noqa: E402
 from bench.markdown import table  # noqa: E402
 from bench.measure import Contestant, Measurement, Target, alternate, memory_watched, tell, write_part  # noqa: E402
-from bench.spark import COLUMNS, DATA, THREADS, Answer, session, settle, take_answer  # noqa: E402
+from bench.spark import COLUMNS, DATA, STEP, THREADS, Answer, session, settle, take_answer  # noqa: E402
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 JARS = ROOT / ".tools" / "s3a"
 SHARE = 2
 """Of the benchmark's rows one in so many lands: a run on Spark takes minutes."""
-STEP = 7
 COPIED = replace(CLEAN, name="no repeats, gaps between all sequences", step=STEP)
 REWRITTEN = replace(WHOLE_KEYS, name="repeats in every file, gaps between all sequences", step=STEP)
 SHAPES = (COPIED, REWRITTEN)

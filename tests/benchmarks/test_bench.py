@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fencepost.lake import LocalEngine
 
@@ -329,6 +330,17 @@ def test_every_contestant_in_a_store_is_right(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.matrix
+def test_keys_are_interleaved_and_sequences_have_gaps(tmp_path: Path) -> None:
+    landed = lake.land(lake.INTERLEAVED, ROWS, tmp_path)
+    files = [pq.read_table(it, columns=["partition", "seq"]) for it in sorted(landed.folder.iterdir())]
+    keys = [set(it["partition"].to_pylist()) for it in files]
+    assert sum(map(len, keys)) == len(set.union(*keys)), "no two files share a key"
+    assert max(map(min, keys)) < min(map(max, keys)), "their statistics overlap"
+    assert {seq % spark.STEP for it in files for seq in it["seq"].to_pylist()} == {0}
+    report = lake.DedupJob(landed.folder, tmp_path / "state", tmp_path / "sink", sync=False).run()
+    assert (report.plan, report.kept) == ("interval", landed.kept[0])
+
+
 def test_every_job_over_files_is_right(tmp_path: Path) -> None:
     code = (
         "import json, sys; from pathlib import Path; from bench import costs, lake; data = Path(sys.argv[1]); "
