@@ -76,7 +76,7 @@ def test_a_transaction_counts_at_once(coordinator: TransactionCoordinator) -> No
     assert coordinator.decision(second.pid, second.epoch) == "abort"
     assert coordinator.positions("group") == Positions({0: 100, ("in", 1): 7}, frozenset())
     assert coordinator.abort(second) == third
-    with pytest.raises(fp.TransactionStateError, match="cannot commit: its last transaction was decided otherwise"):
+    with pytest.raises(fp.TransactionStateError, match="cannot commit: its last transaction has another outcome"):
         coordinator.commit(second)
 
 
@@ -117,7 +117,7 @@ def test_begin_is_the_same_call_until_something_is_added(coordinator: Transactio
             coordinator.begin(identity)
         assert caught.value.message == ("transactional id 'an id': a transaction is open already: commit or abort it")
         identity = coordinator.abort(identity)
-    with pytest.raises(fp.TransactionStateError, match="cannot commit: its last transaction was decided otherwise"):
+    with pytest.raises(fp.TransactionStateError, match="cannot commit: its last transaction has another outcome"):
         coordinator.commit(identity)
     fresh = coordinator.init_producer("another id")
     with pytest.raises(fp.TransactionStateError, match="cannot commit: no transaction is open"):
@@ -278,7 +278,7 @@ def test_a_marker_that_cannot_be_written_leaves_the_decision(engine: Engine) -> 
         assert isinstance(caught.value.__cause__, OSError)
         assert coordinator.decision(identity.pid, identity.epoch) == "commit"
         assert state(coordinator, identity.pid) == "PREPARE_COMMIT"
-    with pytest.raises(fp.TransactionStateError, match="cannot abort: its last transaction was decided otherwise"):
+    with pytest.raises(fp.TransactionStateError, match="cannot abort: its last transaction has another outcome"):
         coordinator.abort(identity)
     with pytest.raises(fp.ConcurrentTransactionError, match="1 transactions are decided and not completed, the first:"):
         coordinator.recover()
@@ -416,7 +416,7 @@ def test_decisions_are_kept_until_they_are_dropped(coordinator: TransactionCoord
 # Bad calls
 
 
-PAIR = "(the position at which reading began, or None; the next one to read), integers of 64 bits"
+PAIR = "(the position at which reading began, or None; the next one to read), 64-bit integers"
 
 
 BAD_CALLS: dict[str, tuple[Callable[[TransactionCoordinator, ProducerIdentity], object], str]] = {
@@ -435,8 +435,8 @@ BAD_CALLS: dict[str, tuple[Callable[[TransactionCoordinator, ProducerIdentity], 
     ),
     "a topic without a route": (
         lambda it, who: it.add_partitions(who, [("clicks", 0), ("sales", 0)]),
-        "topic 'sales' has no route here (routes: 'clicks', 'views'): who waits for its markers would wait for ever. "
-        "Make the coordinator with routes={topic: transport}, or None for a topic whose readers ask for decisions",
+        "topic 'sales' has no route here (routes: 'clicks', 'views'): readers would wait for its markers forever. "
+        "Create the coordinator with routes={topic: transport}, or None for a topic whose readers ask for decisions",
     ),
     "an input that is a truth": (
         lambda it, who: it.add_offsets(who, "group", {True: (0, 5)}),
@@ -480,11 +480,11 @@ BAD_CALLS: dict[str, tuple[Callable[[TransactionCoordinator, ProducerIdentity], 
     ),
     "a group with a lone surrogate": (
         lambda it, who: it.add_offsets(who, "\udc80", {0: (0, 5)}),
-        "group='\\udc80': a name was expected, a text of UTF-8",
+        "group='\\udc80': a non-empty text of UTF-8 was expected",
     ),
     "no group": (
         lambda it, who: it.add_offsets(who, "", {0: (0, 5)}),
-        "group='': a name was expected, a text of UTF-8",
+        "group='': a non-empty text of UTF-8 was expected",
     ),
 }
 
@@ -503,8 +503,8 @@ def test_a_bad_call_says_why_and_changes_nothing(coordinator: TransactionCoordin
 def test_an_identity_that_nobody_has(coordinator: TransactionCoordinator) -> None:
     stranger = ProducerIdentity(coordinator.registry.init_producer().pid, 0)
     message = (
-        f"no transactional id has the pid {stranger.pid}: it expired, or was never given one; "
-        "init_producer with the id and expected="
+        f"no transactional id has the pid {stranger.pid}: it expired, or was never assigned; "
+        "call init_producer with the id and expected="
     )
     for call in (
         coordinator.begin, coordinator.commit, coordinator.abort,

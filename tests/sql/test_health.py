@@ -229,7 +229,7 @@ def test_a_retention_by_processing_that_is_too_short(events: Engine) -> None:
     sink = SqlSink(events, None, "c", replay_ms=20_000)
     sink.handle(rows(0), nothing)
     pass_time(events, CLAIMS, 15_000)
-    with pytest.raises(fp.PolicyError, match=r"events that come again by it will be applied again\. Choose a longer"):
+    with pytest.raises(fp.PolicyError, match=r"events that it delivers again will be applied again\. Choose a longer"):
         sink.reap(10_000, by="processed_time")
     assert count(events, CLAIMS) == 1
     with pytest.warns(RetentionWarning, match="will be applied again"):

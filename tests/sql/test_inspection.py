@@ -84,7 +84,7 @@ def test_what_is_late(engine: Engine, coordinator: TransactionCoordinator, owner
     assert found.is_late
     assert found.age_ms is not None
     assert found.age_ms >= DAY_MS
-    assert found.waits_for == "recover() or reap(): it is open for longer than its time-out"
+    assert found.waits_for == "recover() or reap(): it has been open for longer than its time-out"
     with pytest.raises(fp.ConcurrentTransactionError):
         coordinator.reap()
     found = the_one(engine)
@@ -106,7 +106,7 @@ def test_terminate_aborts_as_a_time_out_does(engine: Engine) -> None:
     assert coordinator.decision(owner.pid, owner.epoch) == "abort"
     assert [marker[:4] for marker in markers] == [(owner.pid, owner.epoch + 1, 0, "abort")]
     assert list_transactions(engine) == []
-    with pytest.raises(fp.TransactionStateError, match="decided otherwise"):
+    with pytest.raises(fp.TransactionStateError, match="has another outcome"):
         coordinator.commit(owner)
     coordinator.begin(coordinator.abort(owner))
 

@@ -105,7 +105,7 @@ def test_reconciling_tells_spellings_apart(engine: Engine) -> None:
 def test_names_are_as_long_as_an_index_takes(engine: Engine) -> None:
     registry = ProducerRegistry(engine)
     assert registry.init_producer("x" * 1000).epoch == 0
-    with pytest.raises(fp.PolicyError, match="MariaDB takes 1000 bytes of UTF-8"):
+    with pytest.raises(fp.PolicyError, match="MariaDB accepts at most 1000 bytes of UTF-8"):
         registry.init_producer("ä" * 501)
     name = "\N{GHOST}" * 255
     requests = IdempotentRequests(engine)

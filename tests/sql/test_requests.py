@@ -230,13 +230,13 @@ def test_a_zombie_does_not_get_the_claim_of_an_expired_key(requests: IdempotentR
 @pytest.mark.parametrize(
     ("work", "message"),
     [
-        (lambda _: "text", "the work gave a str, not a Response"),
+        (lambda _: "text", "the work returned a str, not a Response"),
         (lambda _: Response(True), "status=True: a code from 200 to 599"),
         (lambda _: Response(101), "status=101"),
         (lambda _: Response(200, body="text"), "body: bytes were expected, not str"),
-        (lambda _: Response(200, (("a b", "c"),)), "header 'a b': 'c' is not a field"),
-        (lambda _: Response(200, (("a", "b\r\nc: d"),)), "is not a field"),
-        (lambda _: Response(200, (("a", "€"),)), "is not a field"),
+        (lambda _: Response(200, (("a b", "c"),)), "header 'a b': 'c' is not a valid HTTP field"),
+        (lambda _: Response(200, (("a", "b\r\nc: d"),)), "is not a valid HTTP field"),
+        (lambda _: Response(200, (("a", "€"),)), "is not a valid HTTP field"),
         (lambda _: (it for it in ()), "gave a generator"),
     ],
 )
@@ -263,7 +263,7 @@ def test_calls_that_make_no_sense(requests: IdempotentRequests, engine: Engine) 
     with pytest.raises(fp.PolicyError, match="name=''"):
         claim.step("", insert("step"))
     for result in (b"", float("nan"), {1, 2}):
-        with pytest.raises(fp.PolicyError, match="step 'a': its result is not a value of JSON"):
+        with pytest.raises(fp.PolicyError, match="step 'a': its result is not a JSON value"):
             claim.step("a", insert("a", result))
     assert effects(engine) == []
 

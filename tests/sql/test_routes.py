@@ -90,7 +90,7 @@ def test_who_recovers_leaves_the_transactions_of_others(
         assert clicks.recover() == left
         assert clicks.reap() == left
         assert sales.reap() == Recovered(0, 1), "who has a route does it"
-        with pytest.raises(fp.TransactionStateError, match="decided otherwise"):
+        with pytest.raises(fp.TransactionStateError, match="has another outcome"):
             producer.commit()
         producer.abort()
         with producer.transaction():

@@ -1,4 +1,4 @@
-"""Transactions: what one producer wrote to many places counts at once or not at all."""
+"""Transactions: all writes of one producer to several outputs become visible together, or not at all."""
 
 from __future__ import annotations
 
@@ -60,29 +60,34 @@ Offsets = Mapping[Partition, tuple[int | None, int]]
 
 @dataclass(frozen=True)
 class Positions:
-    """Where a group's input stands."""
+    """The positions of a group's input."""
 
     decided: dict[Partition, int]
-    """The next position to read, by partition; partitions without a commit are not there."""
+    """The next position to read, by partition. Partitions without a commit are absent."""
     pending: frozenset[Partition]
-    """Partitions for which an open transaction has staged another position: it may move any moment."""
+    """Partitions whose position may change at any time, because an open transaction has staged another one."""
 
 
 class TransactionCoordinator:
-    """Decides transactions in a database. Any number of processes and services may have one on the same database.
+    """Decides transactions in a database. Many processes and services may have a coordinator on the same database.
 
-    States are Empty, Ongoing, Prepare (the outcome is decided, and stands), Complete (markers are written). The epoch
-    rises with every transaction, so that nothing of a transaction can be taken for the next one's.
+    The states are Empty, Ongoing, Prepare (the outcome is decided and final), and Complete (all markers are written).
+    The epoch increases with every transaction, so that a transaction cannot be confused with the next one.
 
-    `routes`: by topic, the transport whose readers wait for a marker (`MarkerWriter`), or None for a topic whose
-    readers ask `decision` or join `fencepost_decisions`. A topic is the name of one output, the same for everybody who
-    uses the database: two outputs must not share a name. Between Prepare and Complete a marker is written to each
-    partition of the transaction, by whichever coordinators have routes to them; what a coordinator has no route to it
-    neither times out nor completes, and leaves to those that have one.
+    Between Prepare and Complete, a marker is written to each partition of the transaction. Any coordinator with a
+    route to the topic may write it. A coordinator neither times out nor completes transactions for which it has no
+    route; other coordinators must do this.
+
+    Args:
+        engine: The database.
+        registry: The registry of the producers, on the same engine. None: a new `ProducerRegistry(engine)`.
+        routes: Maps each topic to the transport whose readers wait for a marker (`MarkerWriter`). None for a topic
+            whose readers call `decision` or join `fencepost_decisions`. A topic is the name of one output, the same for
+            all users of the database: two outputs must not share a name.
 
     Raises:
-        PolicyError: as `ProducerRegistry`; a route that has no `write_marker`.
-        SchemaError, StoreError: as `ProducerRegistry`. StoreError in every call where the database does not answer.
+        PolicyError: As in `ProducerRegistry`, or a route has no `write_marker`.
+        SchemaError, StoreError: As in `ProducerRegistry`. Every call raises StoreError if the database does not answer.
     """
 
     def __init__(
@@ -98,22 +103,22 @@ class TransactionCoordinator:
 
     @property
     def keep_alive_ms(self) -> int:
-        """As `ProducerRegistry.keep_alive_ms`."""
+        """See `ProducerRegistry.keep_alive_ms`."""
         return self.registry.keep_alive_ms
 
     def keep_alive(self, identity: ProducerIdentity) -> None:
-        """As `ProducerRegistry.keep_alive`."""
+        """See `ProducerRegistry.keep_alive`."""
         self.registry.keep_alive(identity)
 
     def init_producer(
         self, transactional_id: str, timeout_ms: int = 60_000, expected: ProducerIdentity | None = None
     ) -> ProducerIdentity:
-        """As `ProducerRegistry.init_producer`, and writes the markers that it would have to wait for.
+        """Call `ProducerRegistry.init_producer`, and write the markers for which it would have to wait.
 
         Raises:
-            ConcurrentTransactionError: a marker could not be written, or a topic that waits for one has no route here.
-                What was open is aborted all the same.
-            PolicyError, FencedError, CapacityError: as `ProducerRegistry.init_producer`.
+            ConcurrentTransactionError: A marker could not be written, or its topic has no route here. An open
+                transaction is aborted nevertheless.
+            PolicyError, FencedError, CapacityError: As in `ProducerRegistry.init_producer`.
         """
         for _ in range(2):
             try:
@@ -124,14 +129,14 @@ class TransactionCoordinator:
         return self.registry.init_producer(transactional_id, timeout_ms, expected)
 
     def begin(self, identity: ProducerIdentity) -> None:
-        """Opens a transaction. Its time-out runs from here.
+        """Open a transaction and start its time-out.
 
-        `add_partitions` and `add_offsets` do so too where none is open. Once more with nothing in between is the same
-        call.
+        `add_partitions` and `add_offsets` also open a transaction if none is open. A second call changes nothing while
+        the transaction is empty.
 
         Raises:
-            FencedError, MappingError, ConcurrentTransactionError: as everywhere.
-            TransactionStateError: a transaction is open, and something was added to it: commit or abort it.
+            FencedError, MappingError, ConcurrentTransactionError: As in `add_partitions`.
+            TransactionStateError: A transaction is open and not empty. Commit or abort it.
         """
 
         def work(connection: Connection) -> None:
@@ -147,19 +152,19 @@ class TransactionCoordinator:
         self.database.transaction(work)
 
     def add_partitions(self, identity: ProducerIdentity, partitions: Iterable[TopicPartition]) -> None:
-        """Names partitions, as (topic, number), before anything is written to them. They may be of several topics.
+        """Add partitions of any topics, as (topic, number), before the first write to them.
 
         Raises:
-            FencedError: another producer has taken over. Nothing has changed, here and below.
-            MappingError: no transactional id has this pid now.
-            ConcurrentTransactionError: the transaction before is not completed.
-            PolicyError: a partition that is not (topic, number), or a topic without a route here.
+            FencedError: Another producer has taken over. Nothing has changed, here and below.
+            MappingError: No transactional id currently has this pid.
+            ConcurrentTransactionError: The previous transaction is not complete.
+            PolicyError: A partition is not (topic, number), or a topic has no route here.
         """
         wanted = checked_outputs(partitions)
         if unknown := sorted({topic for topic, _ in wanted} - self.routes.keys()):
             raise PolicyError(
-                f"topic {unknown[0]!r} has no route here (routes: {', '.join(map(repr, self.routes)) or 'none'}): who "
-                "waits for its markers would wait for ever. Make the coordinator with routes={topic: transport}, or "
+                f"topic {unknown[0]!r} has no route here (routes: {', '.join(map(repr, self.routes)) or 'none'}): "
+                "readers would wait for its markers forever. Create the coordinator with routes={topic: transport}, or "
                 "None for a topic whose readers ask for decisions"
             )
         new = frozenset(it for it in wanted if self.routes[it[0]] is not None)
@@ -172,12 +177,12 @@ class TransactionCoordinator:
         self.database.transaction(work)
 
     def verify(self, identity: ProducerIdentity, partitions: Iterable[TopicPartition]) -> None:
-        """Raises unless the partitions are in this producer's open transaction: for who keeps a log, before it writes.
+        """Check that the partitions are in this producer's open transaction. A log calls this before it writes.
 
         Raises:
-            TransactionAbortableError: some are not.
-            PolicyError: a partition that is not (topic, number).
-            FencedError, MappingError, ConcurrentTransactionError: as everywhere.
+            TransactionAbortableError: Some partitions are not in the transaction.
+            PolicyError: A partition is not (topic, number).
+            FencedError, MappingError, ConcurrentTransactionError: As in `add_partitions`.
         """
         wanted = checked_outputs(partitions)
 
@@ -187,19 +192,19 @@ class TransactionCoordinator:
         self._found(self.database.transaction(work), identity).transaction.verify(identity.pid, identity.epoch, wanted)
 
     def add_offsets(self, identity: ProducerIdentity, group: str, offsets: Offsets) -> None:
-        """Stages where the group's input stands once this transaction is committed.
+        """Stage positions of the group's input, which commit with this transaction.
 
-        `offsets` is, by partition of the input, the position at which this worker began to read and the next one to
-        read. That the first is still the committed one is checked now, and again, under lock, in the moment of the
-        decision: of two workers that own one input, whatever their transactional ids, one commits. A first position of
-        0 or None stands for a partition without a commit. More of the same partition goes on where the transaction
-        stands.
+        `offsets` maps each partition of the input to a pair: the position at which this worker began to read, and the
+        next position to read. The first must be the committed position. This is checked now, and again under a lock
+        with the decision: if two workers own one input, only one commits, even with different transactional ids. A
+        first position of 0 or None means a partition without a commit. A later call for the same partition continues
+        at the staged position.
 
         Raises:
-            TransactionAbortableError: a position has changed by now. Nothing has changed here; the transaction is
-                open as before.
-            PolicyError: a position below 0, or a next one before the first.
-            FencedError, MappingError, ConcurrentTransactionError: as everywhere.
+            TransactionAbortableError: Another transaction has moved a position. Nothing has changed, and the
+                transaction is still open.
+            PolicyError: A position is below 0, or a next position is below the first one.
+            FencedError, MappingError, ConcurrentTransactionError: As in `add_partitions`.
         """
         rows = _checked_offsets(group, offsets)
 
@@ -215,53 +220,54 @@ class TransactionCoordinator:
     def commit(
         self, identity: ProducerIdentity, work: Callable[[Connection], object] | None = None
     ) -> ProducerIdentity:
-        """Decides that everything of this transaction counts, and gives the identity for the next one.
+        """Decide to commit this transaction. Returns the identity for the next one.
 
-        `work(connection)` writes rows of the same database in the database transaction of the decision: they are there
-        if and only if it is. It may run several times, each time on a database without the times before, and does not
-        run where the commit was decided by an earlier call. What may fail in it without ending the call stands in
+        `work(connection)` may write rows of the same database. They commit in the same database transaction as the
+        decision. It may run several times, each time without the effects of earlier tries. It does not run if an
+        earlier call decided the commit. Wrap a statement that may fail without ending the call in
         `connection.begin_nested()`.
 
         Raises:
-            UndoneError: `work` passed over an error by which the database had undone everything, or ended the database
+            UndoneError: `work` ignored an error by which the database undid everything, or ended the database
                 transaction. Nothing is decided.
-            TransactionAbortableError: a position that `add_offsets` named has moved. Nothing has changed: abort.
-            FencedError: another producer has taken over: what it has not committed before, nobody will.
-            TransactionStateError: none is open, or it was aborted (it took too long).
-            ConcurrentTransactionError: the commit is decided and stands, but a marker could not be written, or the
-                database was lost before that was noted: call again, or leave it to `recover`. Or a topic has no route
-                here: `recover` of a coordinator that has one.
-            OutcomeUnknownError: the connection was lost in the moment of the decision: call again, which tells.
-            StoreError: the database does not answer: this call has decided nothing. Call again.
-            MappingError: no transactional id has this pid now.
+            TransactionAbortableError: A position that `add_offsets` staged has moved. Nothing has changed: abort.
+            FencedError: Another producer has taken over. A transaction that was not committed before is aborted.
+            TransactionStateError: No transaction is open, or it was aborted because it exceeded its time-out.
+            ConcurrentTransactionError: The commit is decided and final, but a marker could not be written, or the
+                database was lost before this was recorded. Call again, or run `recover`. If a topic has no route here,
+                run `recover` of a coordinator with a route.
+            OutcomeUnknownError: The connection was lost during the decision. Call again to get the outcome.
+            StoreError: The database does not answer. This call decided nothing. Call again.
+            MappingError: No transactional id currently has this pid.
         """
         return self._end(identity, "commit", work)
 
     def abort(self, identity: ProducerIdentity) -> ProducerIdentity:
-        """Decides that nothing of this transaction counts, and gives the identity for the next one.
+        """Decide to abort this transaction. Returns the identity for the next one.
 
-        Allowed where none is open: a producer that does not know what became of its transaction aborts.
+        Allowed without an open transaction, so that a producer can abort if it does not know the outcome.
 
         Raises:
-            TransactionStateError: it was committed by an earlier call.
-            FencedError, MappingError, ConcurrentTransactionError, OutcomeUnknownError, StoreError: as `commit`.
+            TransactionStateError: An earlier call committed the transaction.
+            FencedError, MappingError, ConcurrentTransactionError, OutcomeUnknownError, StoreError: As in `commit`.
         """
         return self._end(identity, "abort", None)
 
-    # What readers ask
+    # Calls of readers
 
     def decision(self, pid: int, epoch: int) -> Outcome | None:
-        """What became of the transaction that `pid` had under this epoch, the one it wrote with; None: not decided.
+        """Return the outcome of the transaction that `pid` wrote under `epoch`. None: not decided.
 
-        Kept until `forget_decisions`. Rows written outside any transaction are never decided.
+        Outcomes are kept until `forget_decisions`. Rows written outside a transaction never get an outcome.
         """
         query = select(DECISIONS.c.outcome).where((DECISIONS.c.pid == pid) & (DECISIONS.c.epoch == epoch))
         return self.database.transaction(lambda connection: connection.execute(query).scalar_one_or_none())
 
     def forget_decisions(self, older_than_ms: int) -> int:
-        """Drops decisions that are older, for which `decision` is None from then on; how many.
+        """Delete decisions that are older than `older_than_ms`. Returns their number.
 
-        For who knows that every reader has passed them: what is read later looks as if it were open for ever.
+        Call this only if all readers have passed these transactions. `decision` then returns None for them, so a later
+        reader sees them as open.
         """
 
         def work(connection: Connection) -> int:
@@ -271,13 +277,13 @@ class TransactionCoordinator:
         return self.database.transaction(work)
 
     def positions(self, group: str) -> Positions:
-        """Where a group's input stands by what is decided, and which partitions an open transaction may move."""
+        """Return the committed positions of a group's input, and the partitions that an open transaction may move."""
 
         def work(connection: Connection) -> Positions:
             committed = select(POSITIONS.c.partition, POSITIONS.c.position).where(
                 (POSITIONS.c.group_id == group) & POSITIONS.c.position.is_not(None)
             )
-            # Before what is committed: what is decided between the two questions is seen by the second.
+            # Staged positions first: the second query sees a decision that is made between the two.
             staged = connection.execute(select(STAGED.c.partition).where(STAGED.c.group_id == group)).scalars()
             pending = frozenset(from_text(it) for it in staged)
             return Positions({from_text(it.partition): it.position for it in connection.execute(committed)}, pending)
@@ -285,31 +291,32 @@ class TransactionCoordinator:
         return self.database.transaction(work)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of the database's producers and transactions, for `fencepost.metrics`."""
+        """Yield the metrics of the database's producers and transactions, for `fencepost.metrics`."""
         return TransactionMetrics(self.database.engine).collect()
 
-    # What nobody may be left to do
+    # Recovery
 
     def reap(self) -> Recovered:
-        """Aborts transactions that were open for longer than their time-out.
+        """Abort transactions that have been open for longer than their time-out.
 
-        One all of whose waiting topics have no route here is left as it is. Of one that has some, the abort is decided,
-        and markers are written where there is a route.
+        A transaction is unchanged if none of its waiting topics has a route here. If some have a route, the abort is
+        decided, and their markers are written.
 
         Raises:
-            ConcurrentTransactionError: markers of some could not be written. They are aborted all the same, and
-                `recover` writes them.
+            ConcurrentTransactionError: Markers of some transactions could not be written. The transactions are aborted
+                nevertheless, and `recover` writes the markers.
         """
         return self._recovered([], [])
 
     def recover(self) -> Recovered:
-        """Writes the markers of everything that is decided and not completed, and aborts what is open for too long.
+        """Write the missing markers of decided transactions, and abort transactions that exceed their time-out.
 
-        As far as there are routes; what is left to others is in `Recovered.unrouted`. For the start of a process, and
-        now and then. Harmless while others commit: their markers may be written twice.
+        Transactions without a route here are in `Recovered.unrouted`. Call this when a process starts, and
+        periodically. It is safe while others commit: their markers may be written twice.
 
         Raises:
-            ConcurrentTransactionError: markers of some could not be written. All others are; call again.
+            ConcurrentTransactionError: Markers of some transactions could not be written. All others are written; call
+                again.
         """
         failures: list[ConcurrentTransactionError] = []
         prepared = PRODUCERS.c.state.in_([int(it) for it in PREPARED])
@@ -317,16 +324,17 @@ class TransactionCoordinator:
         return self._recovered(found, failures)
 
     def terminate(self, transactional_id: str) -> tuple[str, ...]:
-        """Aborts the open transaction of an id whose producer does not end it: for an operator.
+        """Abort the open transaction of an id, for an operator whose producer does not end it.
 
-        The producer learns it as from a time-out. Markers are written as far as there are routes; gives the topics
-        whose markers are left to `recover` of a coordinator with routes to them.
+        The producer sees the same errors as after a time-out. Markers are written where there is a route. Returns the
+        topics without one, for which `recover` of another coordinator must write the markers.
 
         Raises:
-            MappingError: there is no such id.
-            TransactionStateError: none is open: it never began, or it is decided. Nothing has changed.
-            ConcurrentTransactionError: it is aborted, but a marker could not be written: `recover` writes it.
-            OutcomeUnknownError, StoreError: as `abort`.
+            MappingError: The id does not exist.
+            TransactionStateError: No transaction is open: it never began, or it is decided. Nothing has changed.
+            ConcurrentTransactionError: The transaction is aborted, but a marker could not be written. `recover` writes
+                it.
+            OutcomeUnknownError, StoreError: As in `abort`.
         """
         fresh_pid = self.registry.pids.take()
 
@@ -346,7 +354,7 @@ class TransactionCoordinator:
 
         return _topics_of(self._finish(self.database.transaction(work)))
 
-    # How it is done
+    # Implementation
 
     def _hold(self, connection: Connection, identity: ProducerIdentity) -> Held:
         return self._found(hold(self.database, connection, pid=identity.pid), identity)
@@ -355,8 +363,8 @@ class TransactionCoordinator:
     def _found(held: Held | None, identity: ProducerIdentity) -> Held:
         if held is None:
             raise MappingError(
-                f"no transactional id has the pid {identity.pid}: it expired, or was never given one; "
-                "init_producer with the id and expected="
+                f"no transactional id has the pid {identity.pid}: it expired, or was never assigned; "
+                "call init_producer with the id and expected="
             )
         return held
 
@@ -387,7 +395,7 @@ class TransactionCoordinator:
         for partition, expected, position in rows:
             before = staged.get(partition)
             if partition not in committed:
-                # A row that the decision can lock. In the order of keys, as everybody inserts them.
+                # The decision needs a row to lock. All transactions insert in key order, to avoid deadlocks.
                 empty = {"group_id": group, "partition": partition, "position": None}
                 insert_if_missing(connection, POSITIONS, empty)
             if before is None:
@@ -403,7 +411,7 @@ class TransactionCoordinator:
     def _end(
         self, identity: ProducerIdentity, outcome: Outcome, work: Callable[[Connection], object] | None
     ) -> ProducerIdentity:
-        # Taken here, for a block cannot be reserved in the transaction that uses a pid of it.
+        # Taken here, because a block of pids cannot be reserved in the transaction that uses one of them.
         fresh_pid = self.registry.pids.take() if identity.epoch >= LAST_EPOCH else NONE
 
         def prepare(connection: Connection) -> Held:
@@ -412,7 +420,7 @@ class TransactionCoordinator:
             try:
                 after = before.ended(identity.pid, identity.epoch, outcome, held.now_ms, fresh_pid)
             except ConcurrentTransactionError:
-                # This very outcome, by an earlier call that did not come to the end of it.
+                # An earlier call decided the same outcome and did not complete it.
                 return self._taken(connection, held)
             if after is before:
                 return held
@@ -425,7 +433,7 @@ class TransactionCoordinator:
         return self._completed(self._finish(self.database.transaction(prepare)))
 
     def _saved(self, connection: Connection, held: Held, after: Transaction) -> Held:
-        """A prepared transaction, completed at once where nobody waits for a marker."""
+        """Save a prepared transaction. It is completed at once if no reader waits for a marker."""
         if not held.waiting:
             after = after.completed(held.now_ms)
         held = held._replace(transaction=after)
@@ -433,18 +441,18 @@ class TransactionCoordinator:
         return held
 
     def _routed(self, held: Held) -> list[TopicPartition]:
-        """The partitions that wait for a marker and have a route here, in order."""
+        """Return the partitions that wait for a marker and have a route here, in order."""
         return sorted(it for it in held.waiting if self.routes.get(it[0]) is not None)
 
     def _is_others(self, held: Held) -> bool:
-        """Whether somebody waits for its markers, and nobody whom a route leads to."""
+        """Return whether partitions wait for a marker, and none of them has a route here."""
         return bool(held.waiting) and not self._routed(held)
 
     def _finish(self, held: Held) -> Held:
-        """Writes the markers of a prepared transaction that have a route, and completes it if no other is missing.
+        """Write the markers of a prepared transaction that have a route, and complete it if no marker is missing.
 
-        What is written is noted, whatever fails: each partition by itself learns what is decided, so the rest may
-        follow at any time, and from anybody. Raises ConcurrentTransactionError where one could not be written.
+        Written markers are recorded even if others fail. Partitions get their markers independently, so any
+        coordinator may write the rest later. Raises ConcurrentTransactionError if a marker could not be written.
         """
         if held.transaction.state not in PREPARED:
             return held
@@ -461,10 +469,10 @@ class TransactionCoordinator:
             else:
                 written.append(partition)
         try:
-            held = self.database.transaction(lambda connection: self._noted(connection, held, written))
+            held = self.database.transaction(lambda connection: self._recorded(connection, held, written))
         except (StoreError, OutcomeUnknownError) as error:
             raise ConcurrentTransactionError(
-                f"{_decision_of(held)}, but the database was lost before its end was noted ({error.message}): call "
+                f"{_decision_of(held)}, but the database was lost before its end was recorded ({error.message}): call "
                 "again, or recover()"
             ) from error
         if failed and held.transaction.state in PREPARED:
@@ -481,19 +489,19 @@ class TransactionCoordinator:
         assert route is not None, "a partition without a route"
         route.write_marker(prepared.pid, prepared.epoch, number, PREPARED[prepared.state], held.coordinator_epoch)
 
-    def _noted(self, connection: Connection, held: Held, written: Iterable[TopicPartition]) -> Held:
-        """Takes what is written from the partitions that wait, and completes the transaction after the last one."""
+    def _recorded(self, connection: Connection, held: Held, written: Iterable[TopicPartition]) -> Held:
+        """Remove written partitions from the waiting ones, and complete the transaction after the last one."""
         prepared = held.transaction
         found = hold(self.database, connection, transactional_id=prepared.transactional_id)
-        assert found is not None, "what is prepared does not expire"
+        assert found is not None, "prepared transactions do not expire"
         if found.transaction != prepared:
-            # Another has completed it, and its producer may have gone on.
+            # Another coordinator has completed it, and its producer may have begun the next one.
             return Held(prepared.completed(found.now_ms))
         return self._saved(connection, found._replace(waiting=found.waiting.difference(written)), prepared)
 
     @staticmethod
     def _completed(held: Held) -> ProducerIdentity:
-        """The identity that follows. Raises ConcurrentTransactionError for topics that wait for another coordinator."""
+        """Return the next identity. Raises ConcurrentTransactionError if topics wait for another coordinator."""
         if held.transaction.state in PREPARED:
             topics = ", ".join(map(repr, _topics_of(held)))
             raise ConcurrentTransactionError(
@@ -503,13 +511,16 @@ class TransactionCoordinator:
         return held.transaction.identity
 
     def _taken(self, connection: Connection, held: Held) -> Held:
-        """Others who are writing the same markers have a lower coordinator epoch from now on."""
+        """Raise the coordinator epoch, above that of others that write the same markers."""
         held = held._replace(coordinator_epoch=held.coordinator_epoch + 1)
         save(connection, held)
         return held
 
     def _take_over(self, transactional_id: str) -> Held | None:
-        """Finishes what is decided of this id, as far as there are routes. How it stands then; None: nothing was."""
+        """Finish a decided transaction of this id where there are routes. Returns its new status.
+
+        None if no transaction was decided.
+        """
 
         def work(connection: Connection) -> Held | None:
             held = hold(self.database, connection, transactional_id=transactional_id)
@@ -521,7 +532,10 @@ class TransactionCoordinator:
         return held if held is None or self._is_others(held) else self._finish(held)
 
     def _recovered(self, prepared: list[Held], failures: list[ConcurrentTransactionError]) -> Recovered:
-        """What `recover` has done, once what is open for too long is aborted. Raises if there was a failure."""
+        """Abort transactions that exceed their time-out. Returns the result of `recover`; raises if there are failures.
+
+        `prepared`: the decided transactions that were processed before.
+        """
         late = PRODUCERS.c.started_ms + PRODUCERS.c.timeout_ms < literal_column(self.database.clock)
         query = select(PRODUCERS.c.transactional_id).where((PRODUCERS.c.state == int(State.ONGOING)) & late)
         timed_out = self._each(query, self._time_out, failures)
@@ -535,7 +549,10 @@ class TransactionCoordinator:
         return Recovered(completed, aborted, tuple(left))
 
     def _time_out(self, transactional_id: str) -> Held | None:
-        """Aborts what is open of this id for too long, if there is a route to it. How it stands then; None: nothing."""
+        """Abort the transaction of this id if it exceeds its time-out and has a route here. Returns its new status.
+
+        None if it does not exceed its time-out.
+        """
         fresh_pid = self.registry.pids.take()
 
         def work(connection: Connection) -> Held | None:
@@ -559,7 +576,7 @@ class TransactionCoordinator:
         act: Callable[[str], Held | None],
         failures: list[ConcurrentTransactionError],
     ) -> list[Held]:
-        """Acts on every transactional id; how those stand that had something to do, but for failures."""
+        """Call `act` with each id of the query. Returns its results except None. Adds to `failures`."""
         ids: list[str] = self.database.transaction(lambda connection: list(connection.execute(query).scalars()))
         found = []
         for transactional_id in ids:
@@ -570,7 +587,7 @@ class TransactionCoordinator:
             except StoreError as failure:
                 if not self.database.is_locked(failure):
                     raise
-                # The others must not wait for whoever holds this row.
+                # Other ids must not wait for the session that holds this row.
                 problem = f"transactional id {transactional_id!r}: another session holds its row: {failure.message}"
                 failures.append(ConcurrentTransactionError(problem))
             else:
@@ -585,11 +602,11 @@ def _decision_of(held: Held) -> str:
 
 
 def _topics_of(held: Held) -> tuple[str, ...]:
-    """The topics that wait for markers."""
+    """Return the topics that wait for markers, sorted."""
     return tuple(sorted({topic for topic, _ in held.waiting}))
 
 
-_PAIR = "(the position at which reading began, or None; the next one to read), integers of 64 bits"
+_PAIR = "(the position at which reading began, or None; the next one to read), 64-bit integers"
 
 
 def _is_pair(pair: object) -> bool:
@@ -600,9 +617,9 @@ def _is_pair(pair: object) -> bool:
 
 
 def _checked_offsets(group: str, offsets: Offsets) -> list[tuple[str, int, int]]:
-    """(partition as text, expected, next position), in the order of keys."""
+    """Return (partition as text, expected, next position), in key order. Raises PolicyError."""
     if not is_text(group) or not group:
-        raise PolicyError(f"group={group!r}: a name was expected, a text of UTF-8")
+        raise PolicyError(f"group={group!r}: a non-empty text of UTF-8 was expected")
     if len(group.encode()) > NAME_BYTES_MAX:
         raise PolicyError(f"group={shown(group)}: has more than {NAME_BYTES_MAX} bytes of UTF-8")
     if not isinstance(offsets, Mapping):

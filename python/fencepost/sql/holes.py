@@ -1,7 +1,7 @@
 """Holes of claims: a row for each range of sequence numbers below a claim's last one that was not received.
 
-A call reads the holes that its rows can fall into, and writes those that it changes. Its cost does not depend on how
-many holes a claim has. Holes change only while the row of their claim is locked.
+A call reads only the holes into which its rows can fall, and writes only those that it changes. Its cost does not
+depend on the number of holes of a claim. Holes change only while the row of their claim is locked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Of(NamedTuple):
 
 
 class Hole(NamedTuple):
-    """Sequence numbers `first` to `last`. `timestamp`: of the row that left the hole, where timestamps are kept."""
+    """Sequence numbers `first` to `last`. `timestamp`: of the row that left the hole; None if none are kept."""
 
     first: int
     last: int
@@ -37,7 +37,7 @@ class Hole(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The holes of an entry whose last number is in `low` to `high`."""
+    """Selects the holes of an entry whose last number is in `low` to `high`."""
 
     of: Of
     low: int
@@ -46,7 +46,7 @@ class Span(NamedTuple):
 
 @dataclass
 class HoleChanges:
-    """What a call changes: `deleted` first, then `added`."""
+    """The changes of a call: `deleted` applies before `added`."""
 
     deleted: list[Span] = field(default_factory=list)
     added: list[tuple[Of, Hole]] = field(default_factory=list)
@@ -57,7 +57,7 @@ class HoleChanges:
         return {it.of[:2] for it in self.deleted} | {of[:2] for of, _ in self.added}
 
     def replace(self, of: Of, before: Sequence[Hole], after: Sequence[Hole]) -> None:
-        """Holes that follow each other in an entry, `before` the call and `after` it."""
+        """Record the change from `before` to `after`: consecutive holes of an entry."""
         kept, known = set(after), set(before)
         deleted: list[Span] = []
         was_kept = True
@@ -72,7 +72,7 @@ class HoleChanges:
         self.added += [(of, hole) for hole in after if hole not in known]
 
     def save(self, connection: Connection, consumer: Consumer) -> None:
-        """Writes them; the claims are locked."""
+        """Write the changes. The claims must be locked."""
         if self.deleted:
             _delete(connection, consumer, self.deleted)
         if self.added:
@@ -80,7 +80,7 @@ class HoleChanges:
 
 
 def read_holes(connection: Connection, consumer: Consumer, spans: Sequence[Span]) -> dict[Of, list[Hole]]:
-    """The holes of each span, and the next one above it, in their order: all that overlap `low` to `high`."""
+    """Return the holes of each span and the next one above it, in order: all that overlap `low` to `high`."""
     found: dict[Of, list[Hole]] = {it.of: [] for it in spans}
     if not spans:
         return found
@@ -115,7 +115,7 @@ def _insert(connection: Connection, consumer: Consumer, added: Sequence[tuple[Of
     connection.execute(_INSERT_ON_POSTGRESQL, arrays | {"consumer": consumer.id})
 
 
-# Each span by itself: MariaDB does not use an index for a range that another table gives.
+# One query per span: MariaDB does not use an index for a range that comes from another table.
 _OF_ENTRY = [
     HOLES.c.consumer == bindparam("of_consumer"),
     *(HOLES.c[name] == bindparam(f"of_{name}", type_=HOLES.c[name].type) for name in Of._fields),
@@ -138,7 +138,7 @@ _SPANS = (
     "CAST(:highs AS bigint[]))"
 )
 _ENTRY = "consumer = :consumer AND pid = s.pid AND partition = s.partition AND epoch = s.epoch"
-# OFFSET 0 makes the database look up each span in the index, whatever it believes about the size of the table.
+# OFFSET 0 makes the database look up each span in the index, whatever its statistics of the table.
 _READ_ON_POSTGRESQL = text(
     f"SELECT s.pid, s.partition, s.epoch, h.first, h.last, h.timestamp FROM {_SPANS} "
     "AS s (pid, partition, epoch, low, high) CROSS JOIN LATERAL ("

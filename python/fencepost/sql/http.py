@@ -1,8 +1,8 @@
-"""The Idempotency-Key header in front of an application: one middleware for WSGI, one for ASGI.
+"""Middleware for the Idempotency-Key header: one for WSGI, one for ASGI.
 
-Draft "The Idempotency-Key HTTP Header Field" of the IETF, draft-ietf-httpapi-idempotency-key-header. Errors are
-application/problem+json (RFC 9457). The application finds the claim under CLAIM and completes it; what is sent is what
-the database has, so that the first client and a repeat get the same bytes.
+Source: the IETF draft "The Idempotency-Key HTTP Header Field", draft-ietf-httpapi-idempotency-key-header. Errors are
+application/problem+json (RFC 9457). The application reads the claim from CLAIM and completes it. The middleware sends
+the response that the database has stored, so that the first request and each repeat get the same bytes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fencepost.errors import KeyReusedError, PolicyError, RequestInFlightError
 from fencepost.sql.requests import IdempotentRequests, RequestClaim, Response
 
 CLAIM = "fencepost.request"
-"""Where the application finds the `RequestClaim`: a key of WSGI's environ, and of ASGI's scope."""
+"""The key of the `RequestClaim` in the environ of WSGI and in the scope of ASGI."""
 
 _SAFE = {"GET", "HEAD", "OPTIONS", "TRACE"}
-# A string of structured fields (RFC 9651), or the same without quotes, as most clients send it.
+# A string of a structured field (RFC 9651), or the same without quotes, as most clients send it.
 _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])+)"')
 _BARE = re.compile(r"[!#-+\--~]+")
 _KEY_MAX = 255
@@ -35,7 +35,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 
 class _Middleware:
-    """What both middlewares are given, and decide alike."""
+    """The settings and decisions that both middlewares share."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class _Middleware:
         self.body_bytes_max = body_bytes_max
 
     def _key_of(self, method: str, header: str | None) -> str | Response | None:
-        """The key of a request; None where it passes through, or the response that refuses it."""
+        """Return the key of a request, None if it passes through, or the response that refuses it."""
         if method in _SAFE or (header is None and method not in self.required):
             return None
         if header is None:
@@ -67,7 +67,7 @@ class _Middleware:
         return key
 
     def _claim(self, caller: str, key: str, *parts: bytes) -> RequestClaim | Response:
-        """The claim of a request, or the response to it. `parts`: method, path, query, body."""
+        """Return the claim of a request, or the response to it. `parts`: method, path, query, body."""
         request = b"".join(len(it).to_bytes(8, "big") + it for it in parts)
         try:
             return self.requests.claim(caller, key, request)
@@ -83,13 +83,13 @@ class _Middleware:
 
 
 def _finish(claim: RequestClaim, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> Response:
-    """What to send once the application has answered: the committed response, where there is one."""
+    """Return the response to send after the application has answered: the committed one, if there is one."""
     if claim.response is not None:
         return claim.response
     if claim.is_lost:
         return _LOST
     given = Response(status, tuple(headers), body)
-    if status >= 400:  # not an outcome, unless it is completed: a repeat resumes behind the last step
+    if status >= 400:  # an error that the application did not complete: a repeat resumes after the last step
         claim.release()
         return given
     return claim.complete(lambda _: given)
@@ -104,13 +104,18 @@ _LOST = _problem(409, "Another worker has taken the request over", "Repeat it la
 
 
 class WsgiIdempotency(_Middleware):
-    """WSGI middleware: each request with an Idempotency-Key header is applied once.
+    """WSGI middleware that applies each request with an Idempotency-Key header once.
 
-    `caller`: takes the environ and returns who sends the request (an account, a tenant), a text of 1 to 255 characters;
-    callers never get each other's responses. Put the middleware behind authentication: a repeat does not reach the
-    application. `required`: methods that are refused without the header (400). Safe methods pass through; others
-    without the header too, unless required. Request and response are held in memory; a body above `body_bytes_max` is
-    refused (413).
+    Install it behind authentication, because a repeat does not reach the application. Safe methods pass through. Other
+    methods pass through without the header unless they are required. Request and response are held in memory.
+
+    Args:
+        app: The application.
+        requests: The store of requests and responses.
+        caller: Takes the environ and returns the sender (an account, a tenant), a text of 1 to 255 characters. Callers
+            never get each other's responses.
+        required: Methods that are refused without the header (400).
+        body_bytes_max: The maximum size of a request body. Larger ones are refused (413).
     """
 
     def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -141,7 +146,7 @@ class WsgiIdempotency(_Middleware):
             raise
 
     def _body(self, environ: Environ) -> bytes | Response:
-        """The body as the client declared it. One that was cut off is refused: its hash would be another request's."""
+        """Read the body as declared by the client. A truncated body is refused, because its hash would differ."""
         declared, most = environ.get("CONTENT_LENGTH") or "", self.body_bytes_max
         if not declared and not environ.get("wsgi.input_terminated"):
             if "HTTP_TRANSFER_ENCODING" in environ:
@@ -163,7 +168,7 @@ class WsgiIdempotency(_Middleware):
 
 
 def _answer_of(app: Callable[..., Iterable[bytes]], environ: Environ) -> tuple[int, list[tuple[str, str]], bytes]:
-    """Status, headers and body of what a WSGI application answers."""
+    """Return the status, headers and body of a WSGI application's response."""
     started: list[Any] = []
     written: list[bytes] = []
 
@@ -188,10 +193,10 @@ def _reason(status: int) -> str:
 
 
 class AsgiIdempotency(_Middleware):
-    """ASGI middleware, for servers on asyncio: each request with an Idempotency-Key header is applied once.
+    """ASGI middleware for asyncio servers that applies each request with an Idempotency-Key header once.
 
-    As `WsgiIdempotency`; `caller` takes the scope. Calls to the database run in threads. In the application, call the
-    claim from a function that the framework runs in a thread, or with `asyncio.to_thread`.
+    The arguments are those of `WsgiIdempotency`, but `caller` takes the scope. Calls to the database run in threads. In
+    the application, call the claim from a function that the framework runs in a thread, or with `asyncio.to_thread`.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -205,7 +210,7 @@ class AsgiIdempotency(_Middleware):
             return
         response = key if isinstance(key, Response) else await self._respond(scope, receive, key)
         if response is None:
-            return  # the client has gone
+            return  # the client has disconnected
         headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": response.body})
@@ -214,7 +219,7 @@ class AsgiIdempotency(_Middleware):
         body = await self._body(receive)
         if not isinstance(body, bytes):
             return body
-        # As the client sent it, where the server gives that: a decoded path may stand for several.
+        # The path as the client sent it, if the server passes it: different paths may have the same decoded form.
         path = scope.get("raw_path") or scope["path"].encode()
         request = (scope["method"].encode(), path, scope.get("query_string", b""), body)
         claim = await asyncio.to_thread(self._claim, self.caller(scope), key, *request)
@@ -244,7 +249,7 @@ class AsgiIdempotency(_Middleware):
 
 
 class _Answer:
-    """Gives an ASGI application the body that was read, and keeps what it answers."""
+    """Passes the read body to an ASGI application, and records its response."""
 
     def __init__(self, request_body: bytes, receive: Receive) -> None:
         self._unread: bytes | None = request_body

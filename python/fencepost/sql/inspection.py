@@ -1,4 +1,4 @@
-"""What an operator sees of transactions: who has one open, since when, and what it waits for. Changes nothing."""
+"""Read-only inspection of transactions for operators: the owner, the age, and what a transaction waits for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNFINISHED = PRODUCERS.c.state.in_([int(State.ONGOING), *map(int, PREPARED)])
 
 
 class StagedPosition(NamedTuple):
-    """A position of an input that moves when the transaction is committed."""
+    """A position of an input that commits with the transaction."""
 
     group: str
     partition: Partition
@@ -31,53 +31,55 @@ class StagedPosition(NamedTuple):
 
 
 class DatabaseSession(NamedTuple):
-    """A session of PostgreSQL that holds rows of transactional ids, in a database transaction of its own."""
+    """A PostgreSQL session whose database transaction holds rows of transactional ids."""
 
     backend_pid: int
-    """For `pg_terminate_backend`."""
+    """The argument of `pg_terminate_backend`."""
     application: str
     address: str | None
-    """None: through a socket of the machine."""
+    """The client's address. None: a connection through a Unix socket."""
     state: str
     """As in `pg_stat_activity`: "active", "idle in transaction"."""
     state_ms: int
-    """For how long it is in this state."""
+    """How long the session has been in this state."""
 
 
 @dataclass(frozen=True)
 class TransactionStatus:
-    """How the transaction of a transactional id stands."""
+    """The status of a transactional id and its transaction."""
 
     transactional_id: str
     state: str
-    """As the protocol names it: "ongoing", "prepare_commit", "complete_abort", ..."""
+    """The protocol's name: "ongoing", "prepare_commit", "complete_abort", ..."""
     owner: ProducerIdentity
     partitions: tuple[TopicPartition, ...]
-    """Of outputs, that the open or decided transaction writes to."""
+    """The output partitions of the open or decided transaction."""
     age_ms: int | None
-    """Since it was opened; None where none is open or decided."""
+    """Milliseconds since the transaction was opened. None if no transaction is open or decided."""
     idle_ms: int
-    """Since the last call that changed it."""
+    """Milliseconds since the last call that changed it."""
     timeout_ms: int
     is_late: bool
-    """Open, or decided without all of its markers, for longer than its time-out."""
+    """Whether it has been open, or decided without all of its markers, for longer than its time-out."""
     waiting: tuple[TopicPartition, ...]
     """Partitions whose readers wait for a marker that is not written yet."""
     waits_for: str
-    """What has to happen next, and who does it."""
+    """The next step, and who does it."""
     positions: tuple[StagedPosition, ...] = ()
-    """Of inputs. `describe_transaction` reads them."""
+    """Staged positions of inputs. Only from `describe_transaction`."""
     sessions: tuple[DatabaseSession, ...] = ()
-    """Where another database transaction holds the row: the sessions that may be it. `describe_transaction` reads
-    them, on PostgreSQL."""
+    """The sessions that may hold the row, if another database transaction holds it. Only from `describe_transaction`,
+    on PostgreSQL."""
 
 
 def list_transactions(engine: Engine, *, unfinished_only: bool = True) -> list[TransactionStatus]:
-    """The transactions that are open or decided, by transactional id; of all ids with `unfinished_only=False`.
+    """Return the open or decided transactions, ordered by transactional id.
+
+    With `unfinished_only=False`, returns the status of all ids.
 
     Raises:
-        SchemaError: the database has no tables of producers, or they have another version.
-        StoreError: the database does not answer.
+        SchemaError: The database has no tables of producers, or they have another version.
+        StoreError: The database does not answer.
     """
     database = Database(engine)
 
@@ -90,13 +92,13 @@ def list_transactions(engine: Engine, *, unfinished_only: bool = True) -> list[T
 
 
 def describe_transaction(engine: Engine, transactional_id: str) -> TransactionStatus:
-    """The transaction of an id with its staged positions, and the sessions that hold its row.
+    """Return the transaction of an id with its staged positions, and the sessions that hold its row.
 
-    On PostgreSQL it asks for a lock that it does not wait for, so the role needs the right to update.
+    On PostgreSQL this requests a lock without waiting for it, so the role needs the right to update.
 
     Raises:
-        MappingError: there is no such id.
-        SchemaError, StoreError: as `list_transactions`.
+        MappingError: The id does not exist.
+        SchemaError, StoreError: As in `list_transactions`.
     """
     database = Database(engine)
 
@@ -118,13 +120,15 @@ def describe_transaction(engine: Engine, transactional_id: str) -> TransactionSt
 
 
 def transaction_metrics(engine: Engine) -> dict[str, Any]:
-    """What monitoring asks of a registry and its coordinators, by the database. Takes a pass over transactional ids.
+    """Return metrics of a registry and its coordinators, from the database. Scans all transactional ids.
 
-    `transactional_ids`: by state. `late`: transactions that are open or decided for too long, as
-    `TransactionStatus.is_late`. `oldest_age_ms`: since the oldest of those that are open or decided was opened; None
-    without any. `pids`: how many were reserved, of 2^63 - 1.
+    Returns:
+        `transactional_ids`: number of ids by state. `late`: number of late transactions, as
+        `TransactionStatus.is_late`. `oldest_age_ms`: milliseconds since the oldest open or decided transaction was
+        opened, or None. `pids`: number of reserved pids, of 2^63 - 1.
 
-    Raises SchemaError, StoreError: as `list_transactions`.
+    Raises:
+        SchemaError, StoreError: As in `list_transactions`.
     """
     database = Database(engine)
     columns = PRODUCERS.c
@@ -151,16 +155,16 @@ def transaction_metrics(engine: Engine) -> dict[str, Any]:
 
 
 class TransactionMetrics:
-    """The metrics of the registry and the coordinators of a database: `collect()` for `fencepost.metrics`.
+    """Metrics of the registry and the coordinators of a database: `collect()` for `fencepost.metrics`.
 
-    Late transactions are named, the oldest `_NAMED_MAX` of them.
+    The metrics name the `_NAMED_MAX` oldest late transactions.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        """Its families, as of now. Raises SchemaError, StoreError: as `list_transactions`."""
+        """Yield the current metric families. Raises SchemaError and StoreError as `list_transactions`."""
         found = transaction_metrics(self.engine)
         states = {("state", state): count for state, count in found["transactional_ids"].items()}
         age_ms = found["oldest_age_ms"]
@@ -177,13 +181,13 @@ class TransactionMetrics:
 
 
 def late_transactions(engine: Engine) -> list[TransactionStatus]:
-    """The transactions that are open or decided for too long, the oldest first. Raises as `list_transactions`."""
+    """Return the late transactions (`TransactionStatus.is_late`), oldest first. Raises as `list_transactions`."""
     late = [it for it in list_transactions(engine) if it.is_late]
     return sorted(late, key=lambda it: -(it.age_ms or 0))
 
 
 def check_database(engine: Engine) -> None:
-    """That there are tables of producers, of this version; makes none. Raises as `list_transactions`."""
+    """Check that the tables of producers exist in this version. Creates no tables. Raises as `list_transactions`."""
     database = Database(engine)
     database.transaction(lambda connection: _check_tables(database, connection))
 
@@ -195,7 +199,7 @@ def _check_tables(database: Database, connection: Connection) -> None:
         raise SchemaError(
             f"{database.engine.url.render_as_string(hide_password=True)}: {problem}, this package knows "
             f"{PART.version}: "
-            + ("name the database that the producers use" if found is None else "use the fencepost that they use")
+            + ("name the database that the producers use" if found is None else "use the producers' fencepost version")
         )
 
 
@@ -223,14 +227,14 @@ def _next_step(held: Held) -> str:
         topics = ", ".join(sorted({topic for topic, _ in held.waiting}))
         return f"{PREPARED[transaction.state]} markers for {topics}: recover() of a coordinator with routes to them"
     if transaction.is_timed_out(held.now_ms):
-        return "recover() or reap(): it is open for longer than its time-out"
+        return "recover() or reap(): it has been open for longer than its time-out"
     if transaction.state is State.ONGOING:
         return "its producer, to commit or abort"
     return "its producer, to begin" if transaction.state in OPENABLE else "nothing: the id has expired"
 
 
 def _holders(connection: Connection, which: ColumnElement[bool]) -> tuple[DatabaseSession, ...]:
-    """The sessions that hold rows of this table, if one of them holds this row; else none."""
+    """Return the sessions that hold rows of this table if one of them holds this row, else an empty tuple."""
     free = select(PRODUCERS.c.transactional_id).where(which).with_for_update(read=True, skip_locked=True)
     if connection.execute(free).first() is not None:
         return ()

@@ -1,11 +1,13 @@
-"""A table against its source: identities and fingerprints side by side in the database, which sorts and compares.
+"""Compares a table with its source: the database sorts and compares identities and fingerprints.
 
-    fencepost_batch      rows of the source, as the table would have them, so that equal values are equal
-    fencepost_source     of all of them: identity and fingerprint
-    fencepost_compared   of every identity: how often each side has it, and its fingerprints
+It uses three temporary tables:
 
-All three are temporary. The fingerprint of a row is the MD5 of its other columns as the database writes them: no
-safeguard against forgery, and 2^-64 that two different rows pass for equal among billions.
+    fencepost_batch      a batch of the source, with the table's types, so that equal values are equal
+    fencepost_source     the identity and fingerprint of each row of the source
+    fencepost_compared   for each identity, the number of rows on each side and the fingerprints
+
+The fingerprint of a row is the MD5 of its other columns as the database formats them. It does not protect against
+forgery. Among billions of rows, the probability that two different rows have the same fingerprint is 2^-64.
 """
 
 from __future__ import annotations
@@ -54,39 +56,40 @@ from fencepost.sql.target import Target
 OnFindings: TypeAlias = Callable[[pa.RecordBatch], object]
 
 _BATCH_ROWS, _FINDINGS_ROWS = 65_536, 10_000
-# Of a function, in builds of SQLite that bound it as low as any.
+# The lowest limit of function arguments among builds of SQLite.
 _ARGUMENTS_MAX = 100
 _KINDS = ("missing", "unexpected", "conflict", "repeated")
 
 
 @dataclass(frozen=True)
 class Reconciliation:
-    """How a table and its source differ."""
+    """The differences between a table and its source."""
 
     source_rows: int
-    """Rows of the source, repeats and rows without an identity included."""
+    """Number of rows of the source, including repeats and rows without an identity."""
     table_rows: int
-    """Rows of the table that were compared."""
+    """Number of rows of the table that were compared."""
     matched: int
-    """Identities that both have, the table once, with one payload."""
+    """Number of identities in both, once in the table, with one payload."""
     missing: int
-    """Identities that the source has and the table lacks."""
+    """Number of identities in the source only."""
     unexpected: int
-    """Identities that the table has and the source lacks."""
+    """Number of identities in the table only."""
     conflicts: int
-    """Identities that both have, with more than one payload among them."""
+    """Number of identities in both that have more than one payload."""
     repeated: int
-    """Identities that the table has more than once, with one payload."""
+    """Number of identities that occur several times in the table, with one payload."""
     without_identity: int
-    """Rows of either that carry no identity (a null in it, or by sequence pid -1): they cannot be compared."""
+    """Number of rows on both sides that have no identity (a null in it, or by sequence pid -1). They cannot be
+    compared."""
     findings: pa.Table
-    """The first of them by identity: finding (utf8: "missing", "unexpected", "conflict", "repeated"), the identity
-    columns, source_rows, table_rows (int64), source_fingerprint, table_fingerprint (utf8: the lowest, where there are
-    several)."""
+    """The first findings in identity order. Columns: finding (utf8: "missing", "unexpected", "conflict", "repeated"),
+    the identity columns, source_rows, table_rows (int64), source_fingerprint, table_fingerprint (utf8, the lowest one
+    if there are several)."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether there is nothing to look at."""
+        """Whether there are no findings."""
         return not (self.missing or self.unexpected or self.conflicts or self.repeated)
 
 
@@ -100,14 +103,14 @@ def reconcile(
     findings_max: int,
     on_findings: OnFindings | None,
 ) -> Reconciliation:
-    """See `SqlSink.reconcile`. `producer`: the columns of the identity in which -1 stands for no producer."""
+    """Implement `SqlSink.reconcile`. `producer`: the identity columns in which -1 means no producer."""
     lacking = [name for name in identity if name not in target.table.columns]
     if lacking:
         raise SinkError(
             f"table {target.name}: has no column '{lacking[0]}' of the identity, so its rows cannot be found in the "
             "source; nothing has changed"
         )
-    # Not a transaction of `database`: that would hold SQLite's write lock, and this writes temporary tables only.
+    # Not a transaction of `database`, which would hold SQLite's write lock. Only temporary tables are written here.
     with outages(database.engine), database.engine.connect() as connection:
         know_fingerprints(connection)
         comparison = _Comparison(connection, target, tuple(identity), tuple(producer))
@@ -123,7 +126,7 @@ def reconcile(
 
 
 def batches_of(source: Any) -> Iterator[pa.Table]:
-    """The rows of a source, some at a time: anything tabular, or an iterable of such or of events as dicts."""
+    """Yield the rows of a source in batches. `source`: tabular, or an iterable of tabular batches or of event dicts."""
     is_whole = isinstance(source, pa.Table | Mapping) or (isinstance(source, list) and all(map(_is_event, source)))
     if is_whole or (hasattr(source, "__arrow_c_array__") and not hasattr(source, "__arrow_c_stream__")):
         table = rows_of(source, bulk.NOTHING)
@@ -145,7 +148,7 @@ def _is_event(rows: object) -> bool:
 
 
 class _Comparison:
-    """The temporary tables of one call."""
+    """The temporary tables of a call."""
 
     def __init__(
         self, connection: Connection, target: Target, identity: tuple[str, ...], producer: tuple[str, ...]
@@ -159,7 +162,7 @@ class _Comparison:
         self._tables: list[Table] = []
 
     def add(self, rows: pa.Table) -> None:
-        """Takes some rows of the source."""
+        """Add a batch of the source. Raises BatchError if its columns differ from those of the first one."""
         rows = self.target.convert(rows)
         if self.names is None:
             self._begin(tuple(rows.column_names))
@@ -175,7 +178,7 @@ class _Comparison:
         self.connection.execute(self.batch.delete())
 
     def compare(self, where: Any) -> None:
-        """Puts both sides of every identity side by side."""
+        """Create the table with both sides of each identity."""
         if self.names is None:
             self._begin(self.target.insert or tuple(self.target.table.columns.keys()))
         table = self.target.table
@@ -209,7 +212,7 @@ class _Comparison:
         self.compared = compared
 
     def report(self, findings_max: int, on_findings: OnFindings | None) -> Reconciliation:
-        """Counts, and hands the findings over."""
+        """Count the differences, pass the findings to `on_findings`, and return the result."""
         compared, names = self.compared, self.identity
         totals = select(self.kind, func.count(), func.sum(compared.c.table_rows)).where(self.has_identity)
         counts = dict.fromkeys((*_KINDS, None), 0)
@@ -247,7 +250,7 @@ class _Comparison:
         )
 
     def drop(self) -> None:
-        """Removes what is still there: but for PostgreSQL, such tables outlive the transaction that made them."""
+        """Drop the temporary tables, which outlive the transaction that created them, except on PostgreSQL."""
         if self.connection.dialect.name != "postgresql":
             for table in reversed(self._tables):
                 drop_temporary(self.connection, table)
@@ -267,7 +270,7 @@ class _Comparison:
 
     def _create(self, name: str, query: Select[Any]) -> Table:
         compiled = query.compile(self.connection, compile_kwargs={"literal_binds": True})
-        # Not as `text`, which would escape once more what is escaped for the driver.
+        # Not as `text`, which would escape a second time.
         self.connection.exec_driver_sql(f"CREATE TEMPORARY TABLE {name} AS {compiled}")
         kinds: dict[str, Any] = {
             "fingerprint": Text(),
@@ -284,11 +287,11 @@ class _Comparison:
         return [table.c[name] for name in self.identity]
 
     def _exact(self, table: Any) -> list[Any]:
-        """The identity as it is told apart: see `exact`."""
+        """Return the identity columns as they are compared: see `exact`."""
         return [exact(column, self.target.kind).label(column.name) for column in self._of(table)]
 
     def _fingerprint(self, table: Table) -> Any:
-        """Of the columns beside the identity, in the order of their names."""
+        """Return the fingerprint of the columns outside the identity, in the order of their names."""
         payload = [table.c[name] for name in sorted(self.names or ()) if name not in self.identity]
         return fingerprint_of(payload, self.target.kind)
 
@@ -301,16 +304,16 @@ def know_fingerprints(connection: Connection) -> None:
 
 
 def drop_temporary(connection: Connection, table: Table) -> None:
-    """Drops a temporary table, if it is there."""
+    """Drop a temporary table if it exists."""
     if connection.dialect.name in ("sqlite", "postgresql"):
         connection.execute(DropTable(table, if_exists=True))
     else:
-        # Without the word it would commit, and drop a table of the application by that name.
+        # Without TEMPORARY, MariaDB would commit, and could drop an application table of that name.
         connection.exec_driver_sql(f"DROP TEMPORARY TABLE IF EXISTS {table.name}")
 
 
 def exact(column: ColumnElement[Any], kind: str) -> ColumnElement[Any]:
-    """A column whose texts are compared character by character: MariaDB's collations take "a", "A" and "a " for one."""
+    """Return a column that compares texts by character: MariaDB's collations treat "a", "A" and "a " as equal."""
     if kind != "mariadb" or not isinstance(column.type, types.String):
         return column
     return type_coerce(collate(_in_utf8(column), "utf8mb4_nopad_bin"), types.String())
@@ -321,7 +324,7 @@ def _in_utf8(column: ColumnElement[Any]) -> ColumnElement[Any]:
 
 
 def fingerprint_of(payload: list[Any], kind: str) -> Any:
-    """The fingerprint of these columns of a row, as an expression of the database."""
+    """Return a database expression for the fingerprint of these columns of a row."""
     if not payload:
         return literal("")
     if kind == "mariadb":
@@ -335,7 +338,7 @@ def fingerprint_of(payload: list[Any], kind: str) -> Any:
 
 
 def _on(table: Table, condition: Any) -> Any:
-    """A condition on the caller's own Table object, as one on ours."""
+    """Convert a condition on the caller's Table object to one on `table`."""
 
     def ours(element: Any, **_: Any) -> Any:
         is_theirs = isinstance(element, Column) and getattr(element.table, "fullname", None) == table.fullname
@@ -345,7 +348,7 @@ def _on(table: Table, condition: Any) -> Any:
 
 
 def _in_one_way(column: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Equal values as one text: PostgreSQL writes 1.5 and 1.50, 0 and -0 of the same column."""
+    """Normalize equal values to the same text: PostgreSQL keeps 1.5 and 1.50, 0 and -0 apart in one column."""
     if isinstance(column.type, types.Float):
         return column + literal_column("0.0")
     if isinstance(column.type, types.Numeric):
@@ -354,7 +357,7 @@ def _in_one_way(column: ColumnElement[Any]) -> ColumnElement[Any]:
 
 
 def _with_length(column: ColumnElement[Any]) -> ColumnElement[Any]:
-    """A value as bytes that tell where it ends, on MariaDB."""
+    """Return a value as bytes with their length in front, on MariaDB."""
     if isinstance(column.type, types.Float):
         column = column + literal_column("0e0")  # with all digits, and without the sign of a zero
     is_bytes = isinstance(column.type, types._Binary)

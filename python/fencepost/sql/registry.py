@@ -1,4 +1,4 @@
-"""Who a producer is: pids, epochs, and transactional ids that outlive a process."""
+"""Producer identities: pids, epochs, and transactional ids that outlive a process."""
 
 from __future__ import annotations
 
@@ -26,30 +26,35 @@ from fencepost.sql.transaction_tables import (
 from fencepost.sql.upserts import insert_if_missing
 
 KEPT_ALIVE = 4
-"""How often a name is kept alive within its expiry: it outlives an outage of three quarters of it."""
+"""How often an id is kept alive within its expiry: it survives an outage of three quarters of the expiry."""
 DAY_MS = 24 * 3600 * 1000
 ID_MAX = 1000
-"""Characters of a transactional id, on MariaDB bytes of UTF-8: more do not fit into an index of the database."""
+"""Maximum characters of a transactional id, on MariaDB bytes of UTF-8: the limit of a database index."""
 
 
 class ProducerRegistry:
-    """Hands out producer ids and epochs. Any number of processes may have one on the same database.
+    """Issues producer ids (pids) and epochs. Many processes may have a registry on the same database.
 
-    Pids come from blocks of `block_size` that each process reserves; what is left of a block when its process ends is
-    never used. A transactional id that nobody used for `expiry_ms` expires: it returns with a fresh pid and sees the
-    old one as `previous_pid`, as long as its tombstone is kept: `tombstone_ms` from when it expired. A running
-    `SequencedProducer` keeps its own alive; others call `keep_alive` every `keep_alive_ms`. Time is the database's
-    clock.
+    A transactional id expires if it is unused for `expiry_ms`. If it is used again, it gets a fresh pid, with the old
+    one as `previous_pid` while its tombstone is kept. A running `SequencedProducer` keeps its id alive; otherwise call
+    `keep_alive` every `keep_alive_ms`. All times are by the database's clock.
 
-    On PostgreSQL and MariaDB, in each transaction of the registry and of the coordinators that have it: a statement
-    waits for a lock no longer than `lock_timeout_ms` (StoreError), and a transaction that its process leaves idle for
-    `idle_timeout_ms` between two statements is undone, so that a process that was stopped in it blocks its successor no
-    longer than that. None: as the session has it.
+    Args:
+        engine: Of SQLite, PostgreSQL or MariaDB.
+        block_size: Pids that a process reserves at a time. The rest of its last block is never used.
+        expiry_ms: How long an unused transactional id is kept.
+        tombstone_ms: How long an expired id is remembered, counted from its expiry.
+        timeout_max_ms: The maximum `timeout_ms` of `init_producer`.
+        lock_timeout_ms: How long a statement waits for a lock before StoreError, on PostgreSQL and MariaDB. Applies to
+            all transactions of the registry and of its coordinators. None: the session's setting.
+        idle_timeout_ms: How long a transaction may be idle between two statements, on PostgreSQL and MariaDB. The
+            database then undoes it, so a stopped process does not block its successor for longer. None: the session's
+            setting.
 
     Raises:
-        PolicyError: an engine for another database, or a bound that is none.
-        SchemaError: the tables are of another version of this package. Nothing has changed.
-        StoreError: the database does not answer, here and in every call.
+        PolicyError: An engine for another database, or an invalid limit.
+        SchemaError: Another version of this package created the tables. Nothing has changed.
+        StoreError: The database does not answer. Every call can raise this error.
     """
 
     def __init__(
@@ -78,22 +83,24 @@ class ProducerRegistry:
     def init_producer(
         self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: ProducerIdentity | None = None
     ) -> ProducerIdentity:
-        """An identity that nobody has had before.
+        """Return a new, unique identity.
 
-        Without a transactional id: a fresh pid, epoch 0, nothing remembered. With one: the pid it has and the next
-        epoch, which fences whoever had the one before and aborts what they left open; a fresh pid where the epochs are
-        used up or the id has expired. `timeout_ms` is how long a transaction may stay open, in 1..=`timeout_max_ms`.
-        `expected` is for a producer that goes on after an error: it gets the next epoch only if nobody else has taken
-        over, and the same one again if only the answer was lost.
+        Args:
+            transactional_id: None returns a fresh pid with epoch 0, and stores nothing. An id returns its pid with the
+                next epoch. This fences the previous producer and aborts its open transaction. The pid is fresh if its
+                epochs are used up or the id has expired.
+            timeout_ms: How long a transaction may stay open, in 1..=`timeout_max_ms`.
+            expected: The identity of a producer that continues after an error. It gets the next epoch only if no other
+                producer has taken over, and the same identity again if only the response was lost.
 
         Raises:
-            PolicyError: the id is empty or too long, or the time-out out of range. Nothing has changed.
-            FencedError: another producer has taken over since `expected`. Nothing has changed.
-            ConcurrentTransactionError: a transaction of this id is decided and its partitions wait for markers; if it
-                was open, it is aborted now. Ask again once they are written: `TransactionCoordinator.init_producer`
-                writes them itself, `recover` does it for all.
-            CapacityError: all pids were handed out.
-            StoreError: the database does not answer: call again. An epoch may have been passed over.
+            PolicyError: The id is empty or too long, or the time-out is out of range. Nothing has changed.
+            FencedError: Another producer has taken over since `expected`. Nothing has changed.
+            ConcurrentTransactionError: A transaction of this id is decided, and its partitions wait for markers. An
+                open transaction is now aborted. Call again when the markers are written:
+                `TransactionCoordinator.init_producer` writes them itself, `recover` writes those of all ids.
+            CapacityError: All pids are issued.
+            StoreError: The database does not answer. Call again. An epoch may be skipped.
         """
         if transactional_id is None:
             return ProducerIdentity(self.pids.take(), 0)
@@ -101,28 +108,28 @@ class ProducerRegistry:
         fresh_pid = self.pids.take()
         found = self._unlocked(transactional_id, timeout_ms, expected, fresh_pid)
         while found is None:
-            # If it is lost whether a commit happened, an epoch was passed over that nobody got.
+            # If the outcome of the commit is unknown, an epoch may be skipped that no producer got.
             with suppress(OutcomeUnknownError):
                 found = self.database.transaction(
                     lambda connection: self._initialized(connection, transactional_id, timeout_ms, expected, fresh_pid)
                 )
-        # After an error it stays taken: what it was taken for may have been written all the same.
+        # After an error the pid stays taken, because the row that uses it may be committed.
         if fresh_pid not in (found.pid, found.next_pid):
             self.pids.give_back(fresh_pid)
         if found.state in PREPARED:
             raise ConcurrentTransactionError(
                 f"transactional id {transactional_id!r}: its open transaction is aborted now, and partitions wait for "
-                "their markers: ask again when they are written"
+                "their markers: call again when they are written"
             )
         return found.identity
 
     def keep_alive(self, identity: ProducerIdentity) -> None:
-        """Puts off the expiry of the transactional id that has this identity: it is in use.
+        """Restart the expiry of the transactional id that has this identity.
 
-        An identity that was replaced, or that has expired, keeps nothing alive. What is open does not expire anyway.
+        Has no effect for a replaced or expired identity. Ids with an open transaction do not expire.
 
         Raises:
-            StoreError, OutcomeUnknownError: the database does not answer: call again.
+            StoreError, OutcomeUnknownError: The database does not answer. Call again.
         """
         mine = (PRODUCERS.c.pid == identity.pid) & (PRODUCERS.c.epoch == identity.epoch)
         may_expire = PRODUCERS.c.state.in_([int(it) for it in OPENABLE])
@@ -131,10 +138,10 @@ class ProducerRegistry:
         self.database.transaction(lambda connection: connection.execute(update))
 
     def expire(self) -> int:
-        """Lets transactional ids expire that nobody used for `expiry_ms`, and tombstones go after `tombstone_ms`.
+        """Expire transactional ids that are unused for `expiry_ms`, and delete tombstones after `tombstone_ms`.
 
-        How many ids have expired. For a process that calls it now and then: ids expire without it too, when they are
-        used again, but their rows stay.
+        Returns the number of expired ids. Call this periodically to delete rows. Without it, ids expire only when they
+        are used again.
         """
         return self.database.transaction(self._expire)
 
@@ -154,16 +161,18 @@ class ProducerRegistry:
                 "None"
             )
         if self.database.is_mariadb and len(transactional_id.encode()) > ID_MAX:
-            raise PolicyError(f"transactional_id={shown(transactional_id)}: MariaDB takes {ID_MAX} bytes of UTF-8")
+            raise PolicyError(
+                f"transactional_id={shown(transactional_id)}: MariaDB accepts at most {ID_MAX} bytes of UTF-8"
+            )
         if not isinstance(timeout_ms, int) or not 1 <= timeout_ms <= self.timeout_max_ms:
             raise PolicyError(f"timeout_ms={timeout_ms!r} is outside 1..={self.timeout_max_ms}")
 
     def _unlocked(
         self, transactional_id: str, timeout_ms: int, expected: ProducerIdentity | None, fresh_pid: int
     ) -> Transaction | None:
-        """What is nearly always the case: a known id, nothing open, nobody else. None where it is otherwise.
+        """Initialize without a lock in the common case: a known id, no open transaction, no other session.
 
-        MariaDB has no update that passes over a locked row.
+        Returns None in all other cases, and on MariaDB, whose updates cannot skip a locked row.
         """
         if self.database.is_mariadb:
             return None
@@ -178,7 +187,7 @@ class ProducerRegistry:
         try:
             return self.database.statements(work)
         except (DBAPIError, StoreError):
-            return None  # asked again under a lock, which tells what became of it
+            return None  # repeated under a lock, which reads the outcome
 
     def _is_expired(self, held: Held) -> bool:
         return held.transaction.is_expired(held.now_ms, self.expiry_ms)
@@ -197,7 +206,7 @@ class ProducerRegistry:
             new = new.initialized(timeout_ms, self.database.now_ms(connection), fresh_pid, expected)
             if insert_if_missing(connection, PRODUCERS, row_of(Held(new))):
                 return new
-            # Somebody else has made it in the meantime.
+            # Another session has inserted it in the meantime.
             held = hold(self.database, connection, transactional_id=transactional_id)
             assert held is not None
         before, now_ms = held.transaction, held.now_ms
@@ -207,7 +216,7 @@ class ProducerRegistry:
         if after.state in PREPARED:
             end(connection, before, after)
             if not held.waiting:
-                # What Kafka's client would have to come back for is done at once.
+                # Kafka's client would have to call again. Without markers to wait for, this completes at once.
                 after = after.completed(now_ms).initialized(timeout_ms, now_ms, fresh_pid, expected)
         save(connection, held._replace(transaction=after))
         return after

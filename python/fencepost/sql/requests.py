@@ -1,11 +1,11 @@
 """Requests that a client repeats: the contract of the Idempotency-Key header, in the application's database.
 
-fencepost_requests    a row a (scope, key): the fingerprint, who works on it until when, the results of finished steps,
-                      and the response once it is complete
+The table fencepost_requests has one row per (scope, key): the fingerprint, the owner and the end of its lease, the
+results of finished steps, and the response of a complete request.
 
-A claim commits before the work begins, so that a repeat meanwhile finds it. The work, its response and the completion
-commit together, on condition that the claim still has the same owner. The row is written last in that transaction: a
-worker that is slow or stopped in its work locks nobody out of the key.
+A claim commits before the work begins, so that a concurrent repeat finds it. The work, its response and the completion
+commit together if the claim still has the same owner. The row is written last in that transaction: a slow or stopped
+worker does not lock the key.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ REQUESTS = Table(
     Column("scope", _Name, primary_key=True),
     Column("key", _Name, primary_key=True),
     Column("fingerprint", String(64), nullable=False),
-    # Random and of one claim, so that nobody takes the claim of an expired key for its own.
+    # Random for each claim, so that no worker mistakes another worker's claim of an expired key for its own.
     Column("owner", String(32), nullable=False),
     Column("leased_until_ms", Int64, nullable=False),
     Column("expires_ms", Int64, nullable=False, index=True),
@@ -70,7 +70,7 @@ _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 @dataclass(frozen=True)
 class Response:
-    """The response to a request, as it is stored and sent: to the first request and to every repeat."""
+    """A response as it is stored, and as it is sent to the first request and to every repeat."""
 
     status: int
     """The status code: 200 to 599."""
@@ -80,23 +80,27 @@ class Response:
 
     @staticmethod
     def of_json(value: Any, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> Response:
-        """A response whose body is JSON."""
+        """Return a response with a JSON body."""
         return Response(status, (("Content-Type", "application/json"), *headers), json.dumps(value).encode())
 
 
 class IdempotentRequests:
     """Applies each request once, however often a client sends it.
 
-    `engine`: of SQLite, PostgreSQL or MariaDB; the database that the requests change. `lease_ms`: how long a
-    claim is protected; it must be longer than a request takes, or a repeat starts the work a second time, of which only
-    one can commit. `keep_ms`: how long a response is replayed after its completion, and how long an unfinished request
-    can be resumed after its last step. `lock_timeout_ms`, `idle_timeout_ms`: as of a `ProducerRegistry`; work that
-    leaves its transaction idle for longer is undone.
+    Args:
+        engine: The database that the requests change: of SQLite, PostgreSQL or MariaDB.
+        lease_ms: How long a claim is protected. Choose more than the duration of a request. Otherwise a repeat starts
+            the work a second time, and only one of the two can commit.
+        keep_ms: How long a response is replayed after the completion, and how long an unfinished request can be
+            resumed after its last step.
+        attempts: How often a call tries its transaction if the database undoes it.
+        lock_timeout_ms, idle_timeout_ms: As in `ProducerRegistry`. Work that leaves its transaction idle for longer is
+            undone.
 
     Raises:
-        PolicyError: an engine or a duration that cannot be used.
-        SchemaError: the table was made by another version of this package.
-        StoreError: the database does not answer, here and in every call.
+        PolicyError: An unsupported engine or an invalid duration.
+        SchemaError: Another version of this package created the table.
+        StoreError: The database does not answer. Every call can raise this error.
     """
 
     def __init__(
@@ -119,15 +123,19 @@ class IdempotentRequests:
         self.database.create_tables(PART)
 
     def claim(self, scope: str, key: str, request: bytes) -> RequestClaim | Response:
-        """Claims a request for this worker, or returns the stored response of a request that is complete.
+        """Claim a request for this worker, or return the stored response of a complete request.
 
-        `scope`: who sends it; two callers with the same key do not meet. `request`: its bytes (method, path, body); a
-        hash of them is stored. The claim is committed when this returns.
+        The claim is committed when this returns.
+
+        Args:
+            scope: The sender. Equal keys of different scopes are independent.
+            key: The idempotency key.
+            request: The bytes of the request (method, path, body). A hash of them is stored.
 
         Raises:
-            RequestInFlightError: another worker has the claim, and its lease is running. Over HTTP: 409.
-            KeyReusedError: the key was used for another request. Over HTTP: 422.
-            PolicyError: a scope or key that is not a text of 1 to 255 characters.
+            RequestInFlightError: Another worker has the claim, and its lease is valid. Over HTTP: 409.
+            KeyReusedError: The key was used for another request. Over HTTP: 422.
+            PolicyError: A scope or key is not a text of 1 to 255 characters.
         """
         for name, value in (("scope", scope), ("key", key)):
             if not is_text(value) or not 0 < len(value) <= 255 or "\0" in value:
@@ -142,9 +150,9 @@ class IdempotentRequests:
             if insert_if_missing(connection, REQUESTS, row):
                 return RequestClaim(self, scope, key, owner, {})
             found = connection.execute(select(REQUESTS).where(_named(scope, key)).with_for_update()).one_or_none()
-            if found is None:  # expired and deleted since
+            if found is None:  # expired and deleted in the meantime
                 return work(connection)
-            # Not the time of before, for this may have waited for the row.
+            # Read the clock again, because the query may have waited for the row.
             now = self.database.now_ms(connection)
             if max(found.expires_ms, found.leased_until_ms) <= now:
                 connection.execute(update(REQUESTS).where(_named(scope, key)).values(**fresh, **mine))
@@ -164,7 +172,7 @@ class IdempotentRequests:
         return self.database.settled(work)
 
     def expire(self) -> int:
-        """Deletes expired requests, a thousand a transaction; returns how many. Safe at any time."""
+        """Delete expired requests, 1,000 per transaction. Returns their number. Safe at any time."""
         deleted = 0
         while True:
             count = self.database.transaction(self._expire_piece)
@@ -184,17 +192,17 @@ class IdempotentRequests:
 
 
 class RequestClaim:
-    """A request that this worker has claimed. Made by `IdempotentRequests.claim`; for one thread at a time."""
+    """A request that this worker has claimed. Created by `IdempotentRequests.claim`. Not thread-safe."""
 
     def __init__(self, requests: IdempotentRequests, scope: str, key: str, owner: str, steps: dict[str, Any]) -> None:
         self.scope = scope
-        """Who sent it."""
+        """The sender."""
         self.key = key
-        """Its key, within the scope."""
+        """The idempotency key, unique within the scope."""
         self.response: Response | None = None
-        """The response, once it is committed."""
+        """The committed response. None before `complete`."""
         self.is_lost = False
-        """Whether this worker was found to have lost the claim."""
+        """Whether a call found that this worker has lost the claim."""
         self._requests, self._steps = requests, steps
         self._is_mine = and_(_named(scope, key), REQUESTS.c.owner == owner)
 
@@ -202,17 +210,17 @@ class RequestClaim:
         return f"<RequestClaim {self.scope!r} {self.key!r}: steps {list(self._steps)}>"
 
     def step(self, name: str, work: Callable[[Connection], Any]) -> Any:
-        """Runs `work(connection)` and commits its result as a recovery point; returns the result.
+        """Run `work(connection)` and commit its result as a recovery point. Returns the result.
 
-        If this or an earlier worker has committed the step, its result is returned and nothing runs. Results are values
-        of JSON. The lease begins again. `work` may run several times until it commits, and must not commit itself.
+        If this or an earlier worker has committed the step, its result is returned and `work` does not run. Results are
+        JSON values. The lease is renewed. `work` may run several times until it commits, and must not commit itself.
 
         Raises:
-            FencedError: the lease ran out and another worker has the claim. Nothing of the step is in the database.
-            PolicyError: a name that is not a text, or a result that is not a value of JSON.
+            FencedError: The lease expired and another worker has the claim. Nothing of the step is in the database.
+            PolicyError: The name is not a text, or the result is not a JSON value.
         """
         if not is_text(name) or not name:
-            raise PolicyError(f"name={name!r}: a text was expected that names the step")
+            raise PolicyError(f"name={name!r}: a non-empty text was expected that names the step")
 
         def settled(connection: Connection) -> dict[str, Any]:
             steps: dict[str, Any] = json.loads(self._mine(connection).steps)
@@ -226,15 +234,14 @@ class RequestClaim:
         return self._steps[name]
 
     def complete(self, work: Callable[[Connection], Response]) -> Response:
-        """Commits what `work(connection)` writes, the response that it returns, and the completion, together.
+        """Commit the writes of `work(connection)`, the response that it returns, and the completion, together.
 
-        `work` may run several times until it commits, and must not commit itself. Called again, it returns the same
-        response.
+        `work` may run several times until it commits, and must not commit itself. Later calls return the same response.
 
         Raises:
-            FencedError: the lease ran out and another worker has the claim. Nothing that `work` wrote is in the
+            FencedError: The lease expired and another worker has the claim. Nothing that `work` wrote is in the
                 database.
-            PolicyError: `work` has not returned a `Response`, or one that HTTP cannot express.
+            PolicyError: `work` did not return a `Response`, or returned one that HTTP cannot express.
         """
 
         def settled(connection: Connection) -> Response:
@@ -251,27 +258,27 @@ class RequestClaim:
         return self.response
 
     def renew(self) -> None:
-        """Begins the lease again, for work that takes longer outside of transactions.
+        """Renew the lease, for long work outside of transactions.
 
         Raises:
-            FencedError: the lease ran out and another worker has the claim.
+            FencedError: The lease expired and another worker has the claim.
         """
         self._requests.database.settled(lambda connection: self._save(connection))
 
     def release(self) -> None:
-        """Gives the claim up: the next repeat resumes at once, behind the steps that are committed.
+        """Release the claim: the next repeat resumes immediately, after the committed steps.
 
-        Nothing changes where another worker has the claim.
+        Has no effect if another worker has the claim.
         """
         given_up = update(REQUESTS).where(self._is_mine).values(owner="", leased_until_ms=0)
         self._requests.database.settled(lambda connection: connection.execute(given_up))
 
     def derived_key(self, purpose: str) -> str:
-        """The key for a call to another service on behalf of this request, the same in every try: `derived_key`."""
+        """Return the key for a call to another service for this request, the same in each try. See `derived_key`."""
         return derived_key((self.scope, self.key), purpose)
 
     def _mine(self, connection: Connection) -> Row[Any]:
-        """The row, if it is still this worker's. Without a lock: `_save` asks again."""
+        """Return the row, or raise FencedError if another worker owns it. Takes no lock: `_save` checks again."""
         found = connection.execute(select(REQUESTS).where(self._is_mine)).one_or_none()
         if found is None:
             raise self._fenced()
@@ -286,7 +293,7 @@ class RequestClaim:
     def _fenced(self) -> FencedError:
         self.is_lost = True
         return FencedError(
-            f"key {self.key!r}: this worker no longer has the claim, which ran out or was released: stop. Nothing of "
+            f"key {self.key!r}: this worker no longer has the claim, which expired or was released: stop. Nothing of "
             "this call was committed"
         )
 
@@ -303,13 +310,13 @@ def _json_of(name: str, steps: dict[str, Any]) -> str:
     try:
         return json.dumps(steps, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise PolicyError(f"step {name!r}: its result is not a value of JSON ({error}); nothing was applied") from error
+        raise PolicyError(f"step {name!r}: its result is not a JSON value ({error}); nothing was applied") from error
 
 
 def _checked(response: object) -> Response:
-    """The response, if every server can send it: after the commit it is too late to find out."""
+    """Return the response. Raises PolicyError if a server could not send it: checked before the commit."""
     if not isinstance(response, Response):
-        raise PolicyError(f"the work gave a {type(response).__name__}, not a Response: nothing was applied")
+        raise PolicyError(f"the work returned a {type(response).__name__}, not a Response: nothing was applied")
     status, body = response.status, response.body
     if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 599:
         raise PolicyError(f"status={status!r}: a code from 200 to 599 was expected; nothing was applied")
@@ -317,5 +324,5 @@ def _checked(response: object) -> Response:
         raise PolicyError(f"body: bytes were expected, not {type(body).__name__}; nothing was applied")
     for name, value in response.headers:
         if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-            raise PolicyError(f"header {name!r}: {value!r} is not a field of HTTP; nothing was applied")
+            raise PolicyError(f"header {name!r}: {value!r} is not a valid HTTP field; nothing was applied")
     return response

@@ -1,6 +1,6 @@
-"""Forgetting by age: the horizon first, which decides how rows are judged; then the claims behind it, in pieces.
+"""Retention: raises the horizon, by which rows are judged, and then deletes the claims below it in pieces.
 
-Without event times there is no horizon: claims go that took no new row for so long, and nothing is known of them.
+Without event times there is no horizon. Claims without a new row for the retention are deleted and leave no trace.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ class RetentionWarning(Coded, UserWarning):
 
 @dataclass(frozen=True)
 class Reaped:
-    """What a reap has done."""
+    """The result of a reap."""
 
     claims: int
-    """Rows of the database that went."""
+    """Number of deleted claims."""
     horizon_ms: int | None
-    """Rows with a timestamp at or below it are judged by what is still known, and never taken for new. None: claims
-    went by the time of processing, and there is no horizon."""
+    """Unknown rows with a timestamp at or below the horizon are never treated as new. None if claims are deleted by
+    processing time."""
     warning: str | None
-    """Why the retention is too short, where it is."""
+    """Why the retention is too short. None if it is long enough."""
 
 
 def reap(
     consumer: Consumer, storage: Storage, retention_ms: int, replay_ms: int | None, now_ms: int | None, force: bool
 ) -> Reaped:
-    """See `SqlSink.reap`."""
+    """Implement `SqlSink.reap` by event time."""
     if not consumer.keeps_time:
         raise PolicyError(
-            f"consumer {consumer.name!r} keeps no timestamps, so nothing tells how old its claims are: name the "
-            "column of the events' own time (Columns(timestamp=...), or timestamp= by message id) when it is set up, "
-            "or reap by='processed_time', after which an event that comes again is applied again"
+            f"consumer {consumer.name!r} keeps no timestamps, so the age of its claims is unknown: create it with a "
+            "column of the events' own time (Columns(timestamp=...), or timestamp= by message id), or reap "
+            "by='processed_time', after which an event that is delivered again is applied again"
         )
-    warning = _too_short(consumer, retention_ms, replay_ms, "FORGOTTEN, not recognised as duplicates")
+    warning = _too_short(consumer, retention_ms, replay_ms, "FORGOTTEN, not recognized as duplicates")
     if warning is not None:
         warnings.warn(warning, RetentionWarning, stacklevel=3)
 
@@ -67,25 +67,25 @@ def reap(
 def reap_processed(
     consumer: Consumer, storage: Storage, retention_ms: int, replay_ms: int | None, now_ms: int | None, force: bool
 ) -> Reaped:
-    """See `SqlSink.reap`."""
+    """Implement `SqlSink.reap` by processing time."""
     if consumer.keeps_time:
         raise PolicyError(
-            f"consumer {consumer.name!r} keeps the events' own time: reap by='event_time', after which nothing that "
-            "was forgotten is taken for new"
+            f"consumer {consumer.name!r} keeps the events' own time: reap by='event_time', which never treats "
+            "forgotten rows as new"
         )
     warning = _too_short(consumer, retention_ms, replay_ms, "applied again")
     if warning is not None:
         if not force:
-            raise PolicyError(f"{warning}. Choose a longer one; force=True goes on. Nothing has changed")
+            raise PolicyError(f"{warning}. Choose a longer one, or pass force=True. Nothing has changed")
         warnings.warn(warning, RetentionWarning, stacklevel=3)
     clock = consumer.database.transaction(consumer.database.now_ms) if now_ms is None else now_ms
     return Reaped(_delete_behind(consumer, storage, "changed_ms", clock - retention_ms), None, warning)
 
 
 def reap_consumer(database: Database, name: str, retention_ms: int) -> Reaped:
-    """Forgets the claims of a consumer that are older than this, for a process that does not have its sink.
+    """Forget the claims of a consumer that are older than the retention, for a process without its sink.
 
-    By the events' own time where the consumer keeps it, else by the time of processing: see `SqlSink.reap`.
+    The age is by event time if the consumer keeps timestamps, else by processing time: see `SqlSink.reap`.
     """
     consumer, storage = Consumer.find(database, name)
     forget = reap if consumer.keeps_time else reap_processed
@@ -93,7 +93,7 @@ def reap_consumer(database: Database, name: str, retention_ms: int) -> Reaped:
 
 
 def _too_short(consumer: Consumer, retention_ms: int, replay_ms: int | None, outcome: str) -> str | None:
-    """What is to be told where a replay takes longer than the retention. Raises PolicyError."""
+    """Return a warning if the retention is shorter than a replay, else None. Raises PolicyError if it is invalid."""
     is_count = isinstance(retention_ms, int) and not isinstance(retention_ms, bool)
     if not is_count or retention_ms <= 0:
         raise PolicyError(f"retention_ms={retention_ms!r}: a positive number of milliseconds was expected")
@@ -101,7 +101,7 @@ def _too_short(consumer: Consumer, retention_ms: int, replay_ms: int | None, out
         return None
     return (
         f"consumer {consumer.name!r}: a retention of {retention_ms} ms is shorter than the slowest replay "
-        f"({replay_ms} ms): events that come again by it will be {outcome}"
+        f"({replay_ms} ms): events that it delivers again will be {outcome}"
     )
 
 
@@ -120,13 +120,16 @@ def _check_in_flight(
     if count:
         raise PolicyError(
             f"consumer {consumer.name!r}: the retention is shorter than what is in flight: {count} of its claims were "
-            f"written within it by events that are older, up to {slowest} ms behind. Choose a longer one, or wait "
-            "until the replay is over; force=True forgets them. Nothing has changed"
+            f"written within it by older events, up to {slowest} ms behind. Choose a longer retention, or wait until "
+            "the replay is over; force=True forgets them. Nothing has changed"
         )
 
 
 def _delete_behind(consumer: Consumer, storage: Storage, age: str, until_ms: int) -> int:
-    """In the order of keys, in which they are locked everywhere, and on from the last one: no piece looks twice."""
+    """Delete claims in pieces, in key order. Returns their number.
+
+    All transactions lock claims in this order. Each piece begins after the last key of the previous one.
+    """
     table = storage.table
     columns = [table.c[name] for name in storage.key]
     key, lead = tuple_(*columns), columns[0]
@@ -137,7 +140,7 @@ def _delete_behind(consumer: Consumer, storage: Storage, age: str, until_ms: int
 
         def delete_piece(connection: Connection, after: tuple[object, ...] | None = after) -> list[tuple[object, ...]]:
             query = select(*columns).where(*behind).order_by(*columns).limit(_PIECE_ROWS).with_for_update()
-            # The lead says it once more, for MariaDB, which finds no range of an index by several columns.
+            # The condition on the first column helps MariaDB, which cannot use an index range on several columns.
             piece = () if after is None else (key > after, lead >= after[0])
             found = [tuple(row) for row in connection.execute(query.where(*piece))]
             if found:
@@ -158,7 +161,7 @@ def _delete_behind(consumer: Consumer, storage: Storage, age: str, until_ms: int
 
 
 def horizon_of(connection: Connection, consumer: Consumer) -> int | None:
-    """The horizon as it is now; it may rise meanwhile."""
+    """Return the current horizon, which may rise at any time. None without one."""
     found: int | None = connection.execute(
         select(CONSUMERS.c.horizon_ms).where(CONSUMERS.c.id == consumer.id)
     ).scalar_one()

@@ -1,4 +1,4 @@
-"""Where a coordinator's markers go, by topic, and what it leaves to others for want of a route."""
+"""Routes: where a coordinator writes the markers of each topic, and the transactions for which it has no route."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from fencepost.errors import PolicyError
 
 
 class MarkerWriter(Protocol):
-    """Where a route leads: a transport, or anything else with this call."""
+    """The target of a route: a transport, or another object with this method."""
 
     def write_marker(self, pid: int, epoch: int, partition: int, outcome: Any, coordinator_epoch: int, /) -> object:
-        """Tells a partition the outcome ("commit" or "abort") of the transaction that producer `pid` had open there.
+        """Write the outcome ("commit" or "abort") of the transaction of producer `pid` to a partition.
 
-        `epoch` is the raised one, as in Kafka's markers. It is called outside any database transaction, and again after
-        a failure, then with a higher `coordinator_epoch`: writing twice must do no harm, and a marker that comes when
-        the producer has gone on to the next transaction must be ignored. A log under Kafka's rules answers both by
-        itself. What it raises means not written; what it returns is ignored.
+        `epoch` is the raised epoch, as in Kafka's markers. The call is made outside of database transactions. After a
+        failure it is repeated with a higher `coordinator_epoch`, so writing twice must be harmless. A marker that
+        arrives after the producer has begun its next transaction must be ignored. A log under Kafka's rules ensures
+        both. An exception means that the marker is not written. The returned value is ignored.
         """
 
 
@@ -25,7 +25,7 @@ Routes = Mapping[str, MarkerWriter | None]
 
 
 class Unrouted(NamedTuple):
-    """A transaction that is left to a coordinator with other routes."""
+    """A transaction that another coordinator must finish, because this one has no route."""
 
     transactional_id: str
     topics: tuple[str, ...]
@@ -33,24 +33,24 @@ class Unrouted(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """What `recover` and `reap` found to do."""
+    """The result of `recover` and `reap`."""
 
     completed: int
-    """Transactions that were decided, and whose markers are all written now."""
+    """Number of decided transactions whose markers are now all written."""
     aborted: int
-    """Transactions that were open for longer than they may be, and are decided now."""
+    """Number of transactions that exceeded their time-out and are now decided."""
     unrouted: tuple[Unrouted, ...] = ()
-    """Transactions that wait for markers, or are open for too long, and whose topics have no route here."""
+    """Transactions that wait for markers or exceed their time-out, and whose topics have no route here."""
 
 
 def checked_routes(routes: Routes) -> dict[str, MarkerWriter | None]:
-    """The routes as a dict. Raises PolicyError for one that leads nowhere."""
+    """Return the routes as a dict. Raises PolicyError for an invalid topic or a route without `write_marker`."""
     for topic, route in routes.items():
         if not isinstance(topic, str) or not topic:
             raise PolicyError(f"routes: {topic!r}: a topic is a name of at least one character")
         if route is not None and not callable(getattr(route, "write_marker", None)):
             raise PolicyError(
                 f"routes: topic {topic!r}: {type(route).__name__} has no write_marker(pid, epoch, partition, outcome, "
-                "coordinator_epoch): give the transport, or None where readers ask for decisions"
+                "coordinator_epoch): pass the transport, or None if readers ask for decisions"
             )
     return dict(routes)

@@ -1,4 +1,4 @@
-"""The end of the stream: what is claimed and what it does commit in one transaction of the application's database."""
+"""The end of the stream: a row's claim and its effect commit in one transaction of the application's database."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 Effect: TypeAlias = Callable[[Connection, pa.Table], Any]
-"""Called with the connection of the transaction and rows; what it writes through it is written once."""
+"""Receives the connection of the transaction, and rows. What it writes through this connection is written once."""
 
 OnConflict: TypeAlias = Literal["stop", "quarantine", "drop"]
 ReapBy: TypeAlias = Literal["event_time", "processed_time"]
@@ -47,86 +47,88 @@ _RACES_MAX = 100
 
 @dataclass(frozen=True)
 class Applied:
-    """What a call has done, all of which is committed."""
+    """The result of a call, after its commit."""
 
     verdict: pa.Array
-    """Of each row, in their order: uint8, the codes of `fencepost.Verdict`."""
+    """The verdict on each row, in row order: uint8, the codes of `fencepost.Verdict`."""
     kept: pa.Array
-    """Of each row, whether it went to the effect: bool."""
+    """Whether each row went to the effect: bool."""
     counts: dict[Verdict, int]
-    """Rows by verdict, of all there are."""
+    """Number of rows per verdict, for all verdicts."""
     result: Any
-    """What the effect gave back; None where nothing was kept."""
+    """What the effect returned. None if no row was kept."""
     missing: Any = None
-    """Arrow table: the ranges of sequences that this call jumped over (`Verdicts.missing`); None by message id."""
+    """Arrow table of the sequence ranges that this call skipped (`Verdicts.missing`). None for claims by message id."""
     expected: Any = None
-    """Of each OUT_OF_ORDER row the sequence that would have been accepted, else null; None by message id."""
+    """For each OUT_OF_ORDER row, the sequence that would have been accepted; else null. None for claims by message
+    id."""
     conflicts: int | None = None
-    """Rows by verdict CONFLICT; None where content is not compared."""
+    """Number of CONFLICT rows. None if content is not compared."""
     not_compared: int | None = None
-    """Duplicates that the table has no row of, so that there was nothing to compare; None likewise."""
+    """Number of duplicates without a row in the table, which cannot be compared. None if content is not compared."""
     identity: str = "sequence"
-    """What the rows were told apart by: "sequence", "message_id", or "redelivery only"."""
+    """What identifies a row: "sequence", "message_id", or "redelivery only"."""
     stale_epoch: int | None = None
-    """Rows below the highest epoch accepted of their key, kept or not: of a producer that was replaced, or delivered
-    again since; None by message id."""
+    """Number of rows, kept or not, whose epoch is below the highest accepted epoch of their key. They come from a
+    replaced producer, or are delivered again. None for claims by message id."""
 
     def __len__(self) -> int:
         return len(self.verdict)
 
     @property
     def rows_kept(self) -> int:
-        """Rows that went to the effect."""
+        """Number of rows that went to the effect."""
         return sum(count for verdict, count in self.counts.items() if verdict.is_kept)
 
     @property
     def duplicates(self) -> int:
-        """Rows that had been applied before."""
+        """Number of rows that were applied before this call."""
         return self.counts[Verdict.DUPLICATE]
 
 
 class SqlSink:
-    """Applies each event once, however often it comes: the claim and the effect commit in one transaction.
+    """Applies each event once, however often it is delivered: the claim and the effect commit in one transaction.
 
-    `engine`: of SQLite, PostgreSQL (psycopg 3) or MariaDB (PyMySQL). `table`: what `apply` writes to, by its name (with
-    its schema where it is not on the path) or as a SQLAlchemy Table; None for sinks of which only `handle` is called.
-    `consumer_id`: who has applied it: two consumers each apply every event, two processes of one consumer share their
-    claims. What a consumer was set up with stays for ever.
-
-    `claim="sequence"`: rows are told apart by (pid, epoch, partition, seq) under a `policy` of `fencepost.Policy`, with
-    the verdicts of a `StateTable`; a row of the database remembers a producer's partition, not an event. `columns`:
-    where they are, a `Columns` or the name of a preset. With the columns of a broker (`policy="kafka_offsets"`) what is
-    caught is redelivery only: what a producer had sent twice lies under two offsets, and both are applied.
-    `claim="message_id"`: by the columns `message_id`, an id that the producer makes, or (aggregate id, version); a row
-    of the database for each.
-
-    With a timestamp column (`Columns(timestamp=...)`, `timestamp=` by message id; int64 ms or Arrow timestamps, the
-    event's own) `reap` can forget by age. `replay_ms`: how old an event can be that comes again by the slowest path
-    (a replay, a restored backup); `reap` warns of a retention that is shorter.
-
-    `insert`: the columns that `apply` writes; all that the rows have, unless given. `untracked`: "fail", or "keep" for
-    rows without a producer (pid null or -1), which then are applied as often as they come.
-
-    `in_log_order`: rows of a producer's partition arrive in the order of the broker's log, an export of it, say. Then a
-    row with a lower epoch or a lower sequence than the newest can only come again: it is a duplicate, and a claim
-    remembers the newest row alone, however many transactions raise the epoch. By sequence, and with policies that take
-    rows in any order.
-
-    `compare_content`: compare each duplicate with the row of the table that it repeats: True for all columns that are
-    written, but those of the identity, or the columns to compare. One that differs is a CONFLICT. `on_conflict`:
-    "stop", a BatchError and nothing of the call is applied; "quarantine", it goes to `refused=`; or "drop". The table
-    must hold the identity columns, with an index on them where it is large. Leave out columns that your application
-    updates.
-
-    `lock_timeout_ms`, `idle_timeout_ms`: on PostgreSQL and MariaDB, how long a statement of a call waits for a lock,
-    and how long an effect may leave the transaction idle between two statements before the database undoes it: a
-    process that was stopped in a call keeps its locks no longer. None: as the session has it.
+    Args:
+        engine: Of SQLite, PostgreSQL (psycopg 3) or MariaDB (PyMySQL).
+        table: The table that `apply` writes to: its name (with its schema if that is not on the search path) or a
+            SQLAlchemy Table. None if you only call `handle`.
+        consumer_id: The consumer that applies the events. Two consumers each apply every event; two processes of one
+            consumer share their claims. The settings of a consumer never change.
+        claim: What identifies a row. "sequence": (pid, epoch, partition, seq), judged as in a `StateTable`. The
+            database has one row per partition of a producer. "message_id": the columns `message_id`. The database has
+            one row per message.
+        policy: A `fencepost.Policy` or the name of one. Only by sequence. The offsets of a broker
+            (`policy="kafka_offsets"`) detect redelivery only: events that a producer sent twice have two offsets, and
+            both are applied.
+        columns: The identity columns: a `Columns`, or the name of a preset. Only by sequence.
+        message_id: The columns with an id that the producer creates, or with (aggregate id, version).
+        timestamp: By message id, the column with the event's own time: int64 ms or Arrow timestamps. By sequence, use
+            `Columns(timestamp=...)`. With timestamps, `reap` can forget by age.
+        insert: The columns that `apply` writes. None: all columns of the rows.
+        untracked: "fail" refuses rows without a producer (pid null or -1). "keep" applies them each time they arrive.
+        in_log_order: The rows of each producer's partition arrive in the order of the broker's log, as in an export
+            of it. A row with a lower epoch or sequence than the newest is then a duplicate. A claim remembers only the
+            newest row, however many transactions raise the epoch. Only by sequence, and with policies that accept rows
+            in any order.
+        replay_ms: The maximum age of an event that the slowest path (a replay, a restored backup) delivers again.
+            `reap` warns of a shorter retention.
+        attempts: How often a call tries its transaction if the database undoes it.
+        compare_content: Compares each duplicate with the row that it repeats in the table; rows that differ are a
+            CONFLICT. True compares all written columns except the identity; or name the columns. The table must
+            contain the identity columns, with an index if it is large. Leave out columns that your application updates.
+        on_conflict: "stop" raises BatchError, and nothing of the call is applied. "quarantine" passes the rows to
+            `refused=`. "drop" drops them.
+        lock_timeout_ms: How long a statement waits for a lock, on PostgreSQL and MariaDB. None: the session's setting.
+        idle_timeout_ms: How long an effect may leave the transaction idle between two statements, on PostgreSQL and
+            MariaDB. The database then undoes the transaction, so a stopped process releases its locks. None: the
+            session's setting.
 
     Raises:
-        PolicyError: settings that make no sense, or others than those of this consumer.
-        SinkError: no such table, or not these columns.
-        SchemaError: the claims were made by another version of this package.
-        StoreError: the database does not answer, here and in every call.
+        PolicyError: Invalid settings, or settings that differ from the stored ones of this consumer.
+        SinkError: The table or one of its columns does not exist.
+        SchemaError: Another version of this package created the claims.
+        StoreError: The database does not answer. Every call can raise this error.
     """
 
     def __init__(
@@ -202,12 +204,12 @@ class SqlSink:
 
     @property
     def engine(self) -> Engine:
-        """The engine that it was made with."""
+        """The engine passed to the constructor."""
         return self._database.engine
 
     @property
     def consumer_id(self) -> str:
-        """The consumer whose claims and positions these are."""
+        """The name of the consumer that owns the claims and positions."""
         return self._consumer.name
 
     def apply(
@@ -218,24 +220,25 @@ class SqlSink:
         expected: Mapping[str, int] | None = None,
         refused: Effect | None = None,
     ) -> Applied:
-        """Writes the rows to the table that were not applied before, and claims them.
+        """Write the rows that were not applied before to the table, and claim them.
 
-        `rows`: anything tabular, see `fencepost.arrow.Rows`, or a list of dicts. `positions`: up to where each source
-        is applied with them (`positions()` gives it back); they commit with the rows, and none goes back. By
-        (topic, partition, offset), the position of a source that is named `topic-partition` also says that no offset
-        below it is still to come: the holes below it close. `expected`: where sources must stand before the call, so
-        that of two processes that read the same source one is refused. `refused`: called with the rows that are neither
-        kept nor duplicates, where there are any, and their verdicts in a column `_verdict`, to set them aside in the
-        same transaction.
+        Args:
+            rows: Tabular input as in `fencepost.arrow.Rows`, or a list of dicts.
+            positions: The next position of each source after these rows (see `positions()`). Positions commit with the
+                rows and never decrease. If rows are identified by (topic, partition, offset), the position of a source
+                named `topic-partition` also declares that no lower offset will follow: the holes below it close.
+            expected: The required position of each source before the call. If two processes read the same source, one
+                of them is refused.
+            refused: Receives the rows that are neither kept nor duplicates, with a column `_verdict`, if there are any.
+                It can store them in the same transaction.
 
         Raises:
-            BatchError: a row that cannot be judged or written. Nothing of the call was applied, nothing claimed.
-            SinkError: the table has not the columns, or generates one of them. Likewise.
-            StateConflictError: a source is not where it is `expected`. Likewise.
-            StoreError: the database does not answer, cuts off, or cannot go on. Nothing of the call was applied: call
-                again.
-            OutcomeUnknownError: the connection was lost during the commit. Call again with the same rows: what was
-                applied is judged by its claim, as duplicate (under admit="next" beyond the window: out of order).
+            BatchError: A row cannot be judged or written. Nothing is applied or claimed, here and below.
+            SinkError: The table lacks a column of the rows, or generates it.
+            StateConflictError: A source is not at its `expected` position.
+            StoreError: The database does not answer, closes the connection, or cannot continue. Call again.
+            OutcomeUnknownError: The connection was lost during the commit. Call again with the same rows: applied
+                rows have a claim and are duplicates (under admit="next" beyond the window: out of order).
         """
         if self._target is None:
             raise PolicyError("this sink has no table: name one, or call handle() with an effect")
@@ -247,7 +250,7 @@ class SqlSink:
         try:
             return self._run(table, _Writing(target, written), positions, expected, refused, written)
         except exc.IntegrityError as error:
-            # Of no statement, so of the commit; others are those of `refused`.
+            # An error without a statement comes from the commit. Other errors come from `refused`.
             if error.statement is not None:
                 raise
             raise refused_at_commit(target.name, error) from error
@@ -261,18 +264,19 @@ class SqlSink:
         expected: Mapping[str, int] | None = None,
         refused: Effect | None = None,
     ) -> Applied:
-        """Calls `effect(connection, kept)` with the rows that were not applied before, and claims them.
+        """Call `effect(connection, kept)` with the rows that were not applied before, and claim them.
 
-        What the effect writes through `connection` commits with the claim, once; what it does elsewhere does not, and
-        it may be called again when the database undoes the transaction. `kept`: a pyarrow Table of these rows, in
-        their order, all their columns; where there are none it is not called. The effect neither commits nor rolls
-        back; a statement that may fail without ending the call stands in `connection.begin_nested()`.
+        What the effect writes through `connection` commits once, together with the claims. Its other actions may be
+        repeated: the effect runs again if the database undoes the transaction. `kept` is a pyarrow Table of these rows
+        with all columns, in input order. Without such rows the effect is not called. The effect must not commit or
+        roll back. Wrap a statement that may fail without ending the call in `connection.begin_nested()`.
 
-        Other arguments, and errors, as of `apply`; an error of the effect comes through, and nothing is claimed.
+        The other arguments and errors are those of `apply`. An error of the effect is passed on, and nothing is
+        claimed.
 
         Raises:
-            UndoneError: the effect passed over an error by which the database had undone everything, or ended the
-                transaction. Nothing was applied, but for what it committed itself.
+            UndoneError: The effect ignored an error by which the database undid everything, or ended the transaction.
+                Nothing is applied, except what the effect committed itself.
         """
         if self._comparison is not None:
             raise PolicyError("handle(): what an effect writes cannot be compared; compare_content is for apply()")
@@ -282,11 +286,11 @@ class SqlSink:
         )
 
     def positions(self) -> dict[str, int]:
-        """Up to where each source was applied, by `positions=` of the calls."""
+        """Return the next position of each source, as stored by `positions=` of earlier calls."""
         return self._database.transaction(self._consumer.positions)
 
     def begin_positions(self, positions: Mapping[str, int]) -> dict[str, int]:
-        """Stores these positions for sources that have none yet, and returns where each of these sources stands."""
+        """Store these positions for sources without one. Returns the current position of each of these sources."""
         begun = _checked(positions)
         return self._database.transaction(lambda connection: self._consumer.begin(connection, begun))
 
@@ -297,9 +301,9 @@ class SqlSink:
         expected: Mapping[str, int] | None = None,
         work: Callable[[Connection], Any] | None = None,
     ) -> None:
-        """Moves positions without rows: past what is not to be applied. `work(connection)` commits with them.
+        """Advance positions without rows, to skip data. `work(connection)` commits with them.
 
-        Arguments and errors are those of `handle`.
+        The arguments and errors are those of `handle`.
         """
         advanced, held = _checked(positions), _checked(expected or {})
 
@@ -312,12 +316,15 @@ class SqlSink:
         self._database.transaction(move)
 
     def for_job(self, state: str | os.PathLike[str]) -> StagedTable:
-        """The same table as the sink of a `DedupJob` or of `foreach_batch`, which ask for it.
+        """Return the same table as the sink of a `DedupJob` or of `foreach_batch`, which call this method.
 
-        What decides there is the job's state, not the claims of this consumer: rows that `apply` has written are not
-        known to it. Tasks prepare rows in `<state>.sink`; for a state in an object store make a `StagedTable` with a
-        folder of its own. Raises PolicyError for a sink without a table, one that claims by message id, and an engine
-        that its URL alone does not lead to the same table.
+        A job decides by its own state, not by the claims of this consumer, so it does not know the rows that `apply`
+        wrote. Tasks prepare rows in `<state>.sink`. For a state in an object store, create a `StagedTable` with its
+        own folder.
+
+        Raises:
+            PolicyError: The sink has no table, it claims by message id, the state is in an object store, or the
+                engine's URL alone leads to another table.
         """
         if self._target is None or self.identity == "message_id":
             what = "it has no table" if self._target is None else "jobs tell rows apart by sequence, not by message id"
@@ -331,12 +338,12 @@ class SqlSink:
         if place_of(url, name) != self._target.place():
             raise PolicyError(
                 f"{self!r} as the sink of a job: tasks connect by the engine's URL alone, and there {name} is another "
-                "table. Give a StagedTable with a URL that says everything (its options=-csearch_path=..., say)"
+                "table. Give a StagedTable with a complete URL (such as with options=-csearch_path=...)"
             )
         return StagedTable(url, name, folder, insert=self._target.insert)
 
     def forget_positions(self, *sources: str) -> None:
-        """As if these sources were new: for a topic that was made anew, or a replay that is meant."""
+        """Forget the positions of these sources, for a topic that was created again, or for an intended replay."""
         if not sources:
             raise PolicyError("forget_positions() without a source: name those to forget")
         self._database.transaction(lambda connection: self._consumer.forget_positions(connection, list(sources)))
@@ -344,25 +351,29 @@ class SqlSink:
     def reap(
         self, retention_ms: int, *, by: ReapBy = "event_time", now_ms: int | None = None, force: bool = False
     ) -> Reaped:
-        """Forgets claims that are older than the retention, and says how many that were.
+        """Forget claims that are older than the retention, and return their number.
 
-        `by="event_time"`: by the events' own time, for a sink that keeps timestamps. From then on rows at or
-        below the horizon (now - `retention_ms`) that nothing is known of are FORGOTTEN: not kept, and never taken for
-        new. So are rows of a missing range that a row at or below it had left, whatever
-        their own time. The horizon never falls. `now_ms`: the database's clock, unless given. Claims go in pieces, each
-        a transaction; broken off, it is complete as to what rows are judged by, and the next one removes the rest.
+        Warns with RetentionWarning, and in the result, if the retention is shorter than `replay_ms`.
 
-        `by="processed_time"`: claims that took no new row for `retention_ms` by the database's clock, for a sink
-        without timestamps, from any day on. There is no horizon then: an event that comes again after that is applied
-        again.
+        Args:
+            retention_ms: The age of the claims to keep, in milliseconds.
+            by: What the age is measured by.
 
-        Warns (RetentionWarning, and in the result) of a retention shorter than `replay_ms`.
+                - "event_time": the events' own time, for a sink that keeps timestamps. Unknown rows at or below the
+                  horizon (now - `retention_ms`) are then FORGOTTEN: not kept, and never treated as new. So are rows of
+                  a missing range that such a row left, whatever their own time. The horizon never decreases.
+                - "processed_time": the time since a claim's last new row, by the database's clock, for a sink without
+                  timestamps. There is no horizon: an event that is delivered again later is applied again.
+            now_ms: The current time. None: the database's clock.
+            force: Accept a retention that is too short.
+
+        Claims are deleted in pieces, each in its own transaction. If the call is interrupted, the horizon already
+        applies, and the next call deletes the rest.
 
         Raises:
-            PolicyError: by event time, the sink keeps no timestamps, or the retention is shorter than what is in flight
-                (claims that were written within it by events that are older); by processed time, the sink keeps
-                timestamps, or the retention is shorter than `replay_ms`; a retention that is not positive. `force`
-                goes on with a short one. Nothing has changed.
+            PolicyError: The retention is not positive. By event time: the sink keeps no timestamps, or the retention
+                is shorter than what is in flight (older events wrote claims within it). By processed time: the sink
+                keeps timestamps, or the retention is shorter than `replay_ms`. Nothing has changed.
         """
         storage = self._claims.storage
         if by not in get_args(ReapBy):
@@ -372,41 +383,46 @@ class SqlSink:
         return reap(self._consumer, storage, retention_ms, self.replay_ms, now_ms, force)
 
     def metrics(self) -> dict[str, Any]:
-        """What monitoring asks: the rows of this process by verdict, and the consumer's claims in the database.
+        """Return metrics: counters of this process, and the consumer's claims in the database.
 
-        `calls`, `failures` (calls that raised), `rows` (by verdict), `hits` (rows that had been applied before) and
-        `stale_epoch` (`Applied.stale_epoch`) count since this sink was made. `claims`,
-        `oldest_claim_age_ms` (since its last event, or where no timestamps are kept its last write, by the database's
-        clock; None without claims), `horizon_ms`, `positions` are the database's.
+        Counters since the sink was created: `calls`, `failures` (calls that raised), `rows` (by verdict), `hits` (rows
+        that were applied before), `stale_epoch` (`Applied.stale_epoch`).
+
+        From the database: `claims`, `oldest_claim_age_ms`, `horizon_ms`, `positions`. The age of a claim counts from
+        its last event, or from its last write if no timestamps are kept, by the database's clock. It is None without
+        claims.
         """
         return self._counters.to_dict() | claims_of(self._consumer, self._claims.storage)
 
     def collect(self) -> Iterator[Metric]:
-        """The same as families of `prometheus_client`: see `fencepost.metrics`."""
+        """Yield the metrics as families of `prometheus_client`: see `fencepost.metrics`."""
         return families_of(self._consumer.name, self.metrics())
 
     def reconcile(
         self, source: Any, *, where: Any = None, findings_max: int = 1000, on_findings: OnFindings | None = None
     ) -> Reconciliation:
-        """Compares the table with its source: what each has and the other lacks, and what differs.
+        """Compare the table with its source: rows that only one of them has, and rows that differ.
 
-        `source`: rows as `apply` takes them, or an iterable of such or of events as dicts (an Arrow stream is read
-        batch by batch), in any order, with repeats. Identities and fingerprints of the other columns go to a temporary
-        table, and the database compares; this process holds a batch at a time. `where`: a SQLAlchemy condition on the
-        table, to compare a part. `findings_max`: how many findings the result lists; `on_findings` gets all, as Arrow
-        record batches.
+        Identities and fingerprints of the other columns go to a temporary table, and the database compares them. This
+        process holds one batch at a time. Claims are not read, so this detects errors that bypassed them. The table
+        must contain the identity columns.
 
-        Claims are not looked at: this finds what went wrong beside them. The table must hold the identity columns.
+        Args:
+            source: Rows as in `apply`, or an iterable of such rows or of events as dicts, in any order, with repeats.
+                An Arrow stream is read batch by batch.
+            where: A SQLAlchemy condition on the table, to compare a part of it.
+            findings_max: Maximum number of findings in the result.
+            on_findings: Receives all findings as Arrow record batches.
 
         Raises:
-            PolicyError: the sink has no table.
-            SinkError: the table has not the identity columns.
-            BatchError: as `apply`, with the number of the row within its batch.
+            PolicyError: The sink has no table.
+            SinkError: The table lacks an identity column.
+            BatchError: As in `apply`. The row number is within its batch.
         """
         if self._target is None:
             raise PolicyError("this sink has no table: there is nothing to compare with")
         claims = self._claims
-        # Kafka's "no producer"; a message's id can be -1.
+        # In a pid, -1 is Kafka's "no producer". A message id may be -1.
         producer = claims.columns.parts("pid") if isinstance(claims, Sequences) else ()
         return reconcile(
             self._database, self._target, claims.identity, producer, source, where, findings_max, on_findings
@@ -422,7 +438,7 @@ class SqlSink:
         written: pa.Table | None = None,
     ) -> Applied:
         if rows.num_columns == 0 and rows.num_rows == 0:
-            # An empty list cannot say which columns it would have.
+            # An empty list has no column names.
             rows = pa.table({name: pa.array([], pa.int64()) for name in self._read})
         with self._counters.of_call():
             return self._run_counted(rows, effect, positions, expected, refused, written)
@@ -434,7 +450,7 @@ class SqlSink:
         positions: Mapping[str, int],
         effect: Callable[[Connection, pa.Array], Any],
     ) -> MessageVerdicts | None:
-        """The verdicts on few rows by message id, which are applied with them; None for all others."""
+        """Judge and apply few rows by message id in one statement. Returns None if that is not possible."""
         if not isinstance(self._claims, Messages) or not isinstance(effect, _Writing) or effect.rows.num_rows == 0:
             return None
         if not effect.takes_arrays(connection, effect.rows):
@@ -449,7 +465,7 @@ class SqlSink:
         positions: Mapping[str, int],
         effect: Callable[[Connection, pa.Array], Any],
     ) -> Any:
-        """Saves the claims, applies the kept rows, and moves positions; returns what the effect gave back."""
+        """Save the claims, apply the kept rows, and advance positions. Returns the result of the effect."""
         if isinstance(effect, _Writing):
             rows = effect.kept(kept)
             if effect.takes_arrays(connection, rows):
@@ -462,7 +478,7 @@ class SqlSink:
     def _compared(
         self, connection: Connection, rows: pa.Table, written: pa.Table, codes: pa.Array
     ) -> tuple[pa.Array, int]:
-        """The verdicts with conflicts told from duplicates, and how many duplicates have no row in the table."""
+        """Return the verdicts with conflicts marked, and the number of duplicates without a row in the table."""
         assert self._comparison is not None
         verdicts = codes.to_numpy().copy()
         is_conflict, not_compared = self._comparison.conflicts(connection, written, verdicts == Verdict.DUPLICATE)
@@ -472,8 +488,8 @@ class SqlSink:
             identity = ", ".join(f"{name} {shown(rows[name][row].as_py())}" for name in self._claims.identity)
             raise BatchError(
                 f"row {row}: {identity}: repeats a row of table {self._target_name()} with other content "
-                f"(rows of this call that do: {int(is_conflict.sum()):,}); {NOTHING}. Did a counter begin anew, or "
-                "do the columns not give the identity? on_conflict='quarantine' hands such rows to refused=",
+                f"(such rows in this call: {int(is_conflict.sum()):,}); {NOTHING}. Did a counter start again, or "
+                "do the columns not identify a row? on_conflict='quarantine' passes such rows to refused=",
                 row=row,
             )
         return pa.array(verdicts), not_compared
@@ -507,7 +523,7 @@ class SqlSink:
                 codes, not_compared = self._compared(connection, rows, written, codes)
                 counts[Verdict.CONFLICT] = pc.sum(pc.equal(codes, int(Verdict.CONFLICT))).as_py() or 0
                 counts[Verdict.DUPLICATE] -= counts[Verdict.CONFLICT]
-            _set_aside(connection, rows, codes, refused, self.on_conflict == "quarantine")
+            _pass_refused(connection, rows, codes, refused, self.on_conflict == "quarantine")
             return Applied(
                 codes,
                 kept,
@@ -532,17 +548,17 @@ class SqlSink:
                 continue
             self._counters.count(applied.counts, applied.stale_epoch or 0)
             return applied
-        raise AssertionError(f"{_RACES_MAX} times in a row others claimed the same new keys")
+        raise AssertionError(f"other transactions claimed the same new keys {_RACES_MAX} times in a row")
 
 
 @dataclass
 class _Writing:
-    """The effect of `apply`: puts the kept rows into the table. `rows`: all, as `Target.convert` gives them."""
+    """The effect of `apply`: writes the kept rows to the table. `rows`: all rows, as `Target.convert` returns them."""
 
     target: Target
     rows: pa.Table
     by_copy: bool = False
-    """Whether the database refused a row of an array, which says not which."""
+    """Whether the database refused a row of an array. That error does not name the row."""
 
     def __call__(self, connection: Connection, mask: pa.Array) -> None:
         numbers = pc.indices_nonzero(mask).to_numpy() if mask.false_count else None
@@ -555,7 +571,7 @@ class _Writing:
         return not self.by_copy and bulk.takes_arrays(connection, self.target.table, kept)
 
 
-def _set_aside(
+def _pass_refused(
     connection: Connection, rows: pa.Table, codes: pa.Array, refused: Effect | None, with_conflicts: bool
 ) -> None:
     if refused is None:

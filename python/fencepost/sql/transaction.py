@@ -1,10 +1,10 @@
-"""What is known of one transactional id, and what each request makes of it. No database, no clock, no randomness.
+"""The state of one transactional id, and its changes by each request. No database, no clock, no randomness.
 
 The rules are those of Kafka's `TransactionMetadata` and `TransactionCoordinator` for transactions of the second version
-(KIP-890), as of 4.3: the epoch rises with every transaction. `spec/coordinator` states them row by row;
+(KIP-890), as of 4.3: the epoch increases with every transaction. `spec/coordinator` states them row by row.
 docs/transaction-failures.md lists the differences from common descriptions and from the source.
 
-A request gives the transaction that follows, or raises; nothing is changed in place.
+A request returns the next `Transaction` or raises. Nothing is changed in place.
 """
 
 from __future__ import annotations
@@ -24,27 +24,26 @@ from fencepost.producer.sequencer import EPOCH_MAX, LAST_EPOCH
 
 Outcome = Literal["commit", "abort"]
 Partition = int | str | tuple[int | str, ...]
-"""Of an input, as its reader names it."""
+"""A partition of an input, as its reader names it."""
 TopicPartition = tuple[str, int]
-"""Of an output: the topic, by which a coordinator finds the route to it, and the number."""
+"""A partition of an output: the topic, by which a coordinator finds the route, and the number."""
 
 NONE = -1
-"""No pid, no epoch, no time."""
+"""Stands for no pid, no epoch, and no time."""
 
 
 @dataclass(frozen=True)
 class ProducerIdentity:
-    """Who a producer is: what it writes beside each row, and what every call of it is checked by."""
+    """The identity of a producer. It is written with each row, and every call of the producer is checked by it."""
 
     pid: int
     epoch: int
     previous_pid: int | None = None
-    """The pid that the same transactional id had before this one, if it had another: what an application keeps by
-    that pid is of the past."""
+    """The previous pid of the same transactional id, if any. Data that an application keeps under it is outdated."""
 
 
 class State(IntEnum):
-    """Kafka's states of a transaction, by its numbers."""
+    """Kafka's states of a transaction, with Kafka's numbers."""
 
     EMPTY = 0
     ONGOING = 1
@@ -71,19 +70,19 @@ MAY_COME_FROM = {
 
 @dataclass(frozen=True)
 class Transaction:
-    """A transactional id, its producer, and the transaction of that producer that is open, ending or last ended.
+    """A transactional id, its producer, and the producer's current or last transaction.
 
-    A new one has no epoch yet; `initialized` gives it the first.
+    A new one has no epoch until `initialized`.
     """
 
     transactional_id: str
     pid: int
     epoch: int = NONE
     last_epoch: int = NONE
-    """The epoch before, while whoever had it may call again for want of an answer."""
+    """The previous epoch, while its producer may repeat a call whose response was lost."""
     previous_pid: int = NONE
     next_pid: int = NONE
-    """What follows `pid` once the markers are written, where the epochs of `pid` are used up."""
+    """The pid that replaces `pid` when the markers are written, if the epochs of `pid` are used up."""
     state: State = State.EMPTY
     timeout_ms: int = NONE
     partitions: frozenset[TopicPartition] = frozenset()
@@ -105,7 +104,7 @@ class Transaction:
     def initialized(
         self, timeout_ms: int, now_ms: int, fresh_pid: int, expected: ProducerIdentity | None = None
     ) -> Transaction:
-        """After InitProducerId. PREPARE_ABORT where a transaction was open: complete it, and ask again."""
+        """Apply InitProducerId. If a transaction is open, the result is PREPARE_ABORT: complete it, and call again."""
         if expected is not None and not self._is_known(expected):
             raise self._fenced_by(expected.pid, expected.epoch)
         if self.state in PREPARED:
@@ -115,7 +114,7 @@ class Transaction:
         begun: dict[str, Any] = {"timeout_ms": timeout_ms, "partitions": frozenset(), "started_ms": NONE}
         begun["updated_ms"] = now_ms
         if expected is not None and self.epoch != NONE:
-            # The same call once more, whose answer was lost. A producer that came since would have left no last epoch.
+            # A repeat of a call whose response was lost. A newer producer would have cleared the last epoch.
             if expected.epoch == self.last_epoch:
                 return self._to(State.EMPTY, **begun)
             if expected.epoch != self.epoch:
@@ -129,7 +128,7 @@ class Transaction:
         return self.epoch == NONE or expected.pid == self.pid or self._is_before_rotation(expected.pid, expected.epoch)
 
     def _is_before_rotation(self, pid: int, epoch: int) -> bool:
-        """Whether this is who had the last epoch of the pid before, and nobody has used the pid after it."""
+        """Return whether this producer had the last epoch of the previous pid, and the current pid is unused."""
         is_fresh = self.epoch == 0 and self.last_epoch == LAST_EPOCH and self.state is not State.ONGOING
         return is_fresh and (pid, epoch) == (self.previous_pid, LAST_EPOCH)
 
@@ -144,11 +143,11 @@ class Transaction:
     def _rotated(self, fresh_pid: int, last_epoch: int, **begun: Any) -> Transaction:
         return self._to(State.EMPTY, pid=fresh_pid, epoch=0, last_epoch=last_epoch, previous_pid=self.pid, **begun)
 
-    # AddPartitions, and the question of a log
+    # AddPartitionsToTxn, and the check of a log
 
     def with_partitions(self, pid: int, epoch: int, partitions: frozenset[TopicPartition], now_ms: int) -> Transaction:
-        """After AddPartitionsToTxn, which opens a transaction where none is open."""
-        # First of all: whoever calls may have the pid that follows (KAFKA-18660).
+        """Apply AddPartitionsToTxn, which opens a transaction if none is open."""
+        # Checked first, because the caller may have the next pid (KAFKA-18660).
         if self.state in PREPARED:
             raise self._concurrent()
         self._check(pid, epoch)
@@ -160,7 +159,7 @@ class Transaction:
         )
 
     def verify(self, pid: int, epoch: int, partitions: frozenset[TopicPartition]) -> None:
-        """Raises unless these partitions are in the open transaction of this producer."""
+        """Raise TransactionAbortableError unless these partitions are in the open transaction of this producer."""
         self._check(pid, epoch)
         if self.state in PREPARED:
             raise self._concurrent()
@@ -179,7 +178,7 @@ class Transaction:
     # EndTxn
 
     def ended(self, pid: int, epoch: int, outcome: Outcome, now_ms: int, fresh_pid: int) -> Transaction:
-        """After EndTxn: a prepared transaction, or this one where the call repeats what was done."""
+        """Apply EndTxn. Returns a prepared transaction, or this one if the call is a repeat."""
         is_rotated = self.state in COMPLETED and self._is_before_rotation(pid, epoch)
         is_retry = is_rotated or epoch == self.epoch - 1
         if pid != self.pid and not is_rotated:
@@ -194,7 +193,7 @@ class Transaction:
             raise self._not_now(outcome)
         if epoch != self.epoch:
             raise self._fenced_by(pid, epoch)
-        # A producer that does not know what became of its transaction aborts, whether there is one or not.
+        # A producer that does not know the outcome aborts, even without an open transaction.
         if outcome == "abort":
             return self._prepared(State.PREPARE_ABORT, now_ms, fresh_pid)
         if self.state is State.ONGOING:
@@ -202,14 +201,14 @@ class Transaction:
         raise self._not_now(outcome)
 
     def fenced(self, now_ms: int, fresh_pid: int) -> Transaction:
-        """After a time-out, or after InitProducerId of another producer: the open transaction is to be aborted."""
-        assert self.state is State.ONGOING, f"{self.state.name}: there is nothing to fence"
+        """Prepare the abort of the open transaction, after a time-out or InitProducerId of another producer."""
+        assert self.state is State.ONGOING, f"{self.state.name}: no open transaction to fence"
         return self._prepared(State.PREPARE_ABORT, now_ms, fresh_pid)
 
     def _prepared(self, state: State, now_ms: int, fresh_pid: int) -> Transaction:
         return self._to(
             state,
-            # Raised once, whoever asks (KAFKA-19367), and never beyond 16 bits (KAFKA-20090).
+            # Raised once, for every caller (KAFKA-19367), and never beyond 16 bits (KAFKA-20090).
             epoch=min(self.epoch + 1, EPOCH_MAX),
             last_epoch=self.epoch,
             next_pid=fresh_pid if self.is_exhausted else NONE,
@@ -218,19 +217,19 @@ class Transaction:
         )
 
     def completed(self, now_ms: int) -> Transaction:
-        """After the markers were written."""
+        """Complete the transaction, after the markers are written."""
         state = State.COMPLETE_COMMIT if self.state is State.PREPARE_COMMIT else State.COMPLETE_ABORT
         done: dict[str, Any] = {"partitions": frozenset(), "next_pid": NONE, "updated_ms": now_ms}
         if self.next_pid == NONE:
             return self._to(state, **done)
-        # The last epoch stays: who had it sees LAST_EPOCH followed by 0.
+        # The last epoch is kept: its producer sees LAST_EPOCH followed by 0.
         return self._to(state, pid=self.next_pid, epoch=0, previous_pid=self.pid, **done)
 
     def expired(self, now_ms: int) -> Transaction:
-        """A tombstone: of the id only its pid is known."""
+        """Return a tombstone, of which only the pid is used later."""
         return self._to(State.DEAD, updated_ms=now_ms)
 
-    # What follows, and what is refused
+    # Transitions and errors
 
     def _to(self, state: State, **changes: Any) -> Transaction:
         assert self.state in MAY_COME_FROM[state], f"{state.name} cannot follow {self.state.name}"
@@ -251,11 +250,11 @@ class Transaction:
     def _mapped_otherwise(self, pid: int) -> MappingError:
         return MappingError(
             f"{self._name}: its pid is {self.pid}, not {pid}: "
-            "init_producer with expected= says whether another producer took over"
+            "call init_producer with expected= to find out whether another producer took over"
         )
 
     def _not_now(self, outcome: Outcome) -> TransactionStateError:
-        what = f"its last transaction was decided otherwise ({self.state.name})"
+        what = f"its last transaction has another outcome ({self.state.name})"
         if self.state in OPENABLE and outcome == "commit" and self.state is not State.COMPLETE_ABORT:
             what = f"no transaction is open ({self.state.name})"
         return TransactionStateError(f"{self._name}: cannot {outcome}: {what}")

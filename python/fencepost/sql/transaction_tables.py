@@ -1,7 +1,7 @@
-"""The tables of producers and their transactions, and a `Transaction` read from its row and written back.
+"""The tables of producers and their transactions. Reads and writes the row of a `Transaction`.
 
-A transactional id is a row; whoever changes it locks it first. What is decided stands in `fencepost_decisions`, which
-readers may join to rows of their own by pid and epoch.
+Each transactional id is a row, which is locked before it is changed. Outcomes are in `fencepost_decisions`. Readers may
+join this table to their own rows by pid and epoch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fencepost.sql.migrations import Migration, Part
 from fencepost.sql.transaction import NONE, PREPARED, Partition, State, TopicPartition, Transaction
 
 NAME_BYTES_MAX = 1000
-"""Of a name as UTF-8: three of them are a key, and an index entry of MariaDB has 3072."""
+"""Maximum bytes of a name in UTF-8: a key has three names, and an index entry of MariaDB has 3072 bytes."""
 _Name = key_text(String(), NAME_BYTES_MAX)
 TABLES = MetaData()
 
@@ -60,7 +60,7 @@ PRODUCERS = Table(
     Column("partitions", LongText, nullable=False),
     Column("started_ms", Int64, nullable=False),
     Column("updated_ms", Int64, nullable=False),
-    # Those of its partitions whose readers wait for a marker that is not written yet.
+    # The partitions whose readers wait for a marker that is not written yet.
     Column("waiting", LongText, nullable=False),
     Column("coordinator_epoch", Integer, nullable=False),
     **INNODB,
@@ -96,7 +96,7 @@ STAGED = Table(
 
 
 def _check_markers(connection: Connection) -> None:
-    """Raises SchemaError where transactions wait for markers: version 1 does not say to which topics."""
+    """Raise SchemaError if transactions wait for markers, because version 1 does not contain their topics."""
     waiting = text(
         "SELECT transactional_id FROM fencepost_producers "
         f"WHERE state IN ({State.ONGOING:d}, {State.PREPARE_COMMIT:d}, {State.PREPARE_ABORT:d}) "
@@ -106,8 +106,8 @@ def _check_markers(connection: Connection) -> None:
         raise SchemaError(
             f"the tables of 'producers' have version 1, and its transactions wait for markers: {', '.join(ids[:10])}"
             f"{', ...' if len(ids) > 10 else ''} ({len(ids)} in all). Stop their producers and call recover() with the "
-            "fencepost that began them, until none is open or decided; then open them with this one. Nothing has "
-            "changed"
+            "version of fencepost that began them, until no transaction is open or decided. Then use this version. "
+            "Nothing has changed"
         )
 
 
@@ -120,29 +120,29 @@ _TOPICS = Migration(
     ),
     _check_markers,
 )
-# Positions are compared, and groups have no generations since version 3. The nullable column of the staged positions
-# stays: SQLite and MariaDB have no one statement that drops it and bears to run again.
+# Positions are compared, and groups have no generations since version 3. The nullable column of the staged positions is
+# kept: SQLite and MariaDB have no repeatable statement that drops it.
 _NO_GENERATIONS = Migration(("DROP TABLE IF EXISTS fencepost_groups",))
 PART = Part("producers", 3, TABLES, {2: _TOPICS, 3: _NO_GENERATIONS})
 
 
 class Held(NamedTuple):
-    """A transaction whose row is locked, and what is kept beside it."""
+    """A transaction, and the other columns of its row. From `hold`, the row is locked."""
 
     transaction: Transaction
     waiting: frozenset[TopicPartition] = frozenset()
     """Partitions whose readers wait for a marker that is not written yet."""
     coordinator_epoch: int = 0
-    """Raised by each coordinator that takes over the writing of the markers."""
+    """Increased by each coordinator that takes over writing the markers."""
     now_ms: int = NONE
 
 
 def hold(
     database: Database, connection: Connection, *, pid: int | None = None, transactional_id: str = ""
 ) -> Held | None:
-    """Locks the row of a transactional id until the end of the database transaction; None if there is none.
+    """Lock and read the row of a transactional id until the end of the database transaction. None if there is no row.
 
-    By pid: the id that has it, or had it until its last rotation, for who asks by it may not know yet.
+    By pid, also finds the id that had this pid until its last rotation, because the caller may not know the new pid.
     """
     return _read(database, connection, pid, transactional_id, is_locked=True)
 
@@ -150,12 +150,12 @@ def hold(
 def look(
     database: Database, connection: Connection, *, pid: int | None = None, transactional_id: str = ""
 ) -> Held | None:
-    """The same without a lock."""
+    """Read the row as `hold` does, without a lock."""
     return _read(database, connection, pid, transactional_id, is_locked=False)
 
 
 def look_at(database: Database, connection: Connection, which: ColumnElement[bool]) -> list[Held]:
-    """All that meet a condition, by transactional id, without a lock."""
+    """Return all rows that meet a condition, ordered by transactional id, without a lock."""
     query = select(PRODUCERS, literal_column(database.clock, Int64)).where(which)
     return [_held(row) for row in connection.execute(query.order_by(PRODUCERS.c.transactional_id))]
 
@@ -171,7 +171,7 @@ def _read(
 
 
 def _hold_by_pid(database: Database, connection: Connection, pid: int) -> Held | None:
-    """On MariaDB, which waits for every row that it looks at: the id first, without a lock; then its row alone."""
+    """Lock a row by pid on MariaDB, which waits for every row that it reads: find the id without a lock first."""
     while (seen := _read(database, connection, pid, "", is_locked=False)) is not None:
         held = _read(database, connection, None, seen.transaction.transactional_id, is_locked=True)
         if held is not None and pid in (held.transaction.pid, held.transaction.previous_pid):
@@ -188,7 +188,7 @@ def _query(kind: str, is_by_pid: bool, is_locked: bool) -> Select[Any]:
     return query.with_for_update(of=PRODUCERS) if is_locked else query
 
 
-# Made once: to put a query together takes longer than to run it.
+# Built once: building a query takes longer than running it.
 _QUERIES = {which: _query(*which) for which in product(KINDS, (False, True), (False, True))}
 
 
@@ -210,15 +210,15 @@ def _held(row: Row[Any]) -> Held:
 
 
 def save(connection: Connection, held: Held) -> None:
-    """Writes a transaction, and what is kept beside it, back to its row."""
+    """Write a transaction and the other columns to its row."""
     connection.execute(_SAVE, row_of(held) | {"id": held.transaction.transactional_id})
 
 
 def save_if(connection: Connection, before: Held, after: Transaction) -> bool:
-    """Writes a transaction back to a row that was not locked, if nobody has changed it since; whether it did.
+    """Write a transaction to a row that is not locked, if it is unchanged since `before`. Returns whether it wrote.
 
-    Only where none is open: pid, epoch and state name each other step of a transactional id. Where somebody has locked
-    the row it does not wait, and does nothing.
+    Does not wait for a locked row, and then writes nothing. Only for ids without an open transaction: there, each step
+    changes pid, epoch or state.
     """
     was = before.transaction
     found = {"id": was.transactional_id, "was_pid": was.pid, "was_epoch": was.epoch, "was_state": int(was.state)}
@@ -266,7 +266,7 @@ _SAVE_IF = _SAVE.where(
 
 
 def end(connection: Connection, before: Transaction, after: Transaction) -> None:
-    """What goes with a decision: it can be asked for, and the positions count, or are forgotten."""
+    """Record a decision, and commit or discard the staged positions."""
     outcome = PREPARED[after.state]
     decision = {"pid": before.pid, "epoch": before.epoch, "outcome": outcome, "decided_ms": after.updated_ms}
     connection.execute(DECISIONS.insert().values(decision))
@@ -277,7 +277,10 @@ def end(connection: Connection, before: Transaction, after: Transaction) -> None
 
 
 def _move_positions(connection: Connection, transactional_id: str) -> None:
-    """Moves what was staged, if everything is where this transaction found it. Locks in the order of keys."""
+    """Commit the staged positions. Locks in key order.
+
+    Raises TransactionAbortableError if another transaction has moved one of them.
+    """
     query = select(STAGED).where(STAGED.c.transactional_id == transactional_id).order_by(*STAGED.primary_key)
     staged = connection.execute(query).all()
     moved = []
@@ -294,7 +297,7 @@ def _move_positions(connection: Connection, transactional_id: str) -> None:
 
 
 def check_position(group: str, partition: str, expected: int, found: int | None) -> None:
-    """Raises if a position is not where the transaction began to read. None: nothing was committed, which is 0."""
+    """Raise TransactionAbortableError if `found` is not the position where the transaction began. None counts as 0."""
     if (found or 0) != expected:
         raise TransactionAbortableError(
             f"group {group!r}, partition {from_text(partition)!r}: the position is {found}, not {expected} as "
@@ -303,7 +306,7 @@ def check_position(group: str, partition: str, expected: int, found: int | None)
 
 
 def to_list(partitions: frozenset[TopicPartition]) -> str:
-    """How partitions of outputs are stored: [["clicks", 0], ["clicks", 3]]."""
+    """Return the stored text of output partitions: [["clicks", 0], ["clicks", 3]]."""
     return json.dumps(sorted(partitions))
 
 
@@ -312,7 +315,7 @@ def from_list(text: str) -> frozenset[TopicPartition]:
 
 
 def to_text(partition: Partition) -> str:
-    """How a partition of an input is stored: 3, "clicks", ["clicks", 3]."""
+    """Return the stored text of an input partition: 3, "clicks", ["clicks", 3]."""
     return json.dumps(partition)
 
 
@@ -322,7 +325,7 @@ def from_text(text: str) -> Partition:
 
 
 def check_inputs(partitions: Iterable[Partition]) -> None:
-    """Raises PolicyError for a partition of an input that is not a number, a name, or a tuple of these."""
+    """Raise PolicyError for an input partition that is not a number, a name, or a tuple of these."""
     for it in partitions:
         parts = it if isinstance(it, tuple) else (it,)
         is_known = parts and all(isinstance(part, (int, str)) and not isinstance(part, bool) for part in parts)
@@ -331,7 +334,7 @@ def check_inputs(partitions: Iterable[Partition]) -> None:
 
 
 def checked_outputs(partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-    """Partitions of outputs as a set of (topic, number). Raises PolicyError for one that is not."""
+    """Return output partitions as a set of (topic, number). Raises PolicyError for other values."""
     found = list(partitions)
     for it in found:
         is_pair = isinstance(it, tuple) and len(it) == 2 and isinstance(it[0], str) and it[0] != ""
