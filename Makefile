@@ -326,6 +326,7 @@ wheels: dist/native dist/spark ## Build both wheels into dist/
 # and that the sdist builds without a network, from the versions of the lock. It lacks crates of benchmarks and fuzzing, so
 # cargo removes what only they need from its copy of the lock (which --locked would refuse), and may add nothing.
 release-check: dist/native dist/spark dist/sdist $(ACTIONLINT) $(CARGO_DENY) ## Check packages and the release workflow
+	$(VENV_RELEASE)/bin/python .ci/smaller.py dist/native
 	$(VENV_RELEASE)/bin/twine check --strict dist/native/* dist/spark/* dist/sdist/*
 	$(BIN)/python .ci/packages.py dist/native dist/spark dist/sdist
 	$(ACTIONLINT)
@@ -348,12 +349,13 @@ $(ACTIONLINT):
 $(CARGO_DENY): | tools
 	cargo install --quiet --locked cargo-deny@0.18.5 --root $(abspath $(dir $(@D)))
 
-# Which lines no test runs. Python by its quick tests, Rust by the tests of its crates. Reports: target/coverage.
-coverage: coverage-python coverage-rust ## Which lines of Python the quick tests run, and which of Rust its tests
+# Which lines no test runs. Reports: target/coverage. COVERED_TESTS: tests of Python, a third of whose lines the quick ones run.
+COVERED_TESTS ?= $(QUICK_TESTS)
+coverage: coverage-python coverage-rust ## Which lines of Python the quick tests run (COVERED_TESTS), and which of Rust its tests
 coverage-python: export COVERAGE_FILE = target/coverage/python
 coverage-python: $(VENV)/tests .tools/coverage/installed
 	@mkdir -p target/coverage
-	PYTHONPATH=.tools/coverage $(BIN)/python -m coverage run --source=fencepost -m pytest --quiet -m 'not matrix' $(QUICK_TESTS)
+	PYTHONPATH=.tools/coverage $(BIN)/python -m coverage run --source=fencepost -m pytest --quiet -m 'not matrix' $(COVERED_TESTS)
 	PYTHONPATH=.tools/coverage $(BIN)/python -m coverage html --directory target/coverage/html
 	PYTHONPATH=.tools/coverage $(BIN)/python -m coverage report --sort=cover
 

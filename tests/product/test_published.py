@@ -1,10 +1,11 @@
-"""What package indexes show: links that work there, and what the check of packages says about others."""
+"""What package indexes show: links that work there, sizes, and what the check of packages says about others."""
 
 from __future__ import annotations
 
 import shutil
 import tomllib
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 URL = "https://example.org/a/fencepost"
 
 published: Any = load_script(ROOT / ".ci" / "published.py")
+smaller: Any = load_script(ROOT / ".ci" / "smaller.py")
 packages: Any = load_script(ROOT / ".ci" / "packages.py")
 
 
@@ -72,3 +74,21 @@ def test_a_wheel_that_is_too_large(copy: Path, monkeypatch: pytest.MonkeyPatch) 
     assert packages.problems(dist) == []
     monkeypatch.setattr(packages, "WHEEL_BYTES_MAX", size - 1)
     assert packages.problems(dist) == [f"{wheel.name}: {size:,} bytes; at most {size - 1:,}"]
+
+
+def test_a_wheel_that_is_compressed_again_has_the_same_files(copy: Path) -> None:
+    [wheel] = wheel_of(copy).iterdir()
+    before = zipfile.ZipFile(wheel)
+    files = {it.filename: (before.read(it), it.date_time, it.external_attr) for it in before.infolist()}
+    size = wheel.stat().st_size
+
+    def compress(data: bytes) -> bytes:
+        return zlib.compress(data, 9)[2:-4]
+
+    smaller.make_smaller(wheel, compress)
+    after = zipfile.ZipFile(wheel)
+    assert after.testzip() is None
+    assert {it.filename: (after.read(it), it.date_time, it.external_attr) for it in after.infolist()} == files
+    assert wheel.stat().st_size < size
+    assert packages.problems(wheel.parent) == []
+    assert [it.name for it in wheel.parent.iterdir()] == [wheel.name]
