@@ -1,7 +1,7 @@
 //! What has changed in a table since a snapshot of it.
 
 use crate::judge::{Rules, Span};
-use crate::lines::block_hash;
+use crate::key_block::block_hash;
 
 /// Keys whose entries may differ from those of the snapshot `since`.
 ///

@@ -5,7 +5,7 @@
 //! numbered by a [`Dictionary`]. Two keys are the same if and only if their bytes are: never by hash.
 
 use crate::dictionary::Dictionary;
-use crate::lines::BLOCK_PARTITIONS;
+use crate::key_block::BLOCK_PARTITIONS;
 use crate::{Column, Error, Result};
 use std::cmp::Ordering;
 

@@ -31,6 +31,7 @@ mod error;
 mod fast_path;
 mod holes;
 mod judge;
+mod key_block;
 mod keys;
 mod lines;
 mod order;

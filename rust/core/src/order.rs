@@ -89,7 +89,7 @@ impl Renumbering {
 
 #[cfg(test)]
 mod tests {
-    use crate::lines::{BLOCK_PARTITIONS, block_hash};
+    use crate::key_block::{BLOCK_PARTITIONS, block_hash};
 
     /// The values that docs/snapshot-format.md gives: another hash would be another format.
     #[test]

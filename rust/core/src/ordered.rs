@@ -3,7 +3,8 @@
 use crate::Result;
 use crate::fast_path::Slot;
 use crate::judge::{PlainSpan, Span};
-use crate::lines::{BLOCK_PARTITIONS, EntryKey, LinePlace, RowLine, Searches, block_hash};
+use crate::key_block::{BLOCK_PARTITIONS, block_hash};
+use crate::lines::{EntryKey, LinePlace, RowLine, Searches};
 use crate::order::Renumbering;
 use crate::prefetch::{CHUNK, STEP};
 use crate::shelf::Shelf;

@@ -19,8 +19,8 @@ mod frames;
 mod rows;
 
 use crate::changes::{Eviction, Forgotten};
+use crate::key_block::block_hash;
 use crate::keys::{KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeySpace, Keys, PartKind, decode_parts};
-use crate::lines::block_hash;
 use crate::order::{Numbering, Renumbering};
 use crate::ordered::{Appended, InOrder};
 use crate::{Dictionary, Error, Policy, Result, StateTable, Untracked};

@@ -32,6 +32,7 @@ pub(crate) use timed::Timed;
 
 use crate::fast_path::{self, Plainly, Slot};
 use crate::judge::{PlainRules, PlainSpan, Run};
+use crate::key_block::{block_hash, folded};
 use crate::{Error, Result};
 use groups::Groups;
 use search::{Root, next_version};
@@ -43,9 +44,6 @@ const OLDER: u32 = 1 << 31;
 /// A table of fewer bytes holds its entries several in a line, whatever its keys: what it could save is
 /// less than what changing over costs.
 const SMALL_BYTES: usize = 16 << 20;
-
-/// Partitions of a block: a multiple of every line's slots. Fixed with the format of snapshots.
-pub(crate) const BLOCK_PARTITIONS: u32 = 24;
 
 /// What names an entry: a producer, a partition, and for epochs below their key's highest the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,21 +121,6 @@ impl LineKey {
         let epoch = (self.epoch as u64) << 40;
         folded((block_hash ^ u64::from(self.group) ^ epoch).wrapping_mul(0xd6e8_feb8_6659_fd93))
     }
-}
-
-/// The hash of a producer and 24 partitions, the same for every layout: high bits choose the segment.
-/// Snapshots are in its order, so it is fixed with their format. Multiplications keep to 64 bits, so that a processor can do several at once.
-#[inline]
-pub(crate) fn block_hash(pid: i64, partition: i32) -> u64 {
-    let block = u64::from(partition as u32 / BLOCK_PARTITIONS).wrapping_mul(0xe703_7ed1_a0b4_28db);
-    let mixed = folded((pid as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(block));
-    folded(mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9))
-}
-
-/// Lays the high half over the low one.
-#[inline]
-fn folded(value: u64) -> u64 {
-    value ^ value >> 32
 }
 
 /// Where an entry lies or could lie, until a line is added.

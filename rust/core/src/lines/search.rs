@@ -2,7 +2,8 @@
 
 use super::groups::{GROUP, Group, equal_tags, tag_of};
 use super::segment::{Held, Segment};
-use super::{EntryKey, Line, LineKey, Lines, Place, block_hash};
+use super::{EntryKey, Line, LineKey, Lines, Place};
+use crate::key_block::block_hash;
 use crate::prefetch::{HAS_PREFETCH, STEP, prefetch};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};

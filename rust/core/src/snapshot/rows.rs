@@ -4,7 +4,7 @@ use super::columns::{read, write};
 use super::frames::{Payload, refuse};
 use crate::Result;
 use crate::judge::{PlainSpan, Span};
-use crate::lines::{BLOCK_PARTITIONS, block_hash};
+use crate::key_block::{BLOCK_PARTITIONS, block_hash};
 use crate::ordered::Appended;
 use std::cmp::Ordering;
 
