@@ -45,7 +45,7 @@ def set_back(coordinator: TransactionCoordinator, by_ms: int) -> None:
 
 def state(coordinator: TransactionCoordinator, pid: int) -> str:
     database = coordinator.database
-    held = database.transaction(lambda connection: tables.look(database, connection, pid=pid))
+    held = database.transaction(lambda connection: tables.read_unlocked(database, connection, pid=pid))
     assert held is not None
     return held.transaction.state.name
 

@@ -171,7 +171,9 @@ class SqlDoor:
             raise Stopped("not now")
 
     def known(self) -> Known | None:
-        held = self.database.transaction(lambda connection: tables.look(self.database, connection, transactional_id=ID))
+        held = self.database.transaction(
+            lambda connection: tables.read_unlocked(self.database, connection, transactional_id=ID)
+        )
         if held is None:
             return None
         found = to_known(held.transaction)

@@ -46,7 +46,7 @@ from fencepost.sql.transaction_tables import (
     end,
     from_text,
     hold,
-    look,
+    read_unlocked,
     save,
     to_text,
 )
@@ -187,7 +187,7 @@ class TransactionCoordinator:
         wanted = checked_outputs(partitions)
 
         def work(connection: Connection) -> Held | None:
-            return look(self.database, connection, pid=identity.pid)
+            return read_unlocked(self.database, connection, pid=identity.pid)
 
         self._found(self.database.transaction(work), identity).transaction.verify(identity.pid, identity.epoch, wanted)
 
@@ -320,7 +320,7 @@ class TransactionCoordinator:
         """
         failures: list[ConcurrentTransactionError] = []
         prepared = PRODUCERS.c.state.in_([int(it) for it in PREPARED])
-        found = self._each(select(PRODUCERS.c.transactional_id).where(prepared), self._take_over, failures)
+        found = self._for_each(select(PRODUCERS.c.transactional_id).where(prepared), self._take_over, failures)
         return self._recovered(found, failures)
 
     def terminate(self, transactional_id: str) -> tuple[str, ...]:
@@ -444,7 +444,7 @@ class TransactionCoordinator:
         """Return the partitions that wait for a marker and have a route here, in order."""
         return sorted(it for it in held.waiting if self.routes.get(it[0]) is not None)
 
-    def _is_others(self, held: Held) -> bool:
+    def _is_unrouted(self, held: Held) -> bool:
         """Return whether partitions wait for a marker, and none of them has a route here."""
         return bool(held.waiting) and not self._routed(held)
 
@@ -526,10 +526,10 @@ class TransactionCoordinator:
             held = hold(self.database, connection, transactional_id=transactional_id)
             if held is None or held.transaction.state not in PREPARED:
                 return None
-            return held if self._is_others(held) else self._taken(connection, held)
+            return held if self._is_unrouted(held) else self._taken(connection, held)
 
         held = self.database.transaction(work)
-        return held if held is None or self._is_others(held) else self._finish(held)
+        return held if held is None or self._is_unrouted(held) else self._finish(held)
 
     def _recovered(self, prepared: list[Held], failures: list[ConcurrentTransactionError]) -> Recovered:
         """Abort transactions that exceed their time-out. Returns the result of `recover`; raises if there are failures.
@@ -538,7 +538,7 @@ class TransactionCoordinator:
         """
         late = PRODUCERS.c.started_ms + PRODUCERS.c.timeout_ms < literal_column(self.database.clock)
         query = select(PRODUCERS.c.transactional_id).where((PRODUCERS.c.state == int(State.ONGOING)) & late)
-        timed_out = self._each(query, self._time_out, failures)
+        timed_out = self._for_each(query, self._time_out, failures)
         if failures:
             raise ConcurrentTransactionError(
                 f"{len(failures)} transactions are decided and not completed, the first: {failures[0]}"
@@ -559,7 +559,7 @@ class TransactionCoordinator:
             held = hold(self.database, connection, transactional_id=transactional_id)
             if held is None or not held.transaction.is_timed_out(held.now_ms):
                 return None
-            if self._is_others(held):
+            if self._is_unrouted(held):
                 return held
             after = held.transaction.fenced(held.now_ms, fresh_pid)
             end(connection, held.transaction, after)
@@ -570,7 +570,7 @@ class TransactionCoordinator:
             self.registry.pids.give_back(fresh_pid)
         return None if held is None else self._finish(held)
 
-    def _each(
+    def _for_each(
         self,
         query: Select[Any],
         act: Callable[[str], Held | None],

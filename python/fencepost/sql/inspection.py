@@ -12,7 +12,7 @@ from fencepost.errors import MappingError, SchemaError
 from fencepost.metrics import gauge
 from fencepost.sql.database import Database, Int64
 from fencepost.sql.transaction import OPENABLE, PREPARED, Partition, ProducerIdentity, State, TopicPartition
-from fencepost.sql.transaction_tables import PART, PIDS, PRODUCERS, STAGED, Held, from_text, look_at
+from fencepost.sql.transaction_tables import PART, PIDS, PRODUCERS, STAGED, Held, from_text, list_held
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -86,7 +86,7 @@ def list_transactions(engine: Engine, *, unfinished_only: bool = True) -> list[T
     def work(connection: Connection) -> list[TransactionStatus]:
         _check_tables(database, connection)
         which = _UNFINISHED if unfinished_only else true()
-        return [_status(held) for held in look_at(database, connection, which)]
+        return [_status(held) for held in list_held(database, connection, which)]
 
     return database.transaction(work)
 
@@ -105,7 +105,7 @@ def describe_transaction(engine: Engine, transactional_id: str) -> TransactionSt
     def work(connection: Connection) -> TransactionStatus:
         _check_tables(database, connection)
         which = PRODUCERS.c.transactional_id == transactional_id
-        found = look_at(database, connection, which)
+        found = list_held(database, connection, which)
         if not found:
             raise MappingError(f"transactional id {transactional_id!r} is not known in this database")
         mine = STAGED.c.transactional_id == transactional_id

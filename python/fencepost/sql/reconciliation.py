@@ -330,7 +330,7 @@ def fingerprint_of(payload: list[Any], kind: str) -> Any:
     if kind == "mariadb":
         return func.md5(func.concat(*map(_with_length, payload)))
     if kind == "postgresql":
-        return func.md5(cast(func.row(*map(_in_one_way, payload)), Text))
+        return func.md5(cast(func.row(*map(_normalized, payload)), Text))
     while len(payload) > _ARGUMENTS_MAX:
         starts = range(0, len(payload), _ARGUMENTS_MAX)
         payload = [func.fencepost_fingerprint(*payload[it : it + _ARGUMENTS_MAX]) for it in starts]
@@ -347,7 +347,7 @@ def _on(table: Table, condition: Any) -> Any:
     return visitors.replacement_traverse(condition, {}, ours)
 
 
-def _in_one_way(column: ColumnElement[Any]) -> ColumnElement[Any]:
+def _normalized(column: ColumnElement[Any]) -> ColumnElement[Any]:
     """Normalize equal values to the same text: PostgreSQL keeps 1.5 and 1.50, 0 and -0 apart in one column."""
     if isinstance(column.type, types.Float):
         return column + literal_column("0.0")

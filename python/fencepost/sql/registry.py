@@ -18,7 +18,7 @@ from fencepost.sql.transaction_tables import (
     Held,
     end,
     hold,
-    look,
+    read_unlocked,
     row_of,
     save,
     save_if,
@@ -178,7 +178,7 @@ class ProducerRegistry:
             return None
 
         def work(connection: Connection) -> Transaction | None:
-            held = look(self.database, connection, transactional_id=transactional_id)
+            held = read_unlocked(self.database, connection, transactional_id=transactional_id)
             if held is None or held.transaction.state not in OPENABLE or self._is_expired(held):
                 return None
             after = held.transaction.initialized(timeout_ms, held.now_ms, fresh_pid, expected)

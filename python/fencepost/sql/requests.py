@@ -149,13 +149,13 @@ class IdempotentRequests:
             row = {"scope": scope, "key": key, **fresh, **mine}
             if insert_if_missing(connection, REQUESTS, row):
                 return RequestClaim(self, scope, key, owner, {})
-            found = connection.execute(select(REQUESTS).where(_named(scope, key)).with_for_update()).one_or_none()
+            found = connection.execute(select(REQUESTS).where(_has_key(scope, key)).with_for_update()).one_or_none()
             if found is None:  # expired and deleted in the meantime
                 return work(connection)
             # Read the clock again, because the query may have waited for the row.
             now = self.database.now_ms(connection)
             if max(found.expires_ms, found.leased_until_ms) <= now:
-                connection.execute(update(REQUESTS).where(_named(scope, key)).values(**fresh, **mine))
+                connection.execute(update(REQUESTS).where(_has_key(scope, key)).values(**fresh, **mine))
                 return RequestClaim(self, scope, key, owner, {})
             if found.fingerprint != fingerprint:
                 raise KeyReusedError(f"key {key!r} was used for another request: send this one with a new key")
@@ -166,7 +166,7 @@ class IdempotentRequests:
                     f"key {key!r}: the same request is being processed: repeat it later",
                     lease_left_ms=found.leased_until_ms - now,
                 )
-            connection.execute(update(REQUESTS).where(_named(scope, key)).values(mine))
+            connection.execute(update(REQUESTS).where(_has_key(scope, key)).values(mine))
             return RequestClaim(self, scope, key, owner, json.loads(found.steps))
 
         return self.database.settled(work)
@@ -204,7 +204,7 @@ class RequestClaim:
         self.is_lost = False
         """Whether a call found that this worker has lost the claim."""
         self._requests, self._steps = requests, steps
-        self._is_mine = and_(_named(scope, key), REQUESTS.c.owner == owner)
+        self._is_mine = and_(_has_key(scope, key), REQUESTS.c.owner == owner)
 
     def __repr__(self) -> str:
         return f"<RequestClaim {self.scope!r} {self.key!r}: steps {list(self._steps)}>"
@@ -223,7 +223,7 @@ class RequestClaim:
             raise PolicyError(f"name={name!r}: a non-empty text was expected that names the step")
 
         def settled(connection: Connection) -> dict[str, Any]:
-            steps: dict[str, Any] = json.loads(self._mine(connection).steps)
+            steps: dict[str, Any] = json.loads(self._own_row(connection).steps)
             if name not in steps:
                 steps[name] = run(work, connection)
                 self._save(connection, steps=_json_of(name, steps))
@@ -245,7 +245,7 @@ class RequestClaim:
         """
 
         def settled(connection: Connection) -> Response:
-            found = self._mine(connection)
+            found = self._own_row(connection)
             if found.status is not None:
                 return _response(found)
             response = _checked(run(work, connection))
@@ -277,7 +277,7 @@ class RequestClaim:
         """Return the key for a call to another service for this request, the same in each try. See `derived_key`."""
         return derived_key((self.scope, self.key), purpose)
 
-    def _mine(self, connection: Connection) -> Row[Any]:
+    def _own_row(self, connection: Connection) -> Row[Any]:
         """Return the row, or raise FencedError if another worker owns it. Takes no lock: `_save` checks again."""
         found = connection.execute(select(REQUESTS).where(self._is_mine)).one_or_none()
         if found is None:
@@ -298,7 +298,7 @@ class RequestClaim:
         )
 
 
-def _named(scope: str, key: str) -> Any:
+def _has_key(scope: str, key: str) -> Any:
     return and_(REQUESTS.c.scope == scope, REQUESTS.c.key == key)
 
 

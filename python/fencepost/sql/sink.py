@@ -327,7 +327,7 @@ class SqlSink:
                 engine's URL alone leads to another table.
         """
         if self._target is None or self.identity == "message_id":
-            what = "it has no table" if self._target is None else "jobs tell rows apart by sequence, not by message id"
+            what = "it has no table" if self._target is None else "jobs identify rows by sequence, not by message id"
             raise PolicyError(f"{self!r} as the sink of a job: {what}")
         if not is_local(state):
             raise PolicyError(
@@ -365,7 +365,7 @@ class SqlSink:
                 - "processed_time": the time since a claim's last new row, by the database's clock, for a sink without
                   timestamps. There is no horizon: an event that is delivered again later is applied again.
             now_ms: The current time. None: the database's clock.
-            force: Accept a retention that is too short.
+            force: Accept a retention that is shorter than `replay_ms` or than what is in flight.
 
         Claims are deleted in pieces, each in its own transaction. If the call is interrupted, the horizon already
         applies, and the next call deletes the rest.

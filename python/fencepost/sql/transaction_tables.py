@@ -147,14 +147,14 @@ def hold(
     return _read(database, connection, pid, transactional_id, is_locked=True)
 
 
-def look(
+def read_unlocked(
     database: Database, connection: Connection, *, pid: int | None = None, transactional_id: str = ""
 ) -> Held | None:
     """Read the row as `hold` does, without a lock."""
     return _read(database, connection, pid, transactional_id, is_locked=False)
 
 
-def look_at(database: Database, connection: Connection, which: ColumnElement[bool]) -> list[Held]:
+def list_held(database: Database, connection: Connection, which: ColumnElement[bool]) -> list[Held]:
     """Return all rows that meet a condition, ordered by transactional id, without a lock."""
     query = select(PRODUCERS, literal_column(database.clock, Int64)).where(which)
     return [_held(row) for row in connection.execute(query.order_by(PRODUCERS.c.transactional_id))]
