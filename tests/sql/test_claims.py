@@ -187,9 +187,9 @@ def test_a_position_that_another_process_has_moved(engine: Engine, new_engine: C
     assert one.begin_positions({"orders-0": 5}) == {"orders-0": 5}
     assert other.begin_positions({"orders-0": 0, "orders-1": 2}) == {"orders-0": 5, "orders-1": 2}
     one.handle(offsets(5), pass_over, positions={"orders-0": 6}, expected={"orders-0": 5})
-    with pytest.raises(fp.errors.StateConflictError, match="source 'orders-0': position 6 found, 5 expected"):
+    with pytest.raises(fp.errors.StateConflictError, match="source 'orders-0': expected position 5, found 6"):
         other.handle(offsets(6), pass_over, positions={"orders-0": 7}, expected={"orders-0": 5})
-    with pytest.raises(fp.errors.StateConflictError, match="source 'orders-9': position None found, 0 expected"):
+    with pytest.raises(fp.errors.StateConflictError, match="source 'orders-9': expected position 0, found None"):
         other.skip({"orders-9": 1}, expected={"orders-9": 0})
     assert one.positions() == {"orders-0": 6, "orders-1": 2}
     assert verdicts(one, offsets(6)) == [ACCEPTED], "nothing was claimed"

@@ -186,7 +186,7 @@ def test_positions_that_are_forgotten_meanwhile_stop_it(orders: Engine) -> None:
         sink.forget_positions("orders-0")
         return decode(message)
 
-    with pytest.raises(fp.PolicyError, match="orders-0: its position was forgotten while it was read"):
+    with pytest.raises(fp.PolicyError, match="orders-0: its position was deleted while the partition was read"):
         new_loop(sink, FakeClient(cluster, [P0]), decode=forgetting).run()
 
 
@@ -320,7 +320,7 @@ def test_too_many_dead_letters_in_a_row_stop_it(orders: Engine) -> None:
     sink = new_sink(orders)
     client = FakeClient(cluster, [P0])
     loop = new_loop(sink, client, attempts=1, dead_letters_max=4)
-    with pytest.raises(fp.BatchError, match="orders-0 at offset 5: 5 messages in a row"):
+    with pytest.raises(fp.BatchError, match="orders-0 at offset 5: 5 consecutive messages"):
         loop.run()
     assert [it[0] for it in dead(orders)] == [1, 2, 3, 4]
     assert sink.positions() == {"orders-0": 5}
@@ -465,7 +465,7 @@ def test_kafka_that_does_not_answer_is_asked_again(orders: Engine) -> None:
 def test_a_fatal_error_of_the_client(orders: Engine) -> None:
     client = FakeClient(Cluster(), [P0])
     client.errors = [Error("_FATAL", is_fatal=True)]
-    with pytest.raises(fp.StoreError, match="the Kafka client cannot go on: _FATAL"):
+    with pytest.raises(fp.StoreError, match="the Kafka client reports a fatal error: _FATAL"):
         new_loop(new_sink(orders), client).run()
 
 

@@ -144,7 +144,7 @@ def test_tasks_do_what_is_asked(engine: Engine, coordinator: TransactionCoordina
     assert work.recover() == "0 completed, 1 aborted, 0 left to other routes"
     assert state_of(engine, "late") == ABORTED
     assert work.delete_requests() == "1 requests deleted"
-    with pytest.raises(fp.PolicyError, match="consumer 'nobody' is not known in this database"):
+    with pytest.raises(fp.PolicyError, match="consumer 'nobody' does not exist in this database"):
         work.reap_claims()
     assert [it.metrics()["claims"] for it in sinks] == [0, 1], "one that fails keeps no other from being done"
     time.sleep(0.05)

@@ -387,10 +387,12 @@ def test_keys_of_every_type_are_told_apart(events: Engine) -> None:
     with events.connect() as connection:
         found = {row.pid for row in connection.execute(select(CLAIMS.c.pid))}
     assert found == {json.dumps([pid, device.bytes.hex()], ensure_ascii=False, separators=(",", ":")) for pid in pids}
-    with pytest.raises(fp.BatchError, match="column 'partition_1': is of type string, but consumer 'c' has claimed by"):
+    with pytest.raises(
+        fp.BatchError, match="column 'partition_1': is of type string, but the claims of consumer 'c' have type"
+    ):
         sink.handle(batch.set_column(3, "partition", pa.array(["0"] * 7)), lambda *_: None)
     sink = SqlSink(events, None, "d", columns=fp.Columns(partition=None))
-    with pytest.raises(fp.BatchError, match="has 2002 bytes, a claim's key has at most 1000"):
+    with pytest.raises(fp.BatchError, match="the key has 2002 bytes, but a key of a claim has at most 1000"):
         sink.handle([{"pid": "x" * 2000, "epoch": 0, "seq": 0}], lambda *_: None)
     assert sink.handle([{"pid": "x" * 900, "epoch": 0, "seq": 0}], lambda *_: None).rows_kept == 1
 
@@ -430,7 +432,9 @@ def test_types_of_keys_are_stored_after_a_first_call_that_was_undone(
         sink.handle(of_bytes, effect)
     assert (count(engine, CLAIMS), count(engine, MESSAGES)) == (0, 0)
     assert sink.handle(of_bytes, lambda *_: None).rows_kept == 1
-    with pytest.raises(fp.BatchError, match=r"column '.*': is of type .*, but consumer 'c' has claimed by binary"):
+    with pytest.raises(
+        fp.BatchError, match=r"column '.*': is of type .*, but the claims of consumer 'c' have type binary"
+    ):
         new_sink(new_engine()).handle(of_text, lambda *_: None)
 
 
@@ -441,7 +445,9 @@ def test_types_of_keys_of_another_process_hold_after_a_first_call_that_was_undon
     with pytest.raises(ValueError, match="broken off"):
         sinks[0].handle([{"key": b"\xab"}], break_off)
     assert sinks[1].handle([{"key": "ab"}], lambda *_: None).rows_kept == 1
-    with pytest.raises(fp.BatchError, match="column 'key': is of type binary, but consumer 'c' has claimed by text"):
+    with pytest.raises(
+        fp.BatchError, match="column 'key': is of type binary, but the claims of consumer 'c' have type text"
+    ):
         sinks[0].handle([{"key": b"\xab"}], lambda *_: None)
 
 
@@ -559,7 +565,7 @@ def test_an_aggregate_and_its_version(events: Engine) -> None:
         (pa.array([1.0]), "column 'event_id': is of type double, texts, integers or binary are needed"),
         (pa.array(["a", "b\0"]), r"column 'event_id', row 1: 'b\\x00': an id has no zero bytes"),
         (pa.array(["a", "b" * 2001]), r"column 'event_id', row 1: 'b{76}\.\.\.: an id has at most 2000 bytes"),
-        (pa.array([7]), "column 'event_id': is of type integer, but consumer 'c' has claimed by text"),
+        (pa.array([7]), "column 'event_id': is of type integer, but the claims of consumer 'c' have type text"),
     ],
 )
 def test_ids_that_are_none(events: Engine, ids: pa.Array, message: str) -> None:
@@ -576,7 +582,7 @@ def test_ids_that_are_none(events: Engine, ids: pa.Array, message: str) -> None:
     "names", [("partition", "offset"), "offset", ("kafka_topic", "kafka_offset"), "Offset", ("event_id", "partition")]
 )
 def test_broker_coordinates_are_no_message_id(events: Engine, names: Any) -> None:
-    with pytest.raises(fp.PolicyError, match=r"is a coordinate of the broker\. It numbers what the broker has stored"):
+    with pytest.raises(fp.PolicyError, match=r"is a coordinate of the broker\. It numbers stored records"):
         SqlSink(events, None, "c", "message_id", message_id=names)
 
 
@@ -652,7 +658,9 @@ def test_many_processes_apply_each_message_once(events: Engine, new_engine: Call
 
 def test_a_consumer_keeps_its_settings(events: Engine) -> None:
     SqlSink(events, "events", "billing")
-    with pytest.raises(fp.PolicyError, match=r"consumer 'billing' was set up otherwise: policy='admit=any .* given\. "):
+    with pytest.raises(
+        fp.PolicyError, match=r"consumer 'billing' exists with other settings: policy='admit=any .* given\. "
+    ):
         SqlSink(events, "events", "billing", policy="in_order")
     with pytest.raises(fp.PolicyError, match="table='events' found, None given"):
         SqlSink(events, None, "billing")

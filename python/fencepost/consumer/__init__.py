@@ -1,8 +1,9 @@
-"""A Kafka consumer that applies each message once to a database: poll, decode, apply, go on.
+"""A Kafka consumer that applies each message once to a database.
 
-Needs `fencepost[sql]` or `fencepost[postgresql]`, and a Kafka client that the caller makes and passes in:
-`confluent_kafka.Consumer` for `ConsumerLoop`, or an object with its methods; `aiokafka.AIOKafkaConsumer` for
-`AsyncConsumerLoop`, with `fencepost[asyncio]`.
+Requires `fencepost[sql]` or `fencepost[postgresql]`, and a Kafka client that the caller creates:
+
+    ConsumerLoop         a `confluent_kafka.Consumer`, or an object with the same methods
+    AsyncConsumerLoop    an `aiokafka.AIOKafkaConsumer`; also requires `fencepost[asyncio]`
 """
 
 from fencepost.consumer.asynchronous import AsyncConsumerLoop

@@ -1,4 +1,7 @@
-"""Which partitions this process reads, and from where: the positions of the database decide, not those of Kafka."""
+"""The partitions that this process reads, and where it reads them from.
+
+The positions in the database decide, not the offsets that are committed in Kafka.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,11 @@ _ENDS_EVERY_S = 0.5
 class Assignment:
     """The partitions that the group has assigned to this process.
 
-    `until_up`: calls a function again until the database answers; None when the loop stops first. `failure`: an error
-    of a callback, which the loop raises after the call of the client that it was in.
+    Args:
+        until_up: Calls a function again until the database responds. Returns None if the loop stops first.
+
+    Attributes:
+        failure: An error of a callback. The loop raises it after the client's call returns.
     """
 
     def __init__(self, client: Client, sink: SqlSink, start: Start, on_reset: OnReset, until_up: UntilUp) -> None:
@@ -36,20 +42,20 @@ class Assignment:
         self.failure: Exception | None = None
         self.is_paused = False
         self.changes = 0
-        """How often partitions were assigned or taken away."""
+        """Number of times that partitions were assigned or revoked."""
 
     @property
     def partitions(self) -> list[Partition]:
-        """Those that are assigned now."""
+        """The currently assigned partitions."""
         return list(self._partitions.values())
 
     def owns(self, partition: Partition) -> bool:
-        """Whether it is still assigned, by the same assignment."""
+        """Return whether the partition is still assigned, by the same assignment."""
         handle = partition.handle
         return self._partitions.get((handle.topic, handle.partition)) is partition
 
     def items(self, messages: Iterable[Message]) -> list[Item]:
-        """The messages of assigned partitions that are at or behind the position."""
+        """Return the messages of assigned partitions whose offset is not below the position."""
         found = []
         for message in messages:
             partition = self._partitions.get((message.topic(), message.partition()))
@@ -57,17 +63,17 @@ class Assignment:
                 found.append(Item(message, partition))
         return found
 
-    # Callbacks of the client, which calls them in `poll` and `consume`
+    # Callbacks. The client calls them in `poll` and `consume`.
 
     def assigned(self, _: Any, handles: list[TopicPartition]) -> None:
-        """Begins where the database has each partition, and nowhere else."""
+        """Start reading each partition at the position that the database stores."""
         self.changes += 1
         try:
             found = self._until_up(lambda: [self._placed(handle, stored) for handle, stored in self._stored(handles)])
         except Exception as error:
             self.failure = error
             return
-        if found is None:  # the loop stops
+        if found is None:  # The loop is stopping.
             return
         self._assign(handles)
         for partition in found:
@@ -75,31 +81,31 @@ class Assignment:
         if self.is_paused:
             self._client.pause(handles)
         else:
-            # librdkafka keeps a partition paused that was taken away in an outage, and `resume` did not reach it.
+            # If a partition is revoked during an outage, `resume` does not include it. librdkafka keeps it paused.
             self._client.resume(handles)
         logger.info("assigned: %s", ", ".join(f"{it.source} from {it.position}" for it in found) or "nothing")
 
     def taken_away(self, _: Any, handles: list[TopicPartition]) -> None:
-        """Forgets the partitions: their messages that are not applied yet are another process's business."""
+        """Remove revoked partitions. Another process applies their remaining messages."""
         self.changes += 1
         for handle in handles:
             self._partitions.pop((handle.topic, handle.partition), None)
-        logger.info("taken away: %s", ", ".join(map(source_of, handles)) or "nothing")
+        logger.info("revoked: %s", ", ".join(map(source_of, handles)) or "nothing")
 
     def _assign(self, handles: list[TopicPartition]) -> None:
         try:
             self._client.assign(handles)
         except Exception:
-            # Under a cooperative protocol assignments are increments; a client does not say which protocol it has.
+            # A cooperative protocol assigns increments. A client does not report which protocol it uses.
             self._client.incremental_assign(handles)
 
-    # Where to begin
+    # Start positions
 
     def _stored(self, handles: Sequence[TopicPartition]) -> list[tuple[TopicPartition, int]]:
         known = self._sink.positions()
         new = {source_of(it): self._start_of(it) for it in handles if source_of(it) not in known}
         if new:
-            # Stored before the first message is read: "latest" means the end as it is now, also after a restart.
+            # Store them before the first message is read, so that "latest" keeps its meaning after a restart.
             known |= self._sink.begin_positions(new)
         return [(it, known[source_of(it)]) for it in handles]
 
@@ -108,7 +114,7 @@ class Assignment:
             try:
                 (found,) = self._client.committed([handle], _ANSWER_S)
             except Exception as error:
-                raise StoreError(f"{source_of(handle)}: Kafka does not say what is committed: {error}") from error
+                raise StoreError(f"{source_of(handle)}: cannot read its committed offset in Kafka: {error}") from error
             if found.offset >= 0:
                 return int(found.offset)
         low, high = self._bounds(handle)
@@ -119,48 +125,58 @@ class Assignment:
         handle.offset = stored
         if stored > high:
             raise SourceError(
-                f"{source_of(handle)}: the database has applied it up to offset {stored}, but it ends at {high}: the "
-                "topic was deleted and created again, or the cluster is another one. Use another consumer_id for it"
+                f"{source_of(handle)}: the consumer has applied it up to offset {stored}, but it ends at {high}. The "
+                "topic was deleted and created again, or this is a different cluster. Use another consumer_id for it"
             )
         if stored < low:
             handle.offset = self._passed(handle, stored, low)
         return Partition(handle, stored)
 
     def _passed(self, handle: TopicPartition, stored: int, low: int) -> int:
-        """The first offset that is left, where those before it were deleted unread. Raises SourceError."""
-        said = f"{source_of(handle)}: offsets {stored} to {low - 1} were deleted before they were applied"
+        """Return the lowest remaining offset if earlier messages were deleted before they were applied.
+
+        Raises:
+            SourceError: `on_reset` is "stop".
+        """
+        problem = f"{source_of(handle)}: offsets {stored} to {low - 1} were deleted before they were applied"
         if self._on_reset == "stop":
             raise SourceError(
-                f"{said}. on_reset='report' goes on behind them; retention.ms of the topic must be longer than "
-                "consumers can be away"
+                f"{problem}. Increase the topic's retention.ms above the longest downtime of the consumer. "
+                "on_reset='report' continues after the deleted messages"
             )
-        logger.error("%s; going on from %d", said, low)
+        logger.error("%s; continuing at offset %d", problem, low)
         return low
 
     def _bounds(self, handle: TopicPartition) -> tuple[int, int]:
         try:
             found = self._client.get_watermark_offsets(handle, timeout=_ANSWER_S)
         except Exception as error:
-            raise StoreError(f"{source_of(handle)}: Kafka does not say where it begins and ends: {error}") from error
+            raise StoreError(f"{source_of(handle)}: cannot read the offset range from Kafka: {error}") from error
         if found is None:
-            raise StoreError(f"{source_of(handle)}: Kafka does not say within {_ANSWER_S:g} s where it begins and ends")
+            raise StoreError(f"{source_of(handle)}: Kafka did not return the offset range within {_ANSWER_S:g} s")
         return found
 
-    # Going back, pausing
+    # Seek and pause
 
     def refresh(self) -> None:
-        """Goes where the database has each partition now: another process has moved one."""
+        """Continue at the positions in the database, after another process has moved one.
+
+        Raises:
+            PolicyError: The database no longer has the position of an assigned partition.
+        """
         stored = self._sink.positions()
         for partition in self.partitions:
             position = stored.get(partition.source)
             if position is None:
-                raise PolicyError(f"{partition.source}: its position was forgotten while it was read: start again")
+                raise PolicyError(
+                    f"{partition.source}: its position was deleted while the partition was read. Restart the consumer"
+                )
             if position != partition.position:
-                logger.warning("%s: from %d on, where another process has moved it", partition.source, position)
+                logger.warning("%s: another process has moved the position to %d", partition.source, position)
                 self._read_again(partition, position)
 
     def read_again(self) -> None:
-        """Goes back to the positions: messages that have arrived are dropped, and fetched again."""
+        """Go back to the positions. Messages that have arrived are dropped and fetched again."""
         for partition in self.partitions:
             self._read_again(partition, partition.position)
 
@@ -169,7 +185,7 @@ class Assignment:
         self._partitions[handle.topic, handle.partition] = Partition(handle, position, is_seeking=True)
 
     def seek(self) -> None:
-        """Seeks the partitions that are to be read from their positions again. One that fails is tried again."""
+        """Seek the partitions that must be read from their positions again. The next call retries a failed seek."""
         for partition in self.partitions:
             if partition.is_seeking:
                 partition.handle.offset = partition.position
@@ -181,7 +197,11 @@ class Assignment:
                     partition.is_seeking = False
 
     def out_of_range(self, message: Message) -> None:
-        """Takes over an error of the client that the offset to read does not exist. Raises SourceError."""
+        """Handle a client error that reports a nonexistent offset.
+
+        Raises:
+            SourceError: Messages were deleted before they were applied, or the topic was created again.
+        """
         partition = self._partitions.get((message.topic(), message.partition()))
         if partition is None:
             return
@@ -189,17 +209,17 @@ class Assignment:
         self._client.seek(handle)
 
     def pause(self) -> None:
-        """Fetches nothing more, and stays a member of the group as long as it is polled."""
+        """Stop fetching. The client stays a member of the group while it is polled."""
         self.is_paused = True
         self._client.pause([it.handle for it in self.partitions])
 
     def resume(self) -> None:
-        """Fetches again."""
+        """Resume fetching."""
         self.is_paused = False
         self._client.resume([it.handle for it in self.partitions])
 
     def commit(self, partitions: Iterable[Partition]) -> None:
-        """Stores the positions in Kafka too, for tools that show the lag. Nothing here reads them."""
+        """Commit the positions to Kafka for tools that show the lag. The loop reads them only for start="committed"."""
         handles = []
         for partition in partitions:
             partition.handle.offset = partition.position
@@ -207,13 +227,12 @@ class Assignment:
         try:
             self._client.commit(offsets=handles, asynchronous=True)
         except Exception as error:
-            logger.info("the positions were not stored in Kafka: %s", error)
+            logger.info("the positions were not committed to Kafka: %s", error)
 
     def read_ends(self) -> None:
-        """Reads where the client knows the partitions to end, at most once in `_ENDS_EVERY_S`.
+        """Read the client's cached end offsets, at most once in `_ENDS_EVERY_S` seconds.
 
-        To be called by the thread that polls: a client of confluent-kafka lets another thread wait for as long as it is
-        polled again and again.
+        Only the polling thread may call this. While confluent-kafka polls continuously, other threads wait.
         """
         now = time.monotonic()
         if now - self._ends_read_at < _ENDS_EVERY_S:
@@ -223,6 +242,6 @@ class Assignment:
         self._ends = {source: bounds[1] for source, bounds in found.items() if bounds is not None and bounds[1] >= 0}
 
     def lag(self) -> dict[str, int]:
-        """By source, the offsets between its position and the end that was last read. From any thread."""
+        """Return the number of offsets between position and last known end, by source. Thread-safe."""
         ends = self._ends
         return {it.source: max(0, ends[it.source] - it.position) for it in self.partitions if it.source in ends}

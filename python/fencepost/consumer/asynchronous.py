@@ -1,7 +1,7 @@
-"""The loop for asyncio: `ConsumerLoop` in a greenlet of SQLAlchemy, with aiokafka's consumer as its client.
+"""The consumer loop for asyncio: `ConsumerLoop` in a greenlet of SQLAlchemy, with aiokafka's consumer as its client.
 
-aiokafka tells of rebalances whenever they happen, confluent-kafka within `poll`, which is what the loop is made for. So
-a rebalance waits here until the loop polls, and aiokafka waits for it.
+aiokafka reports a rebalance at any time. confluent-kafka reports it within `poll`, and `ConsumerLoop` relies on this.
+So this module queues a rebalance until the loop polls, and aiokafka waits for it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fencepost.consumer")
 _TURN_S = 0.1
-"""How often a poll that waits for messages looks for rebalances."""
+"""Interval at which a waiting poll checks for rebalances."""
 
 
 class AsyncConsumerLoop:
-    """Applies the messages of Kafka topics to a database, each once, without blocking the event loop.
+    """Applies each message of Kafka topics once to a database, without blocking the event loop.
 
-    `client`: an `aiokafka.AIOKafkaConsumer` of the caller, not started, without topics, with
-    `enable_auto_commit=False` and `auto_offset_reset="none"`; the loop starts and stops it. `sink`: an `AsyncSqlSink`.
-    `effect(connection, kept)` may be a coroutine function, and gets an `AsyncConnection`; `decode(message)` is a plain
-    function, called with a message as confluent-kafka has it. All else is as of `ConsumerLoop`.
-
+    Create it with `open`:
         loop = await AsyncConsumerLoop.open(client, sink, ["orders"], decode=decode)
         await loop.run()
     """
@@ -54,7 +50,20 @@ class AsyncConsumerLoop:
         effect: AsyncEffect | None = None,
         **options: Any,
     ) -> AsyncConsumerLoop:
-        """A loop with the options of `ConsumerLoop`, and its errors."""
+        """Return a new loop.
+
+        Args:
+            client: An `aiokafka.AIOKafkaConsumer` that is not started and has no topics, with
+                `enable_auto_commit=False` and `auto_offset_reset="none"`. The loop starts and stops it.
+            sink: As in `ConsumerLoop`, but an `AsyncSqlSink`.
+            topics: The topics to read.
+            effect: As in `ConsumerLoop`, but it receives an `AsyncConnection` and may be a coroutine function.
+            options: The other arguments of `ConsumerLoop`. `decode` is a plain function. It receives a message with
+                the methods of `confluent_kafka.Message`.
+
+        Raises:
+            PolicyError, StoreError: As `ConsumerLoop`.
+        """
         stopping = _Stopping()
         loop = await greenlet_spawn(
             ConsumerLoop,
@@ -68,20 +77,23 @@ class AsyncConsumerLoop:
         return cls(loop, stopping)
 
     async def run(self, *, signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM)) -> None:
-        """Consumes until `stop` is called or one of the signals arrives; then leaves the group. See `ConsumerLoop`."""
+        """Consume until `stop` is called or one of the signals arrives, then leave the group.
+
+        Raises the errors of `ConsumerLoop.run`.
+        """
         with self._handled(signals):
             await greenlet_spawn(self._loop.run, signals=())
 
     def stop(self) -> None:
-        """Makes `run` return after the transaction that it is in. From the thread of the event loop."""
+        """Make `run` return after its current transaction. Call it in the thread of the event loop."""
         self._stopping.set()
 
     def metrics(self) -> dict[str, Any]:
-        """As `ConsumerLoop.metrics`."""
+        """Return the result of `ConsumerLoop.metrics`."""
         return self._loop.metrics()
 
     def collect(self) -> Iterator[Metric]:
-        """As `ConsumerLoop.collect`."""
+        """Yield the metric families of `ConsumerLoop.collect`."""
         return self._loop.collect()
 
     @contextmanager
@@ -97,7 +109,7 @@ class AsyncConsumerLoop:
 
 
 class _Stopping:
-    """An event of asyncio that a greenlet waits on."""
+    """An asyncio event on which a greenlet can wait."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -117,12 +129,12 @@ class _Stopping:
         return self.is_set()
 
 
-# aiokafka's consumer as confluent-kafka's
+# Adapters from aiokafka to the interface of confluent-kafka
 
 
 @dataclass
 class _Handle:
-    """A partition, and an offset in it."""
+    """A partition and an offset in it."""
 
     topic: str
     partition: int
@@ -130,7 +142,7 @@ class _Handle:
 
 
 class _Record:
-    """A record as a message of confluent-kafka."""
+    """A record of aiokafka with the methods of `confluent_kafka.Message`."""
 
     def __init__(self, record: ConsumerRecord[Any, Any]) -> None:
         self._record = record
@@ -154,7 +166,7 @@ class _Record:
         return self._record.headers or None
 
     def timestamp(self) -> tuple[int, int]:
-        """The kind (1: of the producer, 2: of the log) and ms, (0, -1) for none."""
+        """Return the kind (1: set by the producer, 2: set by the log) and ms, or (0, -1) if there is no timestamp."""
         kind = self._record.timestamp_type
         return (0, -1) if kind not in (0, 1) else (kind + 1, self._record.timestamp)
 
@@ -163,7 +175,7 @@ class _Record:
 
 
 class _OutOfRangeMessage:
-    """As confluent-kafka tells that the offset to read does not exist: a message with an error."""
+    """A message with an error: the offset to read does not exist. confluent-kafka reports it in this form."""
 
     def __init__(self, topic: str, partition: int) -> None:
         self._place = topic, partition
@@ -188,7 +200,7 @@ class _OutOfRangeMessage:
 
 
 class _Client:
-    """aiokafka's consumer with the calls of confluent-kafka's, which wait in a greenlet."""
+    """aiokafka's consumer with the methods of `confluent_kafka.Consumer`, which wait in a greenlet."""
 
     def __init__(self, consumer: AIOKafkaConsumer) -> None:
         self._consumer = consumer
@@ -218,7 +230,7 @@ class _Client:
                 await served(callbacks["on_assign"], assigned)
 
         self._consumer.subscribe(topics, listener=Listener())
-        # It returns once the first partitions are assigned, for which it waits here.
+        # `start` returns after the first assignment, so the loop below must serve rebalances.
         starting = asyncio.ensure_future(self._consumer.start())
         while not starting.done():
             await_only(self._first_of(starting))
@@ -226,7 +238,7 @@ class _Client:
         starting.result()
 
     async def _first_of(self, waiting: asyncio.Future[Any]) -> None:
-        """Returns when that is done, or a rebalance begins."""
+        """Return when `waiting` is done or a rebalance begins."""
         rebalance = asyncio.ensure_future(self._is_waiting.wait())
         await asyncio.wait({waiting, rebalance}, return_when=asyncio.FIRST_COMPLETED)
         rebalance.cancel()
@@ -236,7 +248,7 @@ class _Client:
         return found[0] if found else None
 
     def consume(self, num_messages: int, timeout: float) -> list[Any]:
-        """Serves rebalances, and returns messages; none where there was a rebalance."""
+        """Serve rebalances, or return messages. Return no messages after a rebalance."""
         end = asyncio.get_running_loop().time() + timeout
         while True:
             if self._serve():
@@ -247,7 +259,7 @@ class _Client:
                 return found
 
     def _serve(self) -> bool:
-        """Calls what waits for a rebalance, and lets aiokafka go on."""
+        """Call the callbacks of queued rebalances, then let aiokafka continue. Return whether there were any."""
         was_any = False
         self._is_waiting.clear()
         while not self._rebalances.empty():
@@ -273,7 +285,7 @@ class _Client:
         return [_Record(record) for records in found.values() for record in records]
 
     async def _until_rebalance(self, fetching: Coroutine[Any, Any, dict[Any, Any]]) -> dict[Any, Any]:
-        """What is fetched; nothing where a rebalance begins, which the fetch would wait for."""
+        """Return the fetched records. Cancel the fetch and return none if a rebalance begins, as it would block it."""
         fetch = asyncio.ensure_future(fetching)
         await self._first_of(fetch)
         if not fetch.done():
@@ -286,7 +298,7 @@ class _Client:
             raise
 
     def assign(self, partitions: list[Any]) -> None:
-        """The group has assigned them already: they begin at these offsets."""
+        """Seek to the offsets. aiokafka has already assigned the partitions."""
         for handle in partitions:
             self.seek(handle)
 
@@ -325,7 +337,7 @@ class _Client:
         return self._bounds[place]
 
     def commit(self, *, offsets: list[Any], asynchronous: bool) -> None:
-        """One commit at a time is on its way; what comes meanwhile goes with the next."""
+        """Start a commit. At most one runs at a time; later offsets are part of the next."""
         self._uncommitted |= {_of(it): it.offset for it in offsets}
         if self._committing is None or self._committing.done():
             self._committing = asyncio.get_running_loop().create_task(self._commit())
@@ -336,10 +348,10 @@ class _Client:
             try:
                 await self._consumer.commit(offsets)
             except Exception as error:
-                logger.info("the positions were not stored in Kafka: %s", error)
+                logger.info("the positions were not committed to Kafka: %s", error)
 
     def close(self) -> None:
-        """Leaves the group. What it waits for meanwhile, a rebalance among them, is nobody's business any more."""
+        """Leave the group. Rebalances that are still queued are dropped."""
         if self._committing is not None:
             await_only(self._committing)
         while not self._rebalances.empty():
@@ -348,7 +360,7 @@ class _Client:
 
 
 def _of(handle: Any) -> Any:
-    """aiokafka's name of a partition."""
+    """Return aiokafka's `TopicPartition`."""
     from aiokafka import TopicPartition
 
     return TopicPartition(handle.topic, handle.partition)

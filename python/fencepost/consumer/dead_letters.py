@@ -1,4 +1,4 @@
-"""Messages that cannot be applied, set aside with the reason: in a table of the same database, or in a topic."""
+"""Dead letters: messages that cannot be applied, with the reason, in a table of the same database or in a topic."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _ERROR_CHARACTERS = 4000
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message that was not applied, and why."""
+    """A message that was not applied, and the reason."""
 
     consumer_id: str
     message: Message
     error_type: str
-    """The class of the error, or the verdict of a row that was refused."""
+    """The class of the error, or the verdict of a refused row."""
     error: str
     tries: int
 
     @property
     def headers(self) -> list[tuple[str, bytes | None]]:
-        """The headers of the message, followed by where it is from and why it is here."""
+        """The headers of the message, then headers `fencepost_…` with its origin and the reason."""
         message = self.message
-        why = {
+        context = {
             "consumer": self.consumer_id,
             "topic": message.topic(),
             "partition": message.partition(),
@@ -41,16 +41,16 @@ class DeadLetter:
             "error": self.error,
             "tries": self.tries,
         }
-        added = [(f"fencepost_{name}", str(value).encode(errors="replace")) for name, value in why.items()]
+        added = [(f"fencepost_{name}", str(value).encode(errors="replace")) for name, value in context.items()]
         return [*(message.headers() or ()), *added]
 
 
 DeadLetterWriter: TypeAlias = Callable[[Connection, Sequence[DeadLetter]], None]
-"""Called in the transaction that moves the position past these messages."""
+"""Writes dead letters. The loop calls it in the transaction that moves the position past these messages."""
 
 
 def to_table(engine: Engine) -> DeadLetterWriter:
-    """Writes to the table `fencepost_dead_letters` of the database, which is made where it is missing."""
+    """Write dead letters to the table `fencepost_dead_letters` of the database. Create the table if it is missing."""
     database = Database(engine)
     database.create_tables(DEAD_LETTERS_PART)
 
@@ -63,11 +63,16 @@ def to_table(engine: Engine) -> DeadLetterWriter:
 
 
 def to_topic(producer: Any, topic: str, *, timeout_s: float = 30.0) -> DeadLetterWriter:
-    """Writes to a Kafka topic: the message with its headers, and headers `fencepost_…` that say where from and why.
+    """Write dead letters to a Kafka topic. Each has headers `fencepost_…` with the origin and the reason.
 
-    `producer`: a `confluent_kafka.Producer`. The message is delivered before the position moves past its original, so
-    a process that is killed between the two writes it twice; the headers tell such copies. Where it cannot be
-    delivered the loop waits, as in an outage of the database.
+    The message is delivered before the position moves past the original. If the process is killed in between, the
+    message is written twice. The headers identify such copies. If a message cannot be delivered, the loop waits, as
+    during an outage of the database.
+
+    Args:
+        producer: A `confluent_kafka.Producer`.
+        topic: The topic of dead letters.
+        timeout_s: Maximum time to wait for the delivery.
     """
 
     def write(_: Connection, letters: Sequence[DeadLetter]) -> None:
@@ -84,8 +89,8 @@ def to_topic(producer: Any, topic: str, *, timeout_s: float = 30.0) -> DeadLette
             )
         waiting = producer.flush(timeout_s)
         if waiting or failed:
-            said = failed[0] if failed else f"{waiting} messages are not acknowledged after {timeout_s:g} s"
-            raise StoreError(f"dead letter topic '{topic}', {place_of(letters[0].message)}: {said}")
+            problem = failed[0] if failed else f"{waiting} messages are not acknowledged after {timeout_s:g} s"
+            raise StoreError(f"dead letter topic '{topic}', {place_of(letters[0].message)}: {problem}")
 
     return write
 
@@ -109,5 +114,5 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _plain(error: str) -> str:
-    """As a text column takes it: without zero bytes and lone surrogates."""
+    """Return the text without zero bytes and lone surrogates, which text columns do not accept."""
     return error.encode(errors="replace").decode().replace("\0", "\\0")[:_ERROR_CHARACTERS]

@@ -1,9 +1,9 @@
-"""The loop: poll, decode, apply once, move the position, all else around it.
+"""The consumer loop: poll, decode, apply once, move the position.
 
-A message is applied, or set aside as a dead letter, in the database transaction that moves the position of its
-partition. The transaction first checks that the position is where this process has it (`expected=`). So it does not
-matter when the process dies, nor whether another one still works on a partition that the group has taken from it: the
-later of two transactions is refused, and its process reads the position again.
+One database transaction applies a message, or writes it as a dead letter, and moves the position of its partition.
+The transaction first checks that the position is the expected one (`expected=`). So the process may die at any time.
+Two processes may also work on the same partition during a rebalance: the later transaction is refused, and its
+process reads the position again.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ T = TypeVar("T")
 logger = logging.getLogger("fencepost.consumer")
 
 OUTAGES = (StoreError, OutcomeUnknownError)
-"""The database does not answer: the same call again, later."""
+"""Errors of an outage. The loop makes the same call again later."""
 MISTAKES = (CapacityError, PolicyError, SchemaError, SinkError, UndoneError)
-"""No message is at fault: the loop stops."""
+"""Errors that no message causes. The loop stops."""
 _IDLE_S = 0.5
 _POLL_EVERY_S = 0.1
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.1, 5.0
 
 
 class Stopping(Protocol):
-    """`threading.Event`: set when the loop is to stop."""
+    """`threading.Event`: set when the loop must stop."""
 
     def is_set(self) -> bool: ...
     def set(self) -> None: ...
@@ -63,29 +63,33 @@ class Stopping(Protocol):
 
 
 class ConsumerLoop:
-    """Applies the messages of Kafka topics to a database, each once, until it is stopped.
+    """Applies each message of Kafka topics once to a database, until it is stopped.
 
-    `client`: a `confluent_kafka.Consumer` of the caller, with `enable.auto.commit` false and `auto.offset.reset`
-    "error". The loop subscribes it and closes it. `sink`: what tells messages apart and where rows go;
-    `policy="kafka_offsets", columns="kafka"` for (topic, partition, offset), or a message id, or numbers of the
-    producer's own, from columns that the decoder gives.
+    Args:
+        client: A `confluent_kafka.Consumer` with `enable.auto.commit` false and `auto.offset.reset` "error". The loop
+            subscribes it and closes it.
+        sink: The `SqlSink` that recognizes duplicates and receives the rows. The identity can be
+            (topic, partition, offset), with `policy="kafka_offsets", columns="kafka"`. It can also be a message id or
+            the producer's sequence numbers, from columns of the decoder.
+        topics: The topics to read.
+        decode: `decode(message)` returns the columns of a message without topic, partition and offset, or None to
+            skip the message. It raises `StoreError` for an outage of a service that it needs.
+        effect: `effect(connection, kept)` receives the new rows, as in `SqlSink.handle`. It raises `StoreError` for an
+            outage of a service that it needs. None: rows go to the sink's table.
+        attempts: Number of tries of a message that fails by itself. After them it becomes a dead letter.
+        dead_letters: Writes dead letters. None: to the table `fencepost_dead_letters` of the sink's database.
+        dead_letters_max: Number of consecutive dead letters after which another failed message stops the loop. So
+            many failures have a cause other than the messages.
+        start: Where to start a partition without a position in the database: "earliest", "latest", or "committed",
+            the group's committed offset in Kafka ("earliest" if there is none).
+        on_reset: What to do if messages were deleted before they were applied: "stop", or "report" and continue.
+        batch_max: Maximum number of messages in a transaction.
+        linger_s: Time to wait for more messages after the first.
+        stopping: The event that stops the loop. None creates one.
 
-    `decode(message)`: the columns of a message beside topic, partition and offset; None passes over it. Unless given,
-    `message_columns`. `effect(connection, kept)`: called with the new rows, as by `SqlSink.handle`; unless given, rows
-    go to the sink's table. Both raise `StoreError` for an outage of what they depend on.
-
-    `attempts`: how often a message is tried that fails by itself; then it becomes a dead letter. `dead_letters`: where
-    to; unless given, the table `fencepost_dead_letters` of the sink's database. `dead_letters_max`: so many in a row,
-    with no message applied between them, stop the loop: then it is not the messages.
-
-    `start`: where a partition begins that the database does not know: "earliest", "latest", or "committed", where the
-    group stands in Kafka (else earliest). `on_reset`: what to do when messages were deleted before they were applied,
-    "stop" or "report".
-
-    `batch_max`: messages of a transaction. `linger_s`: how long to wait for more after the first. `stopping`: what the
-    loop waits on between tries, an event of its own unless given.
-
-    Raises PolicyError for settings that make no sense, and StoreError where the database does not answer.
+    Raises:
+        PolicyError: A setting is invalid.
+        StoreError: The database does not respond.
     """
 
     def __init__(
@@ -127,19 +131,19 @@ class ConsumerLoop:
         self._counts = dict.fromkeys(ABOUT, 0)
 
     def stop(self) -> None:
-        """Makes `run` return after the transaction that it is in. From any thread, and from a signal handler."""
+        """Make `run` return after its current transaction. Callable from any thread and from a signal handler."""
         self._stop.set()
 
     def run(self, *, signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM)) -> None:
-        """Consumes until `stop` is called or one of the signals arrives; then leaves the group.
+        """Consume until `stop` is called or one of the signals arrives, then leave the group.
 
-        In a thread other than the main one no signals are handled.
+        Signals are handled in the main thread only. The next process reads messages that were not applied.
 
         Raises:
-            SourceError: messages were deleted unread, or a topic was created again.
-            BatchError: `dead_letters_max` messages in a row could not be applied.
-            PolicyError, SchemaError, SinkError, UndoneError: as `SqlSink.apply` and `handle`. Messages that were not
-                applied are read again by the next process.
+            SourceError: Messages were deleted before they were applied, or a topic was created again.
+            BatchError: More than `dead_letters_max` consecutive messages could not be applied.
+            StoreError: The Kafka client reports a fatal error.
+            CapacityError, PolicyError, SchemaError, SinkError, UndoneError: As `SqlSink.apply` and `handle`.
         """
         with self._signals(signals):
             try:
@@ -154,9 +158,9 @@ class ConsumerLoop:
         logger.info("stopped")
 
     def metrics(self) -> dict[str, Any]:
-        """Counters of this process (`fencepost.consumer.metrics.ABOUT`), `is_paused`, `partitions`, `lag` by source.
+        """Return the counters of this process, `is_paused`, `partitions`, and `lag` by source.
 
-        From any thread. It asks neither Kafka nor the database.
+        `fencepost.consumer.metrics.ABOUT` lists the counters. Thread-safe. Queries neither Kafka nor the database.
         """
         found: dict[str, Any] = dict(self._counts)
         assignment = self._assignment
@@ -168,13 +172,13 @@ class ConsumerLoop:
         }
 
     def collect(self) -> Iterator[Metric]:
-        """The same as families of `prometheus_client`: see `fencepost.metrics`."""
+        """Yield the metrics as families of `prometheus_client`. See `fencepost.metrics`."""
         return families_of(self._sink.consumer_id, self.metrics())
 
     # Messages
 
     def _collect(self) -> list[Item]:
-        """The next messages, none or up to `batch_max`."""
+        """Return the next messages to apply."""
         self._assignment.seek()
         early, self._early = self._early, []
         first = self._poll(0 if early else _IDLE_S)
@@ -183,7 +187,7 @@ class ConsumerLoop:
         changes = self._assignment.changes
         more = self._accepted(self._client.consume(self._batch_max, self._linger_s))
         if self._assignment.changes != changes:
-            # Some of the messages may be from before the change.
+            # Some of the messages may have been fetched before the change.
             self._assignment.read_again()
             return []
         return self._still_mine([*early, *first, *more])
@@ -194,7 +198,7 @@ class ConsumerLoop:
         return [] if message is None and self._assignment.failure is None else self._accepted([message])
 
     def _accepted(self, messages: Sequence[Message | None]) -> list[Item]:
-        """The messages that this process is to apply. Raises what a callback or the client could not do."""
+        """Return the messages that this process must apply. Raise the errors of callbacks and of the client."""
         failure, self._assignment.failure = self._assignment.failure, None
         if failure is not None:
             raise failure
@@ -214,12 +218,12 @@ class ConsumerLoop:
         self._counts["client_errors"] += 1
         logger.warning("the Kafka client reports: %s", error)
         if error.fatal():
-            raise StoreError(f"the Kafka client cannot go on: {error}")
+            raise StoreError(f"the Kafka client reports a fatal error: {error}")
         if error.name() == "_AUTO_OFFSET_RESET":
             self._until_up(lambda: self._assignment.out_of_range(message))
 
     def _still_mine(self, items: Sequence[Item]) -> list[Item]:
-        """Without those that are applied, and those of partitions that were taken away."""
+        """Return the messages that are not applied and whose partitions are still assigned."""
         return [
             it for it in items if self._assignment.owns(it.partition) and it.message.offset() >= it.partition.position
         ]
@@ -227,7 +231,7 @@ class ConsumerLoop:
     # Applying
 
     def _apply(self, items: list[Item]) -> None:
-        """Applies the messages, or sets them aside. Waits as long as the database does not answer."""
+        """Apply the messages or write them as dead letters. Wait while the database does not respond."""
         pause_s = _PAUSE_MIN_S
         while items and not self._stop.is_set():
             try:
@@ -240,14 +244,14 @@ class ConsumerLoop:
             except OUTAGES as error:
                 self._wait_for_the_database(error, pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
-            # Those of partitions that have not moved are still to be applied: the client has gone past them.
+            # The client does not return these messages again. Keep those of partitions that have not moved.
             items = self._still_mine(items)
         if self._assignment.is_paused:
-            logger.warning("the database answers again")
+            logger.warning("the database responds again")
             self._assignment.resume()
 
     def _apply_in_parts(self, items: list[Item]) -> None:
-        """In one transaction; where that fails, around the message that is named, or in halves."""
+        """Apply the messages in one transaction. If it fails, split them at the message in the error, or in halves."""
         waiting = [items]
         while waiting and not self._stop.is_set():
             part = waiting.pop()
@@ -261,12 +265,12 @@ class ConsumerLoop:
                     self._try_again(part[0], error)
                 else:
                     at = _place_of(error, len(part))
-                    logger.info("%d messages fail together (%s), so they are applied in parts", len(part), error)
+                    logger.info("%d messages failed together (%s); applying them in parts", len(part), error)
                     pieces = (part[:at], part[at : at + 1], part[at + 1 :])
                     waiting += [it for it in reversed(pieces) if it]
 
     def _try_again(self, item: Item, error: Exception) -> None:
-        """A message that has failed alone: tried `attempts` times in all, then set aside."""
+        """Retry a message that failed by itself, up to `attempts` tries in all. Then write it as a dead letter."""
         for attempt in range(1, self._attempts):
             self._counts["retries"] += 1
             self._stop.wait(min(_PAUSE_MAX_S, _PAUSE_MIN_S * 2**attempt))
@@ -280,10 +284,10 @@ class ConsumerLoop:
                 raise
             except Exception as again:
                 error = again
-        self._set_aside(item, error)
+        self._reject(item, error)
 
     def _apply_once(self, items: Sequence[Item]) -> None:
-        """One transaction. Raises `_DecodeError`, and what the sink raises."""
+        """Apply the messages in one transaction. Raises `_DecodeError`, `_RowError` and the errors of the sink."""
         rows, places = [], []
         for place, item in enumerate(items):
             try:
@@ -318,16 +322,16 @@ class ConsumerLoop:
         self._counts["duplicates"] += done.counts[Verdict.DUPLICATE]
         self._counts["dead_letters"] += refused.count
 
-    def _set_aside(self, item: Item, error: Exception) -> None:
-        """Makes a message a dead letter, and moves past it, in one transaction."""
+    def _reject(self, item: Item, error: Exception) -> None:
+        """Write a message as a dead letter and move the position past it, in one transaction."""
         cause = error.cause if isinstance(error, _PlacedError) else error
         letter = DeadLetter(
             self._sink.consumer_id, item.message, type(cause).__name__, message_of(cause) or repr(cause), self._attempts
         )
         if self._dead_in_a_row >= self._dead_max:
             raise BatchError(
-                f"{place_of(item.message)}: {self._dead_in_a_row + 1} messages in a row could not be applied, so it is "
-                f"not the messages. The last error is {letter.error_type}: {letter.error}"
+                f"{place_of(item.message)}: {self._dead_in_a_row + 1} consecutive messages could not be applied, so "
+                f"the cause is not a single message. The last error is {letter.error_type}: {letter.error}"
             ) from cause
         expected, positions = _moves([item])
         self._sink.skip(positions, expected=expected, work=lambda connection: self._write_dead(connection, [letter]))
@@ -335,12 +339,12 @@ class ConsumerLoop:
         self._dead_in_a_row += 1
         self._counts["dead_letters"] += 1
         logger.error(
-            "%s: set aside after %d tries: %s: %s",
+            "%s: dead letter after %d tries: %s: %s",
             place_of(item.message), letter.tries, letter.error_type, letter.error,
         )  # fmt: skip
 
     def _moved(self, items: Sequence[Item]) -> None:
-        """After the commit: the positions of the partitions are behind these messages."""
+        """Move the positions in memory past these messages, after the commit."""
         moved: dict[Partition, int] = {it.partition: it.message.offset() + 1 for it in items}
         for partition, position in moved.items():
             partition.position = position
@@ -349,25 +353,25 @@ class ConsumerLoop:
     # Waiting
 
     def _wait_for_the_database(self, error: Exception, seconds: float) -> None:
-        """Waits, and stays a member of the group meanwhile."""
+        """Wait, and keep polling so that the process stays a member of the group."""
         if not self._assignment.is_paused:
             self._counts["outages"] += 1
             self._assignment.pause()
-        logger.warning("again in %.1f s: %s", seconds, error)
+        logger.warning("retrying in %.1f s: %s", seconds, error)
         end = time.monotonic() + seconds
         while not self._stop.is_set() and (left := end - time.monotonic()) > 0:
-            # Paused partitions give no messages, but those that were assigned meanwhile may.
+            # Paused partitions return no messages, but partitions that are assigned during the wait may.
             self._early += self._poll(0)
             self._stop.wait(min(left, _POLL_EVERY_S))
 
     def _until_up(self, call: Callable[[], T]) -> T | None:
-        """What the call returns once the database and Kafka answer; None where the loop is stopped before."""
+        """Repeat a call until the database and Kafka respond, and return its result. Return None if the loop stops."""
         pause_s = _PAUSE_MIN_S
         while not self._stop.is_set():
             try:
                 return call()
             except OUTAGES as error:
-                logger.warning("again in %.1f s: %s", pause_s, error)
+                logger.warning("retrying in %.1f s: %s", pause_s, error)
             self._stop.wait(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
         return None
@@ -390,7 +394,7 @@ class ConsumerLoop:
 
 
 class _PlacedError(Exception):
-    """An error of one message of a call. `place`: which."""
+    """An error of one message of a call. `place`: the index of the message."""
 
     def __init__(self, place: int, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -402,11 +406,11 @@ class _DecodeError(_PlacedError):
 
 
 class _RowError(_PlacedError):
-    """The sink named a row."""
+    """The sink raised an error that names a row."""
 
 
 class _Refused:
-    """The rows of a call that were neither kept nor duplicates, as dead letters."""
+    """Writes the refused rows of a call, which are neither kept nor duplicates, as dead letters."""
 
     def __init__(self, consumer_id: str, messages: Sequence[Message], write: DeadLetterWriter) -> None:
         self._consumer_id, self._write = consumer_id, write
@@ -420,7 +424,7 @@ class _Refused:
                 self._consumer_id,
                 self._messages[it["topic"], it["partition"], it["offset"]],
                 it["_verdict"],
-                f"the row was judged {it['_verdict']}",
+                f"the verdict of the row is {it['_verdict']}",
                 1,
             )
             for it in found
@@ -430,11 +434,11 @@ class _Refused:
 
 
 def _place_of(error: Exception, count: int) -> int:
-    """Which of so many messages to try alone: the one that the error names, or the middle."""
+    """Return the index at which to split the messages: the one that the error names, or the middle."""
     return error.place if isinstance(error, _PlacedError) else count // 2
 
 
 def _moves(items: Sequence[Item]) -> tuple[dict[str, int], dict[str, int]]:
-    """By source, where it is expected before these messages, and where it is behind them."""
+    """Return the positions before and after these messages, by source."""
     expected = {it.partition.source: it.partition.position for it in items}
     return expected, {it.partition.source: it.message.offset() + 1 for it in items}

@@ -1,4 +1,4 @@
-"""A Kafka message as columns, and what a client and its messages must have: the names of confluent-kafka."""
+"""Kafka messages as columns, and the protocols of clients and messages, with the names of confluent-kafka."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from fencepost.errors import PolicyError
 
 COORDINATES = ("topic", "partition", "offset")
-"""The columns that each row has, and that a decoder does not give."""
+"""The columns that the loop adds to each row. A decoder must not return them."""
 
 
 class Message(Protocol):
@@ -27,7 +27,7 @@ class Message(Protocol):
 
 
 class TopicPartition(Protocol):
-    """`confluent_kafka.TopicPartition`: a partition, and an offset in it."""
+    """`confluent_kafka.TopicPartition`: a partition and an offset in it."""
 
     topic: str
     partition: int
@@ -54,46 +54,51 @@ class Client(Protocol):
 
 
 Decoder: TypeAlias = Callable[[Message], Mapping[str, Any] | None]
-"""Returns the columns of a message beside its coordinates, or None for a message that is not to be applied."""
+"""Returns the columns of a message without its coordinates, or None to skip the message."""
 
 
 @dataclass(eq=False)
 class Partition:
-    """An assigned partition. Each assignment and each seek makes another one, so that messages that were fetched before
-    are recognized, and dropped."""
+    """An assigned partition.
+
+    Each assignment and each seek creates a new instance. Messages of an earlier instance are recognized and dropped.
+    """
 
     handle: TopicPartition
     position: int
-    """Where the database has it: the offset of the next message to apply."""
+    """The position in the database: the offset of the next message to apply."""
     is_seeking: bool = False
-    """Its messages are dropped until a seek succeeds."""
+    """Whether messages are dropped because a seek has not succeeded yet."""
 
     @property
     def source(self) -> str:
-        """Its name among the positions of a sink."""
+        """The source name of the partition in the positions of a sink."""
         return source_of(self.handle)
 
 
 @dataclass(frozen=True)
 class Item:
-    """A message, and the partition as it was assigned when the message arrived."""
+    """A message and the partition instance that was assigned when the message arrived."""
 
     message: Message
     partition: Partition
 
 
 def source_of(handle: TopicPartition) -> str:
-    """The name of a partition among the positions of a sink: "topic-partition"."""
+    """Return the source name of a partition in the positions of a sink: "topic-partition"."""
     return f"{handle.topic}-{handle.partition}"
 
 
 def place_of(message: Message) -> str:
-    """Where a message is, for people."""
+    """Return the partition and offset of a message as readable text."""
     return f"{message.topic()}-{message.partition()} at offset {message.offset()}"
 
 
 def message_columns(message: Message) -> dict[str, Any]:
-    """The default decoder: key and value (binary), headers (JSON, see `headers_text`), timestamp (int64 ms or null)."""
+    """Return key and value (binary), headers (JSON text) and timestamp (int64 ms or null). The default decoder.
+
+    `headers_text` defines the JSON of the headers.
+    """
     kind, timestamp_ms = message.timestamp()
     return {
         "key": message.key(),
@@ -104,7 +109,7 @@ def message_columns(message: Message) -> dict[str, Any]:
 
 
 def headers_text(headers: Sequence[tuple[str, bytes | None]] | None) -> str | None:
-    """Headers as JSON: [[name, value], ...], a value that is not UTF-8 as {"hex": "ff00"}."""
+    """Return headers as JSON: [[name, value], ...]. A value that is not UTF-8 becomes {"hex": "ff00"}."""
     if not headers:
         return None
     return json.dumps([[name, _header_value(value)] for name, value in headers], ensure_ascii=False)
@@ -120,15 +125,15 @@ def _header_value(value: bytes | str | None) -> str | dict[str, str] | None:
 
 
 def row_of(message: Message, decode: Decoder) -> dict[str, Any] | None:
-    """The columns of a message: its coordinates, and what the decoder returns. None where that is None.
+    """Return the coordinates of a message and the decoder's columns. Return None if the decoder returns None.
 
     Raises:
-        PolicyError: the decoder gives one of the coordinates.
+        PolicyError: The decoder returns one of the coordinates.
     """
     columns = decode(message)
     if columns is None:
         return None
     taken = [name for name in COORDINATES if name in columns]
     if taken:
-        raise PolicyError(f"the decoder gives a column '{taken[0]}', which each row has already: give it another name")
+        raise PolicyError(f"the decoder returned a column '{taken[0]}', which the loop adds itself: rename the column")
     return {"topic": message.topic(), "partition": message.partition(), "offset": message.offset(), **columns}

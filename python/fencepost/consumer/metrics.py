@@ -1,4 +1,4 @@
-"""What a loop has done, for monitoring."""
+"""Metrics of a consumer loop."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 ABOUT = {
-    "messages": "Messages that arrived.",
-    "applied": "Messages whose rows went to the table or the effect.",
-    "duplicates": "Messages that had been applied before.",
-    "skipped": "Messages that the decoder passed over.",
-    "dead_letters": "Messages that were set aside.",
-    "retries": "Tries of a message that had failed alone.",
-    "outages": "Times that the database did not answer.",
-    "conflicts": "Times that another process had moved a position.",
-    "rebalances": "Times that partitions were assigned or taken away.",
-    "client_errors": "Errors that the Kafka client reported.",
+    "messages": "Messages received.",
+    "applied": "Messages whose rows were passed to the table or the effect.",
+    "duplicates": "Messages that were already applied.",
+    "skipped": "Messages that the decoder skipped.",
+    "dead_letters": "Messages that became dead letters.",
+    "retries": "Retries of a message that failed by itself.",
+    "outages": "Outages of the database.",
+    "conflicts": "Conflicts with another process that moved a position.",
+    "rebalances": "Assignments and revocations of partitions.",
+    "client_errors": "Errors reported by the Kafka client.",
 }
-"""The counters, and what they count."""
+"""The counters and their help texts."""
 
 
 def families_of(consumer: str, metrics: Mapping[str, Any]) -> Iterator[Metric]:
-    """The families of `ConsumerLoop.metrics`."""
+    """Yield the metric families of `ConsumerLoop.metrics`."""
     by = {"consumer": consumer}
     for name, about in ABOUT.items():
         yield counter(f"fencepost_consumer_{name}", about, metrics[name], by)
     lag = {("source", source): count for source, count in metrics["lag"].items()}
-    yield gauge("fencepost_consumer_paused", "1 in an outage.", int(metrics["is_paused"]), by)
+    yield gauge("fencepost_consumer_paused", "1 during an outage, else 0.", int(metrics["is_paused"]), by)
     yield gauge("fencepost_consumer_partitions", "Assigned partitions.", metrics["partitions"], by)
-    yield gauge("fencepost_consumer_lag", "Offsets that are not applied yet.", lag, by)
+    yield gauge("fencepost_consumer_lag", "Offsets not applied yet, by source.", lag, by)

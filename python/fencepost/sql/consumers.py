@@ -1,11 +1,12 @@
-"""What the database knows of a consumer: how it claims, how far it forgets, and where its sources stand.
+"""Consumers in the database: their settings, horizons and source positions, and the tables of their claims.
 
-fencepost_consumers    a row a consumer: its settings for ever, the types of its keys, its horizon
-fencepost_claims       a row a (consumer, pid, partition): what was accepted, see `sequences`
-fencepost_holes        a row a range that a claim has not received, see `holes`
-fencepost_messages     a row a (consumer, message): the processed messages, see `messages`
-fencepost_applied      a row a (consumer, source): up to where it was applied
-fencepost_dead_letters a row a message that a `ConsumerLoop` has set aside
+table                    one row per
+fencepost_consumers      consumer: its permanent settings, the types of its keys, its horizon
+fencepost_claims         (consumer, pid, partition): the accepted sequence numbers, see `sequence_claims`
+fencepost_holes          missing range of a claim, see `holes`
+fencepost_messages       (consumer, message): the processed messages, see `messages`
+fencepost_applied        (consumer, source): its position
+fencepost_dead_letters   dead letter of a `ConsumerLoop`
 """
 
 from __future__ import annotations
@@ -45,14 +46,15 @@ _DEAD = MetaData()
 DEAD_LETTERS_PART = Part("dead_letters", 1, _DEAD)
 
 KEY_BYTES_MAX = 1000
-"""Of a pid or partition as text: an index entry of PostgreSQL has 2704 for both, one of MariaDB 3072."""
+"""Maximum size of a pid or partition as text. An index entry with both has at most 2704 bytes on PostgreSQL, 3072 on
+MariaDB."""
 ID_BYTES_MAX = 2000
-"""Of a message's id as text, likewise."""
-# Compared byte by byte, so that every process locks in one order; and faster.
+"""Maximum size of a message id as text, for the same reason."""
+# Comparison by bytes is faster, and gives every process the same order of locks.
 _Plain = Text().with_variant(Text(collation="C"), "postgresql")
 _Key, _Id, _Name = key_text(_Plain, KEY_BYTES_MAX), key_text(_Plain, ID_BYTES_MAX), key_text(String(255), 1020)
-# Claims are updated all the time: half a page stays free, so that a new version of a row finds room beside the old
-# one and no index is touched.
+# Claims are updated often. Half of each page stays free, so that a new row version fits into the same page and no index
+# changes (a heap-only tuple).
 _HALF_FULL = {"fillfactor": 50}
 
 CONSUMERS = Table(
@@ -85,8 +87,8 @@ CLAIMS = Table(
 HOLES = Table(
     "fencepost_holes",
     TABLES,
-    # No foreign key, as for messages. Found by their last number: of those above a number the first is the one that
-    # may contain it.
+    # No foreign key, as for messages. The key has the last number of a hole: the first hole whose last number is not
+    # below n is the only one that can contain n.
     Column("consumer", Integer, primary_key=True, autoincrement=False),
     Column("pid", _Key, primary_key=True),
     Column("partition", _Key, primary_key=True),
@@ -99,7 +101,7 @@ HOLES = Table(
 MESSAGES = Table(
     "fencepost_messages",
     TABLES,
-    # No foreign key: it would be looked up for every message, which takes longer than all else.
+    # No foreign key: its check for every message would take longer than the rest of the insertion.
     Column("consumer", Integer, primary_key=True, autoincrement=False),
     Column("id", _Id, primary_key=True),
     Column("version", Int64, primary_key=True, autoincrement=False),
@@ -117,7 +119,7 @@ POSITIONS = Table(
     postgresql_with=_HALF_FULL,
     **INNODB,
 )
-# Since version 2 holes are rows. Those that a claim has in its value move when it next changes.
+# Since version 2 holes are rows. Holes in the JSON of a claim become rows when the claim next changes.
 PART = Part("sink", 2, TABLES, {2: Migration(tables=(HOLES,))})
 DEAD_LETTERS = Table(
     "fencepost_dead_letters",
@@ -140,8 +142,11 @@ DEAD_LETTERS = Table(
 
 @dataclass(frozen=True)
 class Storage:
-    """Where claims of one kind are: the columns of their key, and the one that tells their age. `beside`: the table
-    whose rows belong to them, by the same key."""
+    """The table of one kind of claims.
+
+    `key`: the columns of their key. `timestamp`: the column of their age. `beside`: a table with further rows of each
+    claim, by the same key.
+    """
 
     table: Table
     key: tuple[str, ...]
@@ -153,14 +158,14 @@ STORAGES = {
     "sequence": Storage(CLAIMS, ("pid", "partition"), "last_timestamp", HOLES),
     "message_id": Storage(MESSAGES, ("id", "version"), "timestamp"),
 }
-"""By the kind of claims."""
+"""The tables by kind of claims."""
 
 
 @dataclass(frozen=True)
 class Consumer:
-    """One consumer of the database.
+    """A consumer of the database.
 
-    `id`: the number by which its rows know it. `keeps_time`: whether it can forget by age.
+    `id`: the number in its rows. `keeps_time`: whether its claims have timestamps, so that they can expire by age.
     """
 
     database: Database
@@ -171,10 +176,11 @@ class Consumer:
 
     @staticmethod
     def open(database: Database, name: str, settings: Mapping[str, Any]) -> Consumer:
-        """The consumer of that name, made where there is none.
+        """Return the consumer of this name. Create it if it does not exist.
 
         Raises:
-            PolicyError: its settings are others: they are what its claims mean, and stay for ever.
+            PolicyError: An invalid name, or the consumer has other settings. Settings are permanent, because they
+                define the meaning of claims.
         """
         if not is_text(name) or not 0 < len(name) <= 255:
             raise PolicyError(f"consumer_id={name!r}: a text of 1 to 255 characters of UTF-8 was expected")
@@ -198,30 +204,37 @@ class Consumer:
                 f"{it}={known.get(it)!r} found, {wanted.get(it)!r} given" for it in sorted(differing)
             )
             raise PolicyError(
-                f"consumer {name!r} was set up otherwise: {differences}. What it has claimed means that for ever: "
-                "take its settings, or another consumer_id"
+                f"consumer {name!r} exists with other settings: {differences}. Its settings cannot change, because "
+                "they define the meaning of its claims. Use the same settings, or another consumer_id"
             )
         return Consumer(database, number, name, bool(wanted.get("timestamp")))
 
     @staticmethod
     def find(database: Database, name: str) -> tuple[Consumer, Storage]:
-        """A consumer that is there, and where its claims are. Raises PolicyError where there is none of that name."""
+        """Return an existing consumer and the storage of its claims.
+
+        Raises:
+            PolicyError: No consumer has this name.
+        """
         query = select(CONSUMERS.c.id, CONSUMERS.c.settings).where(CONSUMERS.c.name == name)
         row = database.transaction(lambda connection: connection.execute(query).one_or_none())
         if row is None:
-            raise PolicyError(f"consumer {name!r} is not known in this database")
+            raise PolicyError(f"consumer {name!r} does not exist in this database")
         settings = json.loads(row.settings)
         return Consumer(database, row.id, name, bool(settings.get("timestamp"))), STORAGES[settings["claim"]]
 
     def horizon_ms(self, connection: Connection) -> int | None:
-        """The age above which rows can be judged. While this transaction runs it does not rise."""
+        """Return the timestamp above which rows can be judged, in ms. It does not rise during this transaction."""
         if not self.keeps_time:
             return None
         found: int | None = self._locked(connection, is_shared=True).scalar_one()
         return found
 
     def raise_horizon(self, connection: Connection, horizon_ms: int) -> int:
-        """Sets it, unless it is higher; gives what it is then. Waits for the transactions that have read it."""
+        """Raise the horizon, unless it is already higher. Return the resulting horizon.
+
+        Waits for the transactions that have read it.
+        """
         before = self._locked(connection, is_shared=False).scalar_one()
         if before is not None and before >= horizon_ms:
             return int(before)
@@ -229,25 +242,24 @@ class Consumer:
         return horizon_ms
 
     def _locked(self, connection: Connection, *, is_shared: bool) -> Result[Any]:
-        """The horizon, which nobody raises, or nobody else reads, until the transaction ends."""
+        """Return the horizon, and lock it until the transaction ends: shared against changes, else exclusively."""
         query = select(CONSUMERS.c.horizon_ms).where(CONSUMERS.c.id == self.id)
         if self.database.is_mariadb:
-            # PostgreSQL would write to the row for each lock of it; MariaDB has no other lock that ends by itself.
+            # MariaDB has no other lock that ends with the transaction. PostgreSQL would write to the row for each lock.
             query = query.with_for_update(read=is_shared)
         elif not self.database.is_sqlite:
-            # A statement of its own: the next one sees what was committed while this one waited.
+            # The lock is a separate statement, so that the next one sees commits that happened during the wait.
             function = "pg_advisory_xact_lock_shared" if is_shared else "pg_advisory_xact_lock"
             connection.execute(text(f"SELECT {function}({_LOCK_CLASS}, :id)"), {"id": self.id})
         return connection.execute(query)
 
     def check_key_types(self, connection: Connection, found: Mapping[str, str]) -> None:
-        """Stores the types of the key columns with the first claim; refuses other types from then on.
+        """Store the types of the key columns with the first claim, and refuse other types afterwards.
 
-        Types that another transaction has stored stay for ever, and are read once. What this one stores may be rolled
-        back.
+        Committed types are permanent, so they are read once. Types that this transaction stores may be rolled back.
 
         Raises:
-            BatchError: keys of other types than those of the claims. The same text could be another key there.
+            BatchError: The keys have other types than the claims. Keys of different types can have the same text.
         """
         known = self._stored.get("key_types")
         if known is None:
@@ -263,18 +275,18 @@ class Consumer:
         for column in types.keys() | found.keys():
             if types.get(column) != found.get(column):
                 raise BatchError(
-                    f"column '{column}': is of type {found.get(column)}, but consumer {self.name!r} has claimed by "
-                    f"{types.get(column)}; nothing of this call was applied",
+                    f"column '{column}': is of type {found.get(column)}, but the claims of consumer {self.name!r} have "
+                    f"type {types.get(column)}. Nothing of this call was applied",
                     column=column,
                 )
 
     def positions(self, connection: Connection) -> dict[str, int]:
-        """Up to where each source was applied."""
+        """Return the position of each source."""
         query = select(POSITIONS.c.source, POSITIONS.c.position).where(POSITIONS.c.consumer == self.id)
         return {it.source: it.position for it in connection.execute(query.order_by(POSITIONS.c.source))}
 
     def begin(self, connection: Connection, positions: Mapping[str, int]) -> dict[str, int]:
-        """Stores these positions for sources that have none, and gives the positions of all of these sources."""
+        """Store these positions for sources without a position. Return the positions of all these sources."""
         if not positions:
             return {}
         now_ms = self.database.now_ms(connection)
@@ -286,10 +298,10 @@ class Consumer:
         return {it.source: it.position for it in found}
 
     def hold(self, connection: Connection, expected: Mapping[str, int]) -> None:
-        """Locks the positions of these sources until the transaction ends.
+        """Lock the positions of these sources until the transaction ends.
 
         Raises:
-            StateConflictError: one of them is not where it is expected.
+            StateConflictError: A position is not the expected one.
         """
         if not expected:
             return
@@ -303,20 +315,20 @@ class Consumer:
         for source, position in expected.items():
             if found.get(source) != position:
                 raise StateConflictError(
-                    f"source '{source}': position {found.get(source)} found, {position} expected: another process of "
-                    f"consumer {self.name!r} has moved it. Nothing of this call was applied: read positions() again, "
-                    "and go on from there"
+                    f"source '{source}': expected position {position}, found {found.get(source)}: another process of "
+                    f"consumer {self.name!r} has moved it. Nothing of this call was applied. Read positions() again "
+                    "and continue there"
                 )
 
     def advance(self, connection: Connection, positions: Mapping[str, int]) -> None:
-        """Takes these positions over where they are higher: a delivery from before moves nothing back."""
+        """Move the sources forward to these positions. A lower position has no effect, as for an old delivery."""
         rows = [{"consumer": self.id, "source": it, "position": positions[it]} for it in sorted(positions)]
         if rows:
             advanced = _ADVANCED_ON_MARIADB if self.database.is_mariadb else _ADVANCED
             connection.execute(text(advanced.format(clock=self.database.clock)), rows)
 
     def forget_positions(self, connection: Connection, sources: list[str]) -> None:
-        """As if these sources had never been read."""
+        """Delete the positions of these sources."""
         connection.execute(
             delete(POSITIONS).where(POSITIONS.c.consumer == self.id, POSITIONS.c.source.in_(sorted(sources)))
         )
@@ -327,11 +339,11 @@ INSERT INTO fencepost_applied (consumer, source, position, changed_ms) VALUES (:
 ON CONFLICT (consumer, source) DO UPDATE SET position = excluded.position, changed_ms = excluded.changed_ms
 WHERE excluded.position > fencepost_applied.position
 """
-# Assigned from left to right: the first still sees the position of before.
+# MariaDB assigns from left to right, so the first assignment reads the old position.
 _ADVANCED_ON_MARIADB = """
 INSERT INTO fencepost_applied (consumer, source, position, changed_ms) VALUES (:consumer, :source, :position, {clock})
 ON DUPLICATE KEY UPDATE changed_ms = IF(VALUES(position) > position, VALUES(changed_ms), changed_ms),
     position = GREATEST(position, VALUES(position))
 """
-# Of PostgreSQL's advisory locks in two numbers, ours; the other is the consumer's.
+# The first of the two numbers of a PostgreSQL advisory lock. The second is the consumer's id.
 _LOCK_CLASS = 0x66656E63

@@ -1,8 +1,8 @@
-"""Claims by message id: the table of processed messages, a row for every message within the retention.
+"""Claims by message id: the table of processed messages, with one row for every message within the retention.
 
-An id is a column of texts, integers or binary that the *producer* made, alone or with a version: (aggregate, version).
-What is told apart is the pair, exactly. Coordinates of the broker are refused: they number what was stored, not what
-was sent, so a producer's retry comes under two of them, and both would pass.
+An id is a column of texts, integers or binary values from the *producer*, alone or with a version:
+(aggregate, version). Pairs are compared exactly. Coordinates of the broker are refused. They number stored records,
+not sent events, so a producer's retry gets two coordinates and would be applied twice.
 """
 
 from __future__ import annotations
@@ -31,25 +31,34 @@ _BROKER_NAMES = {"topic", "partition", "offset", "topic_partition", "kafka_key_o
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuses broker coordinates as the identity of a message. Raises PolicyError."""
+    """Check the columns of a message id.
+
+    Raises:
+        PolicyError: A column has the name of a broker coordinate, or there are not one or two columns.
+    """
     coordinates = [name for name in names if isinstance(name, str) and name.lower() in _BROKER_NAMES]
     if coordinates:
         raise PolicyError(
-            f"message_id={tuple(names)!r}: '{coordinates[0]}' is a coordinate of the broker. It numbers what "
-            "the broker has stored: an event that its producer sent twice lies there twice, under two offsets, and "
-            "both would be applied. Take an id that the producer makes (claim='message_id'), its own numbers "
-            "(claim='sequence'), or, where only redelivery is to be caught, claim='sequence' with "
-            "policy='kafka_offsets'"
+            f"message_id={tuple(names)!r}: '{coordinates[0]}' is a coordinate of the broker. It numbers stored "
+            "records: an event that its producer sent twice has two offsets, and both would be applied. Use an id from "
+            "the producer (claim='message_id') or the producer's sequence numbers (claim='sequence'). To detect "
+            "redelivery only, use claim='sequence' with policy='kafka_offsets'"
         )
     if not 1 <= len(names) <= 2 or not all(isinstance(name, str) for name in names):
-        raise PolicyError(f"message_id={names!r}: the column of an event id, or (aggregate id, version) was expected")
+        raise PolicyError(f"message_id={names!r}: expected the column of an event id, or (aggregate id, version)")
 
 
 @dataclass(frozen=True)
 class Ids:
-    """The ids of a call's rows: of each row, as text and version, its place among the different ones.
+    """The distinct ids of a call's rows, and the id of each row.
 
-    `first`: of each different id, the first row that has it. `timestamps`: int64 ms, where they are read.
+    Attributes:
+        texts: The text of each distinct id. Ids are sorted by the bytes of the text, then by version.
+        versions: The version of each distinct id; 0 without a version column.
+        of_row: For each row, the index of its id.
+        first: For each distinct id, the first row that has it.
+        timestamps: For each row, int64 ms; None without a timestamp column.
+        types: The types of the id columns, by name.
     """
 
     texts: pa.Array
@@ -62,7 +71,7 @@ class Ids:
 
 @dataclass(frozen=True)
 class MessageVerdicts:
-    """What became of the rows of a call: see `fencepost.Verdicts`."""
+    """The verdicts of a call, as in `fencepost.Verdicts`."""
 
     verdict: pa.Array
     kept: pa.Array
@@ -72,7 +81,7 @@ class MessageVerdicts:
 
 
 class Messages:
-    """Judges rows by the messages that a consumer has processed, and adds theirs."""
+    """Judges rows by the processed messages of a consumer, and claims the ids of new ones."""
 
     storage = STORAGES["message_id"]
 
@@ -82,14 +91,18 @@ class Messages:
         self.timestamp = timestamp
 
     def prepare(self, rows: pa.Table) -> Ids:
-        """The ids of the rows, every one of which is valid. Raises BatchError; asks no database."""
+        """Validate the rows and return their ids, without a query.
+
+        Raises:
+            BatchError: Invalid columns or values.
+        """
         texts = _id_texts(rows, self.identity[0])
         types = {self.identity[0]: _kind(rows, self.identity[0])}
         versions = pa.array(np.zeros(rows.num_rows, np.int64))
         if len(self.identity) == 2:
             versions = _integers(rows, self.identity[1])
             types[self.identity[1]] = "integer"
-        # In the order of bytes: every process claims in the same one.
+        # Every process claims ids in the order of their bytes, so that they cannot deadlock.
         encoded = texts.combine_chunks().dictionary_encode()
         by_bytes = np.asarray(pc.sort_indices(encoded.dictionary))
         rank = np.empty(len(by_bytes), np.int64)
@@ -112,9 +125,10 @@ class Messages:
         positions: Mapping[str, int],
         insert: Callable[[Ids, Any], Any] | None = None,
     ) -> MessageVerdicts:
-        """Judges the rows, and claims the ids that are new. `positions` say nothing of ids.
+        """Judge the rows and claim new ids.
 
-        `insert`: claims the ids at these places, and returns which of the places are of new ids.
+        `positions` are not used; `Sequences.claim` has the same parameter. `insert` claims the ids at the given
+        indexes. It returns the positions, within these indexes, of ids that are new.
         """
         horizon_ms = self.consumer.horizon_ms(connection)
         if len(ids.texts):
@@ -122,7 +136,8 @@ class Messages:
         is_old = np.zeros(len(ids.of_row), bool)
         if horizon_ms is not None:
             is_old = ids.timestamps <= horizon_ms
-            # An id counts with its first row that can be judged: those before are FORGOTTEN, however calls are cut.
+            # The first row above the horizon represents an id. Earlier rows are FORGOTTEN, however rows are divided
+            # into calls.
             first = np.full(len(ids.texts), len(ids.of_row), np.int64)
             np.minimum.at(first, ids.of_row[~is_old], np.flatnonzero(~is_old))
             ids = replace(ids, first=first)
@@ -138,10 +153,10 @@ class Messages:
         )
 
     def save(self, connection: Connection, judged: MessageVerdicts) -> None:
-        """Nothing: ids are claimed as they are judged."""
+        """Do nothing: `claim` has inserted the ids."""
 
     def _insert(self, connection: Connection, ids: Ids, asked: Any) -> Any:
-        """Of those asked for, which were not there: their places in `asked`."""
+        """Insert the requested ids. Return the positions in `asked` of those that were new."""
         clock, consumer = self.consumer.database.clock, self.consumer.id
         of_asked = ids.texts.take(pa.array(asked))
         texts, versions = of_asked.to_pylist(), ids.versions[asked].tolist()
@@ -161,7 +176,11 @@ class Messages:
     def _insert_unknown(
         self, connection: Connection, texts: list[str], versions: list[int], timestamps: list[int | None]
     ) -> Any:
-        """On MariaDB, which does not say what an insertion has passed over. Raises RacedError."""
+        """Insert on MariaDB, which does not report the rows that an insertion skips.
+
+        Raises:
+            RacedError: Another transaction has inserted one of the ids. Start again.
+        """
         ids = as_json(list(zip(texts, versions, strict=True)))
         known = connection.execute(_KNOWN_ON_MARIADB, {"ids": ids, "consumer": self.consumer.id})
         is_new = np.ones(len(texts), bool)
@@ -189,7 +208,7 @@ class Messages:
         return np.flatnonzero(np.fromiter(counts, np.int64, len(texts)))
 
 
-# PostgreSQL's, whose parameters are arrays. Their order, in which all lock, is that of `asked`.
+# Statements of PostgreSQL, with arrays as parameters. The rows are locked in the order of `asked`.
 CLAIM = (
     "INSERT INTO fencepost_messages (consumer, id, version, timestamp, changed_ms) "
     "SELECT :consumer, n.id, n.version, n.timestamp, (SELECT {clock})"
@@ -198,7 +217,7 @@ ARRAYS = "CAST(:ids AS text[]), CAST(:versions AS bigint[]), CAST(:timestamps AS
 
 
 def arrays_of(ids: Ids, asked: Any) -> dict[str, str]:
-    """The parameters of `ARRAYS`: the ids at these places."""
+    """Return the parameters of `ARRAYS` for the ids at these indexes."""
     times = [None] * len(asked) if ids.timestamps is None else ids.timestamps[ids.first[asked]].tolist()
     return {
         "ids": array_of(pa.chunked_array([ids.texts.take(pa.array(asked))])),
@@ -260,7 +279,7 @@ def _id_texts(rows: pa.Table, name: str) -> pa.ChunkedArray:
     elif not pa.types.is_string(kind):
         raise BatchError(f"column '{name}': is of type {kind}, texts, integers or binary are needed", column=name)
     if not _is_binary(kind) and not pa.types.is_integer(kind):
-        column = pc.coalesce(uuid_spellings(column), column)  # one UUID is one id, however it is spelt
+        column = pc.coalesce(uuid_spellings(column), column)  # All spellings of a UUID are the same id.
     row = pc.index(pc.greater(pc.binary_length(column), ID_BYTES_MAX), True).as_py()
     if row >= 0:
         value = shown(column[row].as_py())
@@ -292,6 +311,6 @@ def _integers(rows: pa.Table, name: str) -> pa.ChunkedArray:
 def _milliseconds(rows: pa.Table, name: str) -> pa.ChunkedArray:
     column = _column(rows, name)
     if pa.types.is_timestamp(column.type):
-        # Rounded down, as a state table does it.
+        # A state table rounds down too.
         return pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
     return _integers(rows, name)

@@ -1,21 +1,25 @@
-"""Claims by sequence: a row for each (consumer, pid, partition), however many events it stands for.
+"""Claims by sequence: one row for each (consumer, pid, partition), however many events it represents.
 
-    pid, partition           as text: integers plainly, everything else as JSON; exact, and readable
-    epoch, first, last       of the entry (of the highest epoch) that a state table keeps of that key
-    last_timestamp           the latest of its entries, where timestamps are kept
-    more                     null, or all its entries as JSON where there is more to them: the number of their holes,
-                             a final range, epochs. The holes are rows of their own, see `holes`
+    pid, partition           as text: an integer as decimal digits, other values as JSON. The text is exact and readable
+    epoch, first, last       of the state table's entry for the key. With several entries, of the highest epoch
+    last_timestamp           the latest timestamp of the entries, if timestamps are kept
+    more                     null, or all entries as JSON if there are holes, a final range or several epochs. The JSON
+                             has the number of holes; the holes are rows of another table, see `holes`
 
-A call locks the rows of its keys in their order, lets a `StateTable` of just these entries judge, inserts the keys
-that are new and updates those that changed. So verdicts are the table's own. Whoever finds that a key that it took
-for new was claimed meanwhile begins anew. Locks first, insertions after: no two calls can wait for each other.
+A call does these steps:
 
-After a reap the horizon alone decides: an entry at or below it counts as gone, deleted or not.
+1. Lock the claims of its keys, in the order of the keys.
+2. Load their entries into a `StateTable`, which judges the rows. So verdicts are those of the state table.
+3. Insert new claims and update changed ones. If another transaction has inserted one of the new claims, start again.
 
-Offsets of a broker have holes that nothing ever fills: markers of transactions, aborted rows, compaction. So by
-(topic, partition, offset) the position that a call gives for a partition closes the holes below it, and a claim stays
-a plain entry, however many markers a log has. So it does where rows arrive in the order of a log: what lies behind the
-newest row of a producer's partition, in sequence or in epoch, was there before.
+All locks are taken before the first insertion, so two calls cannot deadlock.
+
+After a reap only the horizon decides: an entry at or below it counts as evicted, whether its row is deleted or not.
+
+Offsets of a broker have permanent holes: transaction markers, aborted rows, compacted rows. So for claims by
+(topic, partition, offset), the position that a call passes for a partition closes the holes below it. The claim then
+has no holes, however many markers the log has. The same holds for rows in log order: a row behind the newest row of
+its producer's partition, by sequence number or by epoch, is a duplicate.
 """
 
 from __future__ import annotations
@@ -46,9 +50,13 @@ _OFFSETS = {preset.seq for preset in COLUMN_PRESETS.values() if preset.epoch is 
 
 
 def log_order_of(policy: Policy) -> Policy:
-    """The rules of rows that arrive in the order of a log. Raises PolicyError for a policy that expects an order."""
+    """Return the rules for rows that arrive in log order.
+
+    Raises:
+        PolicyError: The policy's `admit` is not "any".
+    """
     if policy.admit != "any":
-        raise PolicyError(f"in_log_order is for policies that take rows in any order, not for admit={policy.admit!r}")
+        raise PolicyError(f"in_log_order requires a policy with admit='any', not admit={policy.admit!r}")
     epochs = "ignore" if policy.epochs == "ignore" else "fence"
     unbound = {"max_jump": None, "reach": None, "intervals_max": None}
     return policy.replace(
@@ -57,7 +65,7 @@ def log_order_of(policy: Policy) -> Policy:
 
 
 class Claim(NamedTuple):
-    """A row of fencepost_claims, but for what the database adds."""
+    """A row of fencepost_claims, without the columns that the database fills."""
 
     pid: str
     partition: str
@@ -69,9 +77,9 @@ class Claim(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An entry of a claim, with the holes that are read of it.
+    """An entry of a claim.
 
-    `holes`: in `more`, their number; in one that version 1 of the tables wrote, the holes themselves.
+    `holes`: in `more`, the number of holes. Version 1 of the tables stored the holes themselves.
     """
 
     epoch: int | None
@@ -85,14 +93,14 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of a call's rows, each once: their columns, and as texts."""
+    """The distinct keys of a call's rows, as columns and as texts."""
 
     rows: pa.Table
     columns: pa.Table
     texts: list[tuple[str, str]]
 
     def positions(self, of_sources: Mapping[str, int]) -> dict[tuple[str, str], int]:
-        """The positions of those keys that are sources: `topic-partition`."""
+        """Return the positions of keys whose name `topic-partition` is a source."""
         names = ("-".join(map(str, it.values())) for it in self.columns.to_pylist())
         found = ((key, of_sources.get(name)) for key, name in zip(self.texts, names, strict=True))
         return {key: position for key, position in found if position is not None}
@@ -104,7 +112,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class SequenceVerdicts:
-    """What became of the rows of a call, see `fencepost.Verdicts`; and the claims that are new, or changed by it."""
+    """The verdicts of a call, as in `fencepost.Verdicts`, and the new and changed claims."""
 
     verdict: pa.Array
     kept: pa.Array
@@ -118,9 +126,9 @@ class SequenceVerdicts:
 
 
 class Sequences:
-    """Judges rows by what a consumer has claimed, and claims what they add.
+    """Judges rows by the claims of a consumer, and claims the accepted rows.
 
-    `in_log_order`: rows of a producer's partition arrive in the order of a log; the policy is `log_order_of` another.
+    `in_log_order`: rows of a producer's partition arrive in log order, and the policy is a result of `log_order_of`.
     """
 
     storage = STORAGES["sequence"]
@@ -136,7 +144,7 @@ class Sequences:
         self.identity = columns.names
         self.are_offsets = columns.seq in _OFFSETS
         self.keep = ("timestamp",) if columns.timestamp is not None else ()
-        # The first row of every key counts, whatever it is, and nothing but one entry a key is remembered.
+        # The lister finds the keys: it accepts any first row of a key, and keeps one entry per key.
         epochs = "ignore" if policy.epochs == "ignore" else "fence"
         lenient = {"admit": "next", "epochs": epochs, "first": "any", "late": "out_of_order"}
         unbound = {"max_jump": None, "reach": None, "intervals_max": None}
@@ -145,7 +153,11 @@ class Sequences:
         self._spanner = Policy.any_order().replace(**of_all, wrap=policy.wrap, columns=columns)
 
     def prepare(self, rows: pa.Table) -> Keys:
-        """The keys of the rows, every one of which is valid. Raises BatchError; asks no database."""
+        """Validate the rows and return their keys, without a query.
+
+        Raises:
+            BatchError: Invalid columns or values.
+        """
         lister = StateTable(self._lister, untracked=self.untracked)
         lister.apply(rows, self.columns)
         keys = pa.table(lister.entries())
@@ -153,9 +165,9 @@ class Sequences:
         return Keys(rows, columns, _texts(columns))
 
     def claim(self, connection: Connection, keys: Keys, positions: Mapping[str, int]) -> SequenceVerdicts:
-        """Judges the rows, with their claims locked; `save` is to follow.
+        """Lock the claims of the rows and judge the rows. The caller then calls `save`.
 
-        `positions`: up to where sources are applied with these rows.
+        `positions`: the positions that the sources have after these rows.
         """
         held = self._lock(connection, keys)
         horizon_ms = self.consumer.horizon_ms(connection)
@@ -174,23 +186,27 @@ class Sequences:
         counted = partial(_counted, entries_of, stored, of_sources, holes)
         after = list(_plain_claims(entries) if is_plain and _are_plain(entries) else _claims(entries, counted))
         known = {(it.pid, it.partition): it for it in held}
-        new = sorted((it for it in after if it[:2] not in known), key=_in_bytes)  # as everybody inserts them
+        new = sorted((it for it in after if it[:2] not in known), key=_in_bytes)  # All calls insert in this order.
         touched = holes.keys
         changed = [it for it in after if (before := known.get(it[:2])) and (it != before or it[:2] in touched)]
         codes = pa.array(verdicts.verdict)
         kept, counts = pa.array(verdicts.kept), dict(verdicts.counts)
         if self.in_log_order and counts[Verdict.FENCED]:
-            # An epoch that was replaced before the log took the next one: its rows can only come again.
+            # In a log no new rows follow of an epoch that a later one has replaced. So such rows are duplicates.
             codes = pc.if_else(
                 pc.equal(codes, int(Verdict.FENCED)), pa.scalar(int(Verdict.DUPLICATE), pa.uint8()), codes
             )
             counts[Verdict.DUPLICATE] += counts[Verdict.FENCED]
             counts[Verdict.FENCED] = 0
-        told = verdicts.missing, verdicts.expected, verdicts.stale_epoch
-        return SequenceVerdicts(codes, kept, counts, *told, new, changed, holes)
+        gaps = verdicts.missing, verdicts.expected
+        return SequenceVerdicts(codes, kept, counts, *gaps, verdicts.stale_epoch, new, changed, holes)
 
     def save(self, connection: Connection, judged: SequenceVerdicts) -> None:
-        """Leaves the claims as they are after the rows. Raises RacedError: to be done again, from the start."""
+        """Write the new and changed claims.
+
+        Raises:
+            RacedError: Another transaction has inserted one of the new claims. Start again.
+        """
         self._insert(connection, judged.new)
         self._update(connection, judged.changed)
         judged.holes.save(connection, self.consumer)
@@ -203,7 +219,7 @@ class Sequences:
         of_sources: Mapping[Key, int],
         horizon_ms: int | None,
     ) -> dict[Of, list[Hole]]:
-        """The holes that the rows can fall into, and those that a position, a horizon or a reach can close."""
+        """Return the holes that the rows can fill, and those that a position, a horizon or a reach can close."""
         with_holes = [
             (key, entry)
             for key, entries in entries_of.items()
@@ -228,12 +244,12 @@ class Sequences:
         return read_holes(connection, self.consumer, wanted)
 
     def _has_laps(self, span: tuple[int, int], entry: Entry) -> bool:
-        """Whether a sequence number of the rows can stand for several positions of an entry."""
+        """Return whether a sequence number of the rows can mean several positions of an entry, because it wraps."""
         first, last = min(span[0], entry.first), max(span[1], entry.last)
         return self.policy.wrap is not None and not 0 <= first <= last < self.policy.wrap
 
     def _spans(self, keys: Keys) -> dict[Of, tuple[int, int]]:
-        """The lowest and highest sequence number of the rows, by entry."""
+        """Return the lowest and highest sequence number of the rows, by entry."""
         table = StateTable(self._spanner, untracked=self.untracked)
         table.apply(keys.rows, self.columns)
         found = pa.table(table.entries())
@@ -251,7 +267,7 @@ class Sequences:
         entries = _entries(keys, entries_of, stored)
         table = StateTable.from_entries(entries, self.policy, keep=self.keep, horizon_ms=horizon_ms)
         if horizon_ms is not None:
-            # What a reap means for these entries, whether or not it has come by.
+            # A reap has the same effect on these entries. It may not have deleted them yet.
             table.evict(horizon_ms, 0)
         return table
 
@@ -260,14 +276,14 @@ class Sequences:
     def _lock(self, connection: Connection, keys: Keys) -> list[Claim]:
         names = "c.pid, c.partition, c.epoch, c.first, c.last, c.last_timestamp, c.more"
         if self.consumer.database.is_sqlite:
-            # CROSS: from the keys to the claims, never the other way round.
+            # CROSS makes SQLite look up the claims by the keys, not scan the claims.
             query = (
                 f"SELECT {names} FROM json_each(:keys) AS k CROSS JOIN fencepost_claims AS c ON c.consumer = :consumer "
                 "AND c.pid = json_extract(k.value, '$[0]') AND c.partition = json_extract(k.value, '$[1]')"
             )
             wanted: dict[str, Any] = {"keys": json.dumps(keys.texts)}
         elif self.consumer.database.is_mariadb:
-            # STRAIGHT: rows are locked in the order in which they are read, so in that of the keys.
+            # MariaDB locks rows in the order in which it reads them. STRAIGHT makes this the order of the keys.
             query = (
                 f"SELECT {names} FROM {_KEYS_ON_MARIADB} AS k STRAIGHT_JOIN fencepost_claims AS c "
                 "ON c.consumer = :consumer AND c.pid = k.pid AND c.partition = k.of_partition FOR UPDATE"
@@ -334,11 +350,11 @@ class Sequences:
         connection.execute(text(update_of("changed", clock)), arrays | {"consumer": self.consumer.id})
 
 
-# PostgreSQL's statements, whose parameters are arrays
+# Statements of PostgreSQL, with arrays as parameters
 
 
 def insert_of(prefix: str, clock: str) -> str:
-    """Inserts claims, but for those that are there: in the order in which they are given."""
+    """Return the statement that inserts claims in the order of the parameters, and skips existing keys."""
     return (
         f"INSERT INTO fencepost_claims (consumer, {', '.join(Claim._fields)}, changed_ms) "
         f"SELECT :consumer, n.*, (SELECT {clock}) FROM {_unnest(prefix)} ON CONFLICT DO NOTHING"
@@ -346,7 +362,7 @@ def insert_of(prefix: str, clock: str) -> str:
 
 
 def update_of(prefix: str, clock: str) -> str:
-    """Updates claims."""
+    """Return the statement that updates claims."""
     values = ", ".join(f"{name} = n.{name}" for name in Claim._fields[2:])
     return (
         f"UPDATE fencepost_claims AS c SET {values}, changed_ms = (SELECT {clock}) FROM {_unnest(prefix)} "
@@ -355,7 +371,7 @@ def update_of(prefix: str, clock: str) -> str:
 
 
 def arrays_of(prefix: str, claims: Sequence[Claim]) -> dict[str, str]:
-    """The parameters of `insert_of` and `update_of`; none where there are no claims."""
+    """Return the parameters of `insert_of` and `update_of`. Without claims, the arrays are empty."""
     columns = zip(*claims, strict=True) if claims else [()] * len(Claim._fields)
     return {
         f"{prefix}_{name}": array_of_texts(it) if kind == "text" else array_of_integers(it)
@@ -382,7 +398,7 @@ _CLAIMS_ON_MARIADB = f"""JSON_TABLE(:claims, '$[*]' COLUMNS (
 
 
 def _in_bytes(key: Sequence[Any]) -> tuple[bytes, bytes]:
-    """The order of keys in the database: of the bytes of UTF-8, which is that of "C"."""
+    """Return the sort key that gives the database's order of keys: by UTF-8 bytes, as in the collation "C"."""
     return key[0].encode(), key[1].encode()
 
 
@@ -411,8 +427,8 @@ def _role_texts(keys: pa.Table, role: str) -> list[str]:
     for found in texts:
         if len(found.encode()) > KEY_BYTES_MAX:
             raise BatchError(
-                f"column '{role}': {found[:60]}...: has {len(found.encode())} bytes, a claim's key has at most "
-                f"{KEY_BYTES_MAX}; nothing of this call was applied",
+                f"column '{role}': {found[:60]}...: the key has {len(found.encode())} bytes, but a key of a claim has "
+                f"at most {KEY_BYTES_MAX}. Nothing of this call was applied",
                 column=role,
             )
     return texts
@@ -434,21 +450,21 @@ def _of(key: Sequence[str], epoch: int | None) -> Of:
 
 
 def _entries_of(claim: Claim) -> list[Entry]:
-    """The entries of a claim as the database has them."""
+    """Return the entries of a claim, as stored."""
     if claim.more is None:
         return [Entry(claim.epoch, claim.first, claim.last, 0, None, None, claim.last_timestamp)]
     return [Entry(*it) for it in json.loads(claim.more)]
 
 
 def _holes_of(key: Key, entry: Entry, stored: Mapping[Of, Sequence[Hole]]) -> list[Hole]:
-    """The holes of an entry that are read."""
+    """Return the holes of an entry that were read from the database."""
     if isinstance(entry.holes, int):
         return list(stored.get(_of(key, entry.epoch), ()))
     return [Hole(*it) for it in entry.holes]
 
 
 def _entries(keys: Keys, entries_of: Mapping[Key, Sequence[Entry]], stored: Mapping[Of, Sequence[Hole]]) -> pa.Table:
-    """What `StateTable.from_entries` takes of these claims."""
+    """Return the claims as the table of entries that `StateTable.from_entries` expects."""
     numbers = {it: index for index, it in enumerate(keys.texts)}
     of_key: list[int] = []
     entries: list[Sequence[Any]] = []
@@ -472,7 +488,7 @@ def _counted(
     key: Key,
     found: Sequence[Entry],
 ) -> list[Entry]:
-    """The entries of a claim after a call, with the numbers of their holes; and what changes of these."""
+    """Return the entries of a claim after a call, with their numbers of holes. Add changed holes to `changes`."""
     before = {it.epoch: it for it in entries_of.get(key, ())}
     counted = []
     for entry in found:
@@ -481,7 +497,7 @@ def _counted(
         read, after = stored.get(of, []), [Hole(**it) for it in entry.holes]
         end = of_sources.get(key)
         if count and end is not None:
-            # All that end at or above the position are read; those below it go, read or not.
+            # The holes that end at or above the position are all read. Those below it are deleted, read or not.
             changes.deleted.append(Span(of, LOWEST, end - 1))
             read = [it for it in read if it.last >= end]
             count = len(read)
@@ -494,7 +510,7 @@ def _counted(
 
 
 def _closed(entries: pa.Table, positions: Mapping[tuple[str, str], int]) -> pa.Table:
-    """Without the holes below these positions."""
+    """Return the entries without the holes below these positions."""
     texts = _texts(_key_columns(entries))
     ends = [positions.get(key, 0) for key in texts]
     holes = entries["holes"].combine_chunks()
@@ -504,14 +520,14 @@ def _closed(entries: pa.Table, positions: Mapping[tuple[str, str], int]) -> pa.T
 
 
 def _holes_from(holes: pa.ListScalar, end: int) -> list[dict[str, Any]]:
-    # They are sorted, and most often all of them lie below.
+    # Holes are sorted. Most often all of them are below the position.
     if len(holes) == 0 or holes[-1]["last"].as_py() < end:
         return []
     return [it | {"first": max(it["first"], end)} for it in holes.as_py() if it["last"] >= end]
 
 
 def _are_plain(entries: pa.Table) -> bool:
-    """Whether each entry is one of a key of its own, without holes and a final range."""
+    """Return whether no two entries have the same key, and no entry has holes or a final range."""
     has_more = pc.or_(pc.greater(pc.list_value_length(entries["holes"]), 0), pc.is_valid(entries["final_first"]))
     if pc.any(has_more).as_py():
         return False
@@ -520,16 +536,16 @@ def _are_plain(entries: pa.Table) -> bool:
 
 
 def _plain_claims(entries: pa.Table) -> Iterator[Claim]:
-    """What `_claims` gives for plain entries."""
+    """Yield the same claims as `_claims`, faster, for plain entries."""
     columns = (entries[name].to_pylist() for name in ("epoch", "first", "last", "last_timestamp"))
     for (pid, partition), epoch, first, last, at in zip(_texts(_key_columns(entries)), *columns, strict=True):
         yield Claim(pid, partition, epoch, first, last, at, None)
 
 
 def _claims(entries: pa.Table, counted: Callable[[Key, list[Entry]], list[Entry]]) -> Iterator[Claim]:
-    """The claims that stand for these entries, which lie in the order of their keys, then epochs.
+    """Yield the claims for these entries, which are sorted by key and epoch.
 
-    `counted`: gives the entries of a key with the numbers of their holes.
+    `counted`: returns the entries of a key with their numbers of holes.
     """
     texts = _texts(_key_columns(entries))
     columns = (entries[name].to_pylist() for name, _ in _FIELDS)

@@ -1,14 +1,16 @@
-"""A table of a database as the sink of a job: each version is one transaction.
+"""A database table as the sink of a job: each version is one transaction.
 
-    fencepost_versions                     a row a table: whose it is, and the newest version in it
-    fencepost_stage_<table>_<n>_<attempt>_<task>   what a task has written for version n; gone with the version's
-                                           transaction, those of attempts that lost when the version is done
-    <folder>/                              what tasks prepare, and each version's side tables (`RunFolders`)
+    fencepost_versions                     one row per sink table: the state that owns it, and its newest version
+    fencepost_stage_<table>_<n>_<attempt>_<task>   the staging table of a task for version n. The version's transaction
+                                           drops it; garbage collection drops those of losing attempts
+    <folder>/                              prepared files of tasks, and the side tables of each version (`RunFolders`)
 
-Tasks read the files that a version keeps and fill a table of their own, so that the driver's transaction only inserts
-from tables, sets version = n where version = n - 1, and drops them. What counts is that row: a version is applied, or
-abandoned, by whoever first moves it, and a redo finds it moved. Tables of tasks need not withstand a crash of the
-server: the files are there until the version is done, and rows are taken from them where a table has not all.
+Each task reads kept files of a version and fills a staging table. The driver's transaction then inserts from the
+staging tables, sets version = n where version = n - 1, and drops the staging tables. The row of `fencepost_versions`
+decides: the first process to move it applies or abandons the version, and a redo finds it moved.
+
+Staging tables need not survive a crash of the server. The files remain until the version is done, and the driver
+inserts from them if a staging table is incomplete.
 """
 
 from __future__ import annotations
@@ -76,18 +78,18 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class StageItem:
-    """Files whose rows go into one table of a task."""
+    """Files whose rows one task writes to a staging table."""
 
     table: str
     insert: tuple[str, ...] | None
     name: str
-    """What the names of its tables begin with."""
+    """Prefix of the staging table's name."""
     paths: list[str]
 
 
 @dataclass(frozen=True)
 class Staged:
-    """The table that an attempt at a task has filled."""
+    """The staging table that an attempt of a task has filled."""
 
     table: str
     rows: int
@@ -97,14 +99,20 @@ class Staged:
 class StagedTable(RunFolders):
     """A table of SQLite, PostgreSQL or MariaDB as the sink of a `DedupJob` or of `fencepost_spark.foreach_batch`.
 
-    `url`: as SQLAlchemy takes it; workers open it too, so it must say where the database is from there. It goes to them
-    by the engine's channel and into no file, so it may hold a password. `table`: by its name, with its schema where it
-    is not on the path; it is there already, with the columns that are written: `insert`, or all that the files have.
-    `folder`: for what tasks prepare and for refused rows; workers see it.
+    A table is the sink of one state, permanently. Other programs may read and change it. A version is either
+    completely in the table or not at all.
 
-    One table is the sink of one state, for ever. Others may read and change it; a version is in it wholly or not.
+    Args:
+        url: The SQLAlchemy URL. Workers open it too, so it must be valid there. The engine's channel carries it to
+            workers, and it is not written to files, so it may contain a password.
+        table: The name of an existing table, with its schema if that is not on the search path.
+        folder: For prepared files and refused rows. Workers must be able to access it.
+        insert: The columns to write. None: all columns of the files.
+        sync: Whether to fsync files in the folder.
 
-    Raises SinkError where there is no such table, PolicyError for other databases.
+    Raises:
+        SinkError: The table does not exist.
+        PolicyError: The database is not supported.
     """
 
     layout = "sql"
@@ -129,24 +137,24 @@ class StagedTable(RunFolders):
     def __repr__(self) -> str:
         return f"<StagedTable {self.name} of {make_url(self._url)!r}>"
 
-    # Looking
+    # Checks
 
     def check(self, state: State) -> None:
         """See `Sink`."""
-        # In this order: other runs may finish versions meanwhile.
+        # Read the state before the row: other runs may finish versions in between.
         done = state.done()
         row = self._row()
         super().check(state)
         settings = state.settings()
         if row is None:
             if done:
-                raise SinkChangedError(f"{self!r}: nothing says any more that versions were written to it")
+                raise SinkChangedError(f"{self!r}: the record of its versions in fencepost_versions is gone")
         elif settings is None or row.state != settings.id:
-            raise SinkError(f"{self!r}: belongs to another state (id {row.state}); a sink has one for ever")
+            raise SinkError(f"{self!r}: belongs to another state (id {row.state}). A sink permanently has one state")
         elif not done <= row.version <= state.decided():
             raise SinkChangedError(
-                f"{self!r}: its newest version is {row.version}, though versions up to {done} were written: the "
-                "database was taken back to a backup, perhaps. Take the state back to that version too (`fencepost "
+                f"{self!r}: its newest version is {row.version}, but versions up to {done} were written. The "
+                "database may have been restored from a backup. Roll the state back to that version too (`fencepost "
                 "state rollback`), with a new table"
             )
 
@@ -161,15 +169,15 @@ class StagedTable(RunFolders):
             )
         row = self._row()
         if row is None or row.state != state_id:
-            raise SinkError(f"{self!r}: belongs to another state (id {row and row.state}), claimed meanwhile")
+            raise SinkError(f"{self!r}: another state (id {row and row.state}) has claimed it at the same time")
 
     def current_version(self, before: Decision | None) -> dict[str, Any] | None:
-        """See `Sink`: the table, and the newest version in it."""
+        """See `Sink`. Return the table and its newest version."""
         row = self._row()
         return {"table": self.name, "version": 0 if row is None else row.version}
 
     def shown(self, decision: Decision) -> int:
-        """See `Sink`. What others have deleted since is not looked for."""
+        """See `Sink`. Does not detect rows that other programs have deleted."""
         row = self._row()
         return len(decision.outputs) if row is not None and row.version >= decision.version else 0
 
@@ -179,7 +187,7 @@ class StagedTable(RunFolders):
         """See `Sink`."""
         inside = next((it for it in rows.folders if it.strip("/")), None)
         if inside is not None:
-            raise SinkError(f"{self!r}: values that stand in names of folders ({inside}) are not written to a table")
+            raise SinkError(f"{self!r}: cannot write columns that only folder names contain ({inside}) to a table")
         with self._opened() as engine:
             target = Target(engine, self._table, self._insert)
             first: list[str] | None = None
@@ -190,8 +198,8 @@ class StagedTable(RunFolders):
                     raise SinkError(f"{self!r}: {path}: {error.message}") from error
                 first = first or names
                 if set(names) != set(first):
-                    both = f"{', '.join(names)}, others {', '.join(first)}"
-                    raise SinkError(f"{self!r}: {path} has the columns {both}; name those to write by insert=")
+                    both = f"{', '.join(names)}, but other files have {', '.join(first)}"
+                    raise SinkError(f"{self!r}: {path} has the columns {both}. List the columns to write in insert=")
         return {}
 
     def staging(
@@ -210,15 +218,15 @@ class StagedTable(RunFolders):
         return {"staged": [[it.table, it.rows] for it in results], "columns": results[0].columns}
 
     def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
-        """See `Sink`: one transaction, then the side tables."""
+        """See `Sink`. Apply the version in one transaction, then write the side tables."""
         return self._show(decision, self.status(decision) or self._commit(decision, APPLIED))
 
     def fence(self, decision: Decision) -> str:
-        """See `Sink`: the row takes the version's number, without rows."""
+        """See `Sink`. Move the row of `fencepost_versions` to the version, without writing rows."""
         return self._show(decision, self.status(decision) or self._commit(decision, ABANDONED))
 
     def collect_garbage(self, done: int) -> None:
-        """See `Sink`: tables of tasks whose attempt lost, too."""
+        """See `Sink`. Also drop staging tables of losing attempts."""
         super().collect_garbage(done)
         pattern = re.compile(rf"{self._stage_name}_(\d+)_\w+")
         with self._opened() as engine:
@@ -228,10 +236,10 @@ class StagedTable(RunFolders):
                     Database(engine).define(lambda it, name=name: it.execute(self._drop(it, name)))  # type: ignore[misc]
 
     def fold(self, first: int, last: int) -> None:
-        """See `Sink`: all marks stay. The row in the database knows the newest version only."""
+        """See `Sink`. Keep all marks, because the row in the database has the newest version only."""
 
     def _show(self, decision: Decision, status: str) -> str:
-        """What follows the transaction, whichever it was."""
+        """Write the files of a version after its transaction, applied or abandoned. Return the status."""
         beside = without_rows(decision)
         if beside.prepared is not None:
             for name in decision.outputs.name:
@@ -241,8 +249,7 @@ class StagedTable(RunFolders):
         return shown
 
     def _commit(self, decision: Decision, wanted: str) -> str:
-        """Move the row to the version, its rows with it, unless somebody has. Gives what it was: `wanted`, or what
-        theirs was."""
+        """Move the row to the version and write its rows, unless another process has. Return the resulting status."""
         uses_tables = True
         with self._opened() as engine:
             for _ in range(_TRIES):
@@ -251,11 +258,11 @@ class StagedTable(RunFolders):
                         lambda it, uses=uses_tables: self._move(it, decision, wanted, uses)  # type: ignore[misc]
                     )
                 except OutcomeUnknownError:
-                    continue  # the row tells
+                    continue  # The next attempt finds the outcome in the row.
                 except _IncompleteError:
                     uses_tables = False
         raise OutcomeUnknownError(
-            f"{self!r}: the connection was lost in {_TRIES} commits of version {decision.version}"
+            f"{self!r}: the connection was lost during {_TRIES} commits of version {decision.version}"
         )
 
     def _move(self, connection: Connection, decision: Decision, wanted: str, uses_tables: bool) -> str:
@@ -263,14 +270,14 @@ class StagedTable(RunFolders):
         mine = VERSIONS.c.sink == self.name
         row = connection.execute(select(VERSIONS).where(mine).with_for_update()).one_or_none()
         if row is None or row.state != self.owner():
-            raise SinkChangedError(f"{self!r}: is not this state's any more, so version {number} cannot be written")
+            raise SinkChangedError(f"{self!r}: no longer belongs to this state. Cannot write version {number}")
         if row.version == number:
             return str(row.status)
         if row.version > number and (status := self.status(decision)):
-            return status  # others have gone on since this process looked
+            return status  # Other processes have finished this version and later ones.
         if row.version != number - 1:
             raise SinkChangedError(
-                f"{self!r}: version {number} can only follow {number - 1}; the newest there is {row.version}"
+                f"{self!r}: version {number} can only follow {number - 1}, but the newest version is {row.version}"
             )
         seen = decision.sink_version or {}
         staged = seen.get("staged", [])
@@ -282,7 +289,7 @@ class StagedTable(RunFolders):
         clock = text(Database(connection.engine).clock)
         moved = update(VERSIONS).where(mine, VERSIONS.c.version == number - 1)
         connection.execute(moved.values(version=number, status=wanted, changed_ms=clock))
-        # On MariaDB that would commit: `collect_garbage` drops them.
+        # On MariaDB a drop would commit the transaction. There `collect_garbage` drops the tables.
         for name, _ in staged if not Database(connection.engine).kind.commits_ddl else ():
             connection.execute(self._drop(connection, name))
         return wanted
@@ -301,15 +308,14 @@ class StagedTable(RunFolders):
                 raise _IncompleteError
 
     def _insert_files(self, connection: Connection, decision: Decision) -> None:
-        """Where a table is gone, or was emptied by a crash of the server: from what it was filled with."""
+        """Insert from the files, if a staging table is gone or a crash of the server has emptied it."""
         target = Target(connection.engine, self._table, self._insert)
         folder = self.path / str(decision.prepared)
         for name, size in zip(decision.outputs.name, decision.outputs.bytes, strict=True):
             path = folder / name
             if not path.exists() or path.stat().st_size != size:
                 raise SinkChangedError(
-                    f"{self!r}: the rows of version {decision.version} are neither in the tables that tasks have "
-                    f"filled, nor in {path}"
+                    f"{self!r}: the rows of version {decision.version} are neither in the staging tables nor in {path}"
                 )
             with self._refusals():
                 for rows in _converted(target, str(path)):
@@ -321,8 +327,8 @@ class StagedTable(RunFolders):
             yield
         except (exc.IntegrityError, exc.DataError, BatchError) as error:
             raise SinkError(
-                f"{self!r}: refuses rows that were decided ({message_of(error)}). Change the table and run again, or "
-                "abandon the version (`fencepost state abandon`); none of its rows are in the table"
+                f"{self!r}: the table refuses rows of a decided version ({message_of(error)}). Change the table and "
+                "run again, or abandon the version (`fencepost state abandon`). None of its rows are in the table"
             ) from error
 
     # The database
@@ -353,11 +359,15 @@ class StagedTable(RunFolders):
 
 
 class _IncompleteError(Exception):
-    """The tables that tasks have filled have not all rows."""
+    """The staging tables do not have all rows."""
 
 
 def stage(url: str, item: StageItem) -> Staged:
-    """The rows of some files in a table of this attempt's own. Raises SinkError where they do not go into the table."""
+    """Write the rows of some files to a new staging table.
+
+    Raises:
+        SinkError: The rows do not fit the sink table.
+    """
     name = f"{item.name}_{uuid4().hex[:8]}"
     with _opened(url) as engine:
         target = Target(engine, item.table, item.insert)
@@ -381,7 +391,7 @@ def stage(url: str, item: StageItem) -> Staged:
 
 
 def _create(connection: Connection, target: Target, table: Table, columns: Sequence[str]) -> None:
-    """Makes a table like the target: what it refuses by itself, this refuses before anything is decided."""
+    """Create a staging table with the target's columns and constraints, to refuse rows before the decision."""
     like, new = bulk.quoted(connection, target.table), bulk.quoted(connection, table)
     if target.is_sqlite:
         listed = bulk.quoted_names(connection, target.insert or columns)
@@ -399,12 +409,16 @@ def _converted(target: Target, path: str) -> Iterator[pa.Table]:
         try:
             yield target.convert(pa.Table.from_batches([batch]))
         except BatchError as error:
-            raise SinkError(f"{path}, rows from {first} on: {error.message}") from error
+            raise SinkError(f"{path}, rows from {first}: {error.message}") from error
         first += len(batch)
 
 
 def place_of(url: URL, table: str) -> tuple[Any, ...]:
-    """Which table tasks find under this URL: see `Target.place`. Raises SinkError where there is none."""
+    """Return the identity of the table at this URL, as `Target.place`.
+
+    Raises:
+        SinkError: The table does not exist.
+    """
     with _opened(url.render_as_string(hide_password=False)) as engine:
         return Target(engine, table).place()
 
