@@ -589,12 +589,12 @@ def test_derived_keys_tell_events_and_purposes_apart() -> None:
 @pytest.mark.parametrize(
     ("event", "purpose", "message"),
     [
-        (1.5, "charge", "event_id: 1.5 is of type float: texts of UTF-8, bytes, integers or UUIDs"),
+        (1.5, "charge", "event_id: 1.5 is of type float. Expected UTF-8 text, bytes, integers or UUIDs"),
         (True, "charge", "event_id: True is of type bool"),
-        ((), "charge", r"event_id=\(\): at least one part"),
-        ("a", "", "purpose='': a text was expected"),
-        ("a", "\udc80", "purpose='.*': a text was expected"),
-        ("\udc80", "charge", "event_id: .* texts of UTF-8"),
+        ((), "charge", r"event_id=\(\): expected at least one part"),
+        ("a", "", "purpose='': expected a text"),
+        ("a", "\udc80", "purpose='.*': expected a text"),
+        ("\udc80", "charge", "event_id: .* Expected UTF-8 text"),
     ],
 )
 def test_keys_that_cannot_be_derived(event: Any, purpose: str, message: str) -> None:
@@ -628,9 +628,13 @@ def test_a_transition_happens_once(orders: Engine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((2, "new", "sent"), fp.TransitionError, r"orders \(id=2\): is 'paid'; to 'sent' it goes from 'new'"),
-        ((3, "new", "sent"), fp.TransitionError, r"orders \(id=3\): 0 rows have that key"),
-        ((2, ["new", "sent"], "sent"), fp.PolicyError, "'sent' is among from_states"),
+        (
+            (2, "new", "sent"),
+            fp.TransitionError,
+            r"orders \(id=2\): the state is 'paid'; expected one row in state 'new'",
+        ),
+        ((3, "new", "sent"), fp.TransitionError, r"orders \(id=3\): 0 rows have this key"),
+        ((2, ["new", "sent"], "sent"), fp.PolicyError, "'sent' is in from_states"),
         ((2, [], "sent"), fp.PolicyError, "key and from_states must not be empty"),
     ],
 )

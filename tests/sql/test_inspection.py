@@ -210,7 +210,7 @@ def test_a_file_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.Cap
     path = tmp_path / "nowhere.db"
     for command in (["list"], ["abort", "stage"]):
         code, out, err = run(capsys, f"sqlite:///{path}", *command)
-        assert (code, out, err) == (1, "", f"fencepost: [FP303] {path}: there is no such file\n")
+        assert (code, out, err) == (1, "", f"fencepost: [FP303] {path}: the file does not exist\n")
     assert not path.exists()
     code, _, err = run(capsys, "secret", "list")
     assert code == 2

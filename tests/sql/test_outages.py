@@ -120,7 +120,7 @@ def test_every_door_says_that_the_database_is_away(engine: sa.Engine, server: Se
     server.halt("immediate")
     try:
         for name, call in (doors.makers | doors.calls).items():
-            with pytest.raises(fp.StoreError, match=r"does not answer or cannot go on \(.+\)") as caught:
+            with pytest.raises(fp.StoreError, match=r"does not respond or cannot continue \(.+\)") as caught:
                 call()
             assert isinstance(caught.value.__cause__, sa.exc.DBAPIError), name
     finally:

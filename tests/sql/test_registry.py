@@ -74,7 +74,7 @@ def test_when_all_pids_are_handed_out(engine: Engine) -> None:
     for _ in range(2):
         with pytest.raises(fp.CapacityError) as caught:
             registry.init_producer()
-        assert caught.value.message == f"all pids up to {PID_MAX} were handed out"
+        assert caught.value.message == f"all pids up to {PID_MAX} are assigned"
         assert caught.value.limit == PID_MAX
     with pytest.raises(fp.CapacityError):
         registry.init_producer("an id")
@@ -323,7 +323,9 @@ def test_tables_of_a_newer_version_are_refused(engine: Engine) -> None:
     newer = text("UPDATE fencepost_schema SET version = version + 1 WHERE part = 'producers'")
     registry.database.transaction(lambda connection: connection.execute(newer))
     for make in (ProducerRegistry, TransactionCoordinator):
-        with pytest.raises(fp.SchemaError, match="the tables of 'producers' have version 4, this package knows 3"):
+        with pytest.raises(
+            fp.SchemaError, match="the tables of 'producers' have version 4, but this package supports 3"
+        ):
             make(engine)
     assert rows_of(registry) == 1
 

@@ -234,10 +234,17 @@ def test_a_zombie_does_not_get_the_claim_of_an_expired_key(requests: IdempotentR
         (lambda _: Response(True), "status=True: a code from 200 to 599"),
         (lambda _: Response(101), "status=101"),
         (lambda _: Response(200, body="text"), "body: bytes were expected, not str"),
+<<<<<<< HEAD
         (lambda _: Response(200, (("a b", "c"),)), "header 'a b': 'c' is not a valid HTTP field"),
         (lambda _: Response(200, (("a", "b\r\nc: d"),)), "is not a valid HTTP field"),
         (lambda _: Response(200, (("a", "€"),)), "is not a valid HTTP field"),
         (lambda _: (it for it in ()), "gave a generator"),
+=======
+        (lambda _: Response(200, (("a b", "c"),)), "header 'a b': 'c' is not a field"),
+        (lambda _: Response(200, (("a", "b\r\nc: d"),)), "is not a field"),
+        (lambda _: Response(200, (("a", "€"),)), "is not a field"),
+        (lambda _: (it for it in ()), "returned a generator"),
+>>>>>>> 1469ea3 (The rest of the SQL modules speak plain English too: databases, targets, rows, migrations, leases and helpers)
     ],
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -330,6 +337,6 @@ def test_work_that_leaves_its_transaction_idle_is_undone(engine: Engine) -> None
         time.sleep(1)
         return Response(200)
 
-    with pytest.raises(fp.StoreError, match="left its transaction idle for longer than idle_timeout_ms"):
+    with pytest.raises(fp.StoreError, match="the transaction was idle for longer than idle_timeout_ms"):
         claim.complete(sleeps)
     assert claim.complete(lambda _: Response(201)).status == 201

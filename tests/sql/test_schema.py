@@ -264,9 +264,11 @@ def test_an_upgrade_that_is_broken_off_goes_on(engine: Engine) -> None:
 
 def test_a_newer_schema_is_refused_with_what_to_do(engine: Engine) -> None:
     Database(engine).create_tables(THIRD)
-    with pytest.raises(fp.SchemaError, match=r"'things' have version 3, this package knows 1: upgrade fencepost here"):
+    with pytest.raises(
+        fp.SchemaError, match=r"'things' have version 3, but this package supports 1: upgrade fencepost to"
+    ):
         Database(engine).create_tables(FIRST)
-    assert schema.status(engine, [FIRST])[0].remedy.startswith("upgrade fencepost here")
+    assert schema.status(engine, [FIRST])[0].remedy.startswith("upgrade fencepost to the version")
 
 
 def test_a_schema_that_is_too_old_is_refused_with_what_to_do(engine: Engine) -> None:
@@ -291,7 +293,7 @@ def test_a_role_that_may_not_make_tables_is_told_who_may(engine: Engine, new_eng
             connection.execute(text(f"CREATE USER {role}@localhost"))
             connection.execute(text(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name}.* TO {role}@localhost"))
     limited = sa.create_engine(engine.url.set(username=role))
-    with pytest.raises(fp.SchemaError, match=r"may not make or change them: have a role that may run `fencepost sql"):
+    with pytest.raises(fp.SchemaError, match=r"may not create or change them\. Run `fencepost sql migrate`"):
         Database(limited).create_tables(FIRST)
     Database(engine).create_tables(FIRST)
     if engine.dialect.name == "postgresql":
@@ -328,4 +330,4 @@ def test_the_command(engine: Engine, database_url: str, capsys: pytest.CaptureFi
         connection.execute(SCHEMA.update().where(SCHEMA.c.part == "sink").values(version=9))
     code, out, _ = run(capsys, "status", "--database", database_url, "--json")
     assert code == 3
-    assert '"part": "sink", "found": 9, "known": 2, "remedy": "upgrade fencepost here' in out
+    assert '"part": "sink", "found": 9, "known": 2, "remedy": "upgrade fencepost to the version' in out

@@ -240,11 +240,13 @@ def test_an_effect_that_passes_over_an_error(events: Engine) -> None:
         with events.connect() as connection:
             return len(connection.execute(text("SELECT seq FROM taken")).all()) - 1
 
-    with pytest.raises(fp.UndoneError, match="was ended by the work"):
+    with pytest.raises(fp.UndoneError, match="the work has ended its transaction"):
         sink.handle(run(0, 3), roll_back, positions={"in": 3})
     assert (taken(), count(events, CLAIMS), sink.positions()) == (0, 0, {})
     if events.dialect.name == "postgresql":
-        with pytest.raises(fp.UndoneError, match=r"was passed over\. Nothing of it is in the database"):
+        with pytest.raises(
+            fp.UndoneError, match=r"has ignored an error of a statement\. Nothing of it is in the database"
+        ):
             sink.handle(run(0, 3), pass_over)
         with pytest.raises(sqlalchemy.exc.InternalError, match="current transaction is aborted"):
             sink.handle(run(0, 3), pass_over, positions={"in": 3})
@@ -534,7 +536,7 @@ def _piecewise(connection: Connection, kept: pa.Table) -> Any:
 def test_an_effect_that_would_run_later_claims_nothing(events: Engine, effect: Any) -> None:
     sink = SqlSink(events, None, "c")
     with pytest.raises(
-        fp.PolicyError, match=rf"{effect.__name__} gave a (coroutine|generator): it has not run, .* nothing was applied"
+        fp.PolicyError, match=rf"{effect.__name__} returned a (coroutine|generator), .* Nothing was applied"
     ):
         sink.handle(run(0, 3), effect)
     assert sink.handle(run(0, 3), lambda *_: None).rows_kept == 3
@@ -676,7 +678,7 @@ def test_a_consumer_keeps_its_settings(events: Engine) -> None:
         ({"claim": "offset"}, "claim='offset' is neither 'sequence' nor 'message_id'"),
         ({"message_id": "note"}, "message_id='note' is for claim='message_id' only"),
         ({"claim": "message_id", "message_id": "note", "policy": "kafka"}, "policy='kafka' is for claim='sequence'"),
-        ({"claim": "message_id"}, r"message_id=\(\): the column of an event id, or"),
+        ({"claim": "message_id"}, r"message_id=\(\): expected the column of an event id, or"),
         ({"untracked": "drop"}, "untracked='drop' is neither 'fail' nor 'keep'"),
         ({"consumer_id": ""}, "consumer_id='': a text of 1 to 255 characters"),
         ({"policy": "kafka_offsets", "columns": fp.Columns()}, "this policy ignores epochs"),
@@ -691,7 +693,9 @@ def test_claims_of_a_newer_version_are_refused(events: Engine) -> None:
     SqlSink(events, "events", "billing")
     with events.begin() as connection:
         connection.execute(text("UPDATE fencepost_schema SET version = version + 1"))
-    with pytest.raises(fp.SchemaError, match="the tables of 'sink' have version 3, this package knows 2: upgrade"):
+    with pytest.raises(
+        fp.SchemaError, match="the tables of 'sink' have version 3, but this package supports 2: upgrade"
+    ):
         SqlSink(events, "events", "billing")
 
 
@@ -707,7 +711,7 @@ def test_tables_that_are_not_there(events: Engine) -> None:
 
 def test_columns_that_are_not_there(events: Engine) -> None:
     sink = SqlSink(events, "events", "c")
-    with pytest.raises(fp.SinkError, match=r"table events: has no column 'sum'; .* or name the columns to write"):
+    with pytest.raises(fp.SinkError, match=r"table events: has no column 'sum'; .* or list the columns to write"):
         sink.apply(run(0, 2).append_column("sum", pa.array([1, 2])))
     with pytest.raises(fp.BatchError, match="column 'epoch': missing"):
         sink.apply(run(0, 2).drop_columns("epoch"))
@@ -718,7 +722,7 @@ def test_columns_that_are_not_there(events: Engine) -> None:
         connection.execute(text("CREATE TABLE strict_ones (seq BIGINT, must INTEGER NOT NULL, may INTEGER)"))
     sink = SqlSink(events, "strict_ones", "d", insert=["seq"])
     with pytest.raises(
-        fp.SinkError, match="table strict_ones: column 'must' must have a value, and the rows have none"
+        fp.SinkError, match="table strict_ones: column 'must' requires a value, but the rows do not have"
     ):
         sink.apply(run(0, 2))
     assert (count(events, CLAIMS), stored(events)) == (0, [])

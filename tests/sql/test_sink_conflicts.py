@@ -146,8 +146,8 @@ def test_what_is_not_asked_for_is_not_compared(payments: Engine) -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"compare_content": ["nothing"]}, "is not given a column 'nothing'"),
-        ({"compare_content": True, "insert": ["amount"]}, "is not given a column 'pid'"),
+        ({"compare_content": ["nothing"]}, "does not write a column 'nothing'"),
+        ({"compare_content": True, "insert": ["amount"]}, "does not write a column 'pid'"),
         ({"compare_content": True, "table": None}, "has no table that repeats could be compared with"),
         ({"on_conflict": "keep"}, "on_conflict='keep' is neither"),
     ],

@@ -516,12 +516,12 @@ def test_columns_that_are_not_right_are_refused(engine: sa.Engine, what: str) ->
         SqlTransport(engine, "events")
 
 
-@pytest.mark.parametrize(("version", "message"), [(5, "upgrade fencepost"), (1, "they are older than it can read")])
+@pytest.mark.parametrize(("version", "message"), [(5, "upgrade fencepost"), (1, "they are too old for it")])
 def test_tables_of_another_version_are_refused(engine: sa.Engine, version: int, message: str) -> None:
     SqlTransport(engine, "events", schema=SCHEMA)
     with engine.begin() as connection:
         connection.execute(sa.text(f"UPDATE fencepost_schema SET version = {version} WHERE part = 'transport events'"))
-    with pytest.raises(fp.SchemaError, match=f"have version {version}, this package knows 4: {message}"):
+    with pytest.raises(fp.SchemaError, match=f"have version {version}, but this package supports 4: {message}"):
         SqlTransport(engine, "events")
 
 

@@ -1,8 +1,12 @@
-"""Both ends of a stream on a real database: producer identity, transactions, idempotent consumers.
+"""Producer identities, transactions and idempotent consumers on a SQL database.
 
-Needs `fencepost[sql]` (SQLAlchemy 2, pyarrow, numpy). SQLite is embedded and needs no more; PostgreSQL needs psycopg 3,
-`fencepost[postgresql]`; MariaDB needs PyMySQL, `fencepost[mariadb]`. Everything here runs in transactions of
-`database`, which knows what may be tried again; `kinds` knows the databases.
+    database      extra                      driver
+    SQLite        `fencepost[sql]`           in Python
+    PostgreSQL    `fencepost[postgresql]`    psycopg 3
+    MariaDB       `fencepost[mariadb]`       PyMySQL
+
+`fencepost[sql]` installs SQLAlchemy 2, pyarrow and numpy. All modules use the transactions of `database`, which retries
+them if that is safe. `kinds` contains the differences between databases.
 """
 
 from fencepost.sql.asynchronous import AsyncSqlSink

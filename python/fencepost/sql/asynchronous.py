@@ -1,4 +1,4 @@
-"""`SqlSink` for asyncio: the same sink, run in greenlets of SQLAlchemy on an asyncio engine."""
+"""`SqlSink` for asyncio: the same sink, in greenlets of SQLAlchemy on an asyncio engine."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from fencepost.errors import PolicyError
 from fencepost.sql.retention import Reaped
 from fencepost.sql.sink import Applied, Effect, SqlSink
 
-if TYPE_CHECKING:  # it needs greenlet, which not all who use this package have
+if TYPE_CHECKING:  # It requires greenlet, an optional dependency.
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 AsyncEffect: TypeAlias = "Callable[[AsyncConnection, pa.Table], Awaitable[Any] | Any]"
-"""Called with the connection of the transaction and rows; what it writes through it is written once."""
+"""Called with the transaction's connection and rows. Its writes through the connection happen once."""
 
 
 class AsyncSqlSink:
-    """Applies each event once, however often it comes, without blocking the event loop: see `SqlSink`.
+    """Applies each event once, however often it arrives, without blocking the event loop. See `SqlSink`.
 
-    `engine`: of PostgreSQL with psycopg 3 (postgresql+psycopg://...), or of SQLite with aiosqlite. Judging and
-    converting rows takes the event loop's thread, some milliseconds for a thousand rows; the database is awaited.
+    `engine`: an AsyncEngine of PostgreSQL with psycopg 3 (postgresql+psycopg://...), or of SQLite with aiosqlite. The
+    event loop's thread judges and converts rows: some milliseconds for 1000 rows. It does not block on the database.
 
         engine = create_async_engine("postgresql+psycopg://host/shop")
         sink = await AsyncSqlSink.open(engine, "orders", "billing")
@@ -39,7 +39,7 @@ class AsyncSqlSink:
     async def open(
         cls, engine: AsyncEngine, table: str | Table | None, consumer_id: str, **options: Any
     ) -> AsyncSqlSink:
-        """A sink with the arguments of `SqlSink`, and its errors."""
+        """Return a new sink. The arguments and errors are those of `SqlSink`, but with an AsyncEngine."""
         from sqlalchemy.ext.asyncio import AsyncEngine
 
         if not isinstance(engine, AsyncEngine):
@@ -59,7 +59,7 @@ class AsyncSqlSink:
         expected: Mapping[str, int] | None = None,
         refused: AsyncEffect | None = None,
     ) -> Applied:
-        """`SqlSink.apply`; `refused` may be a coroutine function."""
+        """See `SqlSink.apply`. `refused` receives an `AsyncConnection` and may be a coroutine function."""
         return await greenlet_spawn(
             self.sink.apply, rows, positions=positions, expected=expected, refused=self.blocking(refused)
         )
@@ -73,7 +73,7 @@ class AsyncSqlSink:
         expected: Mapping[str, int] | None = None,
         refused: AsyncEffect | None = None,
     ) -> Applied:
-        """`SqlSink.handle`; `effect` and `refused` get an `AsyncConnection`, and may be coroutine functions."""
+        """See `SqlSink.handle`. `effect` and `refused` receive an `AsyncConnection` and may be coroutine functions."""
         own = self.blocking(effect)
         return await greenlet_spawn(
             self.sink.handle, rows, own, positions=positions, expected=expected, refused=self.blocking(refused)
@@ -86,31 +86,31 @@ class AsyncSqlSink:
         expected: Mapping[str, int] | None = None,
         work: Callable[[AsyncConnection], Awaitable[Any] | Any] | None = None,
     ) -> None:
-        """`SqlSink.skip`."""
+        """See `SqlSink.skip`. `work` receives an `AsyncConnection` and may be a coroutine function."""
         await greenlet_spawn(self.sink.skip, positions, expected=expected, work=self.blocking(work))
 
     async def positions(self) -> dict[str, int]:
-        """`SqlSink.positions`."""
+        """See `SqlSink.positions`."""
         return await greenlet_spawn(self.sink.positions)
 
     async def begin_positions(self, positions: Mapping[str, int]) -> dict[str, int]:
-        """`SqlSink.begin_positions`."""
+        """See `SqlSink.begin_positions`."""
         return await greenlet_spawn(self.sink.begin_positions, positions)
 
     async def forget_positions(self, *sources: str) -> None:
-        """`SqlSink.forget_positions`."""
+        """See `SqlSink.forget_positions`."""
         await greenlet_spawn(self.sink.forget_positions, *sources)
 
     async def reap(self, retention_ms: int, **options: Any) -> Reaped:
-        """`SqlSink.reap`."""
+        """See `SqlSink.reap`."""
         return await greenlet_spawn(self.sink.reap, retention_ms, **options)
 
     async def metrics(self) -> dict[str, Any]:
-        """`SqlSink.metrics`."""
+        """See `SqlSink.metrics`."""
         return await greenlet_spawn(self.sink.metrics)
 
     def blocking(self, effect: Callable[..., Any] | None) -> Effect | None:
-        """An effect as the sink calls it: with the same connection, waiting for what is to be awaited."""
+        """Return a blocking form of an effect, which passes on the connection and waits for a coroutine's result."""
         if effect is None:
             return None
         from sqlalchemy.ext.asyncio import AsyncConnection

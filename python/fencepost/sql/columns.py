@@ -1,4 +1,4 @@
-"""Types of columns that mean the same in every database, for the tables of this package."""
+"""Column types with the same meaning in every database, for the tables of this package."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from sqlalchemy import BigInteger, Integer, LargeBinary, Text
 from sqlalchemy.dialects.mysql import LONGBLOB, LONGTEXT, VARBINARY
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-# What SQLite calls INTEGER has 64 bits, and only a column of that name counts up by itself.
+# On SQLite, INTEGER has 64 bits, and only a primary key of this type gets values automatically.
 Int64 = BigInteger().with_variant(Integer(), "sqlite")
-# What MariaDB calls TEXT and BLOB ends at 64 KiB.
+# On MariaDB, TEXT and BLOB have at most 64 KiB.
 LongText = Text().with_variant(LONGTEXT(), "mysql", "mariadb")
 LongBinary = LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")
 INNODB: dict[str, Any] = {
@@ -18,11 +18,11 @@ INNODB: dict[str, Any] = {
     for name in ("mysql", "mariadb")
     for option, value in {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin"}.items()
 }
-"""Options of a table of this package on MariaDB, where the server's own may be an engine without transactions."""
+"""Options of this package's tables on MariaDB, whose default engine may have no transactions."""
 
 
 class _Utf8(TypeDecorator[str]):
-    """Text as the bytes of its UTF-8, for keys: MariaDB's collations take "a", "A" and "a " for one."""
+    """Text as UTF-8 bytes, for keys: in MariaDB's collations "a", "A" and "a " are equal."""
 
     impl = VARBINARY
     cache_ok = True
@@ -35,5 +35,5 @@ class _Utf8(TypeDecorator[str]):
 
 
 def key_text(text_type: TypeEngine[str], bytes_max: int) -> TypeEngine[str]:
-    """The type of a text that is part of a key: compared byte by byte everywhere."""
+    """Return the type of a text in a key, which every database compares by bytes."""
     return text_type.with_variant(_Utf8(bytes_max), "mysql", "mariadb")

@@ -1,7 +1,7 @@
-"""Repeats against the rows of the table that they repeat: those with other content are conflicts.
+"""Comparison of repeats with the table's rows of the same identity. Repeats with other content are conflicts.
 
-The repeats go to a temporary table with the columns of the target, so that the database compares values as it keeps
-them: by the fingerprint of `reconciliation.py`, in the transaction of the call, after its new rows were written.
+The call's transaction inserts its new rows first. Then it writes the repeats to a temporary table with the target's
+columns, so that the database compares stored values. The comparison uses the fingerprint of `reconciliation.py`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,31 @@ _PLACE = "fencepost_place"
 
 
 class Comparison:
-    """Compares repeats with a target. `identity`: its columns; `wanted`: those to compare, (): all others.
+    """Compares repeats with the rows of a target.
 
-    Raises PolicyError where the table does not hold the identity, or one of the columns.
+    Args:
+        target: The table.
+        identity: The identity columns.
+        wanted: The columns to compare. (): all columns except the identity.
+
+    Raises:
+        PolicyError: The table or `insert` lacks a column of the identity or of `wanted`.
     """
 
     def __init__(self, target: Target, identity: Sequence[str], wanted: tuple[str, ...]) -> None:
         for name in (*identity, *wanted):
             if name not in target.table.columns or (target.insert and name not in target.insert):
                 raise PolicyError(
-                    f"compare_content: table {target.name} is not given a column '{name}', so a repeat cannot be "
-                    "compared with the row it repeats"
+                    f"compare_content: the sink does not write a column '{name}' to table {target.name}, so repeats "
+                    "cannot be compared with its rows"
                 )
         self.target, self.identity, self.wanted = target, tuple(identity), wanted
 
     def conflicts(self, connection: Connection, rows: pa.Table, is_repeat: Mask) -> tuple[Mask, int]:
-        """Which of the rows are repeats with other content, and how many repeats have no row in the table to be
-        compared with. `rows`: as `Target.convert` gives them; new rows of the call are in the table."""
+        """Return which rows are repeats with other content, and the number of repeats without a row in the table.
+
+        `rows`: the result of `Target.convert`. The new rows of the call must be in the table already.
+        """
         found = np.zeros(len(rows), bool)
         places = np.flatnonzero(is_repeat)
         if not len(places):
@@ -64,7 +72,7 @@ class Comparison:
         if self.target.kind != "mariadb":
             connection.execute(CreateTable(batch))
             return
-        # As a query of the target, whose character sets and collations come along.
+        # The query of the target preserves character sets and collations.
         columns = [self.target.table.c[it.name] for it in batch.c if it.name != _PLACE]
         query = select(*columns, literal_column("0 + 0").label(_PLACE)).limit(0)
         compiled = query.compile(connection, compile_kwargs={"literal_binds": True})
@@ -72,15 +80,16 @@ class Comparison:
 
     def _table(self, names: Sequence[str]) -> Table:
         columns: list[Column[Any]] = [Column(name, self.target.table.c[name].type) for name in names]
-        # The name of the session's own schema would be needed to tell it from a table of the application.
+        # Without a schema: the temporary schema of the session has no fixed name. This name hides a table of the
+        # application with the same name.
         return Table("fencepost_repeats", MetaData(), *columns, Column(_PLACE, Int64), prefixes=["TEMPORARY"])
 
     def _places(self, connection: Connection, batch: Table, is_equal: bool) -> list[int]:
-        """The repeats of which the table has a row, or one with the same content."""
+        """Return the places of the repeats that have a row in the table, or with `is_equal` a row of equal content."""
         table = self.target.table
         names = [name for name in batch.c.keys() if name not in (*self.identity, _PLACE)]  # noqa: SIM118
         compared = sorted(self.wanted or names)
-        # The first finds the row by an index, the second is exact: without it "a" repeats "A" on MariaDB.
+        # The first condition uses an index. The second is exact: without it, "a" equals "A" on MariaDB.
         conditions = [table.c[name] == batch.c[name] for name in self.identity]
         if self.target.kind == "mariadb":
             conditions += [exact(table.c[name], "mariadb") == exact(batch.c[name], "mariadb") for name in self.identity]

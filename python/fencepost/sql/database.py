@@ -1,6 +1,6 @@
-"""Transactions on the caller's engine: begun so that they hold what they read, tried again only where that is safe.
+"""Transactions on the caller's engine. Each keeps what it has read valid, and is retried only if that is safe.
 
-What a kind of database does otherwise than others is in `kinds`.
+`kinds` contains the differences between databases.
 """
 
 from __future__ import annotations
@@ -27,66 +27,80 @@ T = TypeVar("T")
 
 _PAUSE_MAX_S = 0.5
 IDLE_TIMEOUT_MS = 10_000
-"""How long a producer's transaction may be idle between two statements: a stopped process holds its locks no longer."""
+"""Maximum idle time of a producer's transaction between two statements. It limits how long a stopped process holds
+locks."""
 LOCK_TIMEOUT_MS = 30_000
-"""How long a producer's statement waits for a lock: longer than a stopped process can hold it."""
-# The pools on which this thread, or task of asyncio, is in a transaction.
+"""Maximum time that a producer's statement waits for a lock. It is longer than a stopped process can hold a lock."""
+# The pools on which this thread or asyncio task is in a transaction.
 _WRITING: ContextVar[frozenset[int]] = ContextVar("fencepost_writing", default=frozenset())
 
 
 def run(work: Callable[..., T], *arguments: object) -> T:
-    """What a caller's work gives. Raises PolicyError for what would run only later, which is never: a coroutine, or a
-    generator. Nothing is committed then."""
+    """Run the caller's work and return its result.
+
+    Raises:
+        PolicyError: The result is a coroutine or a generator, so the work has not run. Nothing is committed.
+    """
     result = work(*arguments)
     if functions.isawaitable(result) or functions.isgenerator(result) or functions.isasyncgen(result):
         if functions.iscoroutine(result):
             result.close()
         raise PolicyError(
-            f"{getattr(work, '__name__', work)!s} gave a {type(result).__name__}: it has not run, and would not before "
-            "the commit. Give a function that does its work before it returns; nothing was applied"
+            f"{getattr(work, '__name__', work)!s} returned a {type(result).__name__}, which does not run before the "
+            "commit. Pass a function that does its work before it returns. Nothing was applied"
         )
     return result
 
 
 @contextmanager
 def outages(engine: Engine) -> Iterator[None]:
-    """Raises StoreError for an error of the driver that says that the database is away, cuts off, or cannot go on.
+    """Convert driver errors of an outage, such as a lost connection or a full disk, to StoreError.
 
-    What is wrong with a statement, a value or rights stays SQLAlchemy's.
+    Errors of statements, values and rights remain SQLAlchemy's.
     """
     kind = kind_of(engine)
     try:
         yield
     except (exc.DBAPIError, exc.TimeoutError) as error:
-        # TimeoutError: no connection of the pool came free.
+        # TimeoutError: the pool had no free connection.
         if isinstance(error, exc.DBAPIError) and not (error.connection_invalidated or kind.is_outage(error)):
             raise
-        said = str(getattr(error, "orig", None) or error).partition("\n")[0]
+        cause = str(getattr(error, "orig", None) or error).partition("\n")[0]
         raise StoreError(
-            f"{engine.url.render_as_string(hide_password=True)}: the database does not answer or cannot go on "
-            f"({said}{kind.timed_out(error)}). Nothing was committed: call again once it answers"
+            f"{engine.url.render_as_string(hide_password=True)}: the database does not respond or cannot continue "
+            f"({cause}{kind.timed_out(error)}). Nothing was committed. Call again when the database is available"
         ) from error
 
 
 def _checked(limits: Limits) -> Limits:
-    """Raises PolicyError for a time-out that is none."""
+    """Return valid timeouts.
+
+    Raises:
+        PolicyError: A timeout is not an integer in the range 1 to 2147483647.
+    """
     for name, value in limits._asdict().items():
         is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31
         if value is not None and not is_count:
-            raise PolicyError(f"{name}={value!r}: milliseconds were expected, 1 to 2147483647, or None for no limit")
+            raise PolicyError(f"{name}={value!r}: expected milliseconds, 1 to 2147483647, or None for no limit")
     return limits
 
 
 class Database:
-    """The caller's engine, as the parts of this package use it.
+    """Runs transactions on the caller's engine.
 
-    `attempts` bounds how often a transaction is begun that the database undoes (serialization failure, deadlock, a
-    write lock that stays taken, a connection lost before the commit).
+    Timeouts apply to each transaction on PostgreSQL and MariaDB (there in whole seconds). None keeps the setting of
+    the session.
 
-    On PostgreSQL and MariaDB (there in whole seconds), and for each transaction alone: `lock_timeout_ms` bounds how
-    long a statement waits for a lock, and `idle_timeout_ms` how long the work may leave the transaction idle between
-    two statements, after which the database ends the session: a process that was stopped within a transaction does not
-    keep its locks. None: as the session has it.
+    Args:
+        engine: The SQLAlchemy engine.
+        attempts: Maximum number of tries of a transaction that the database rolls back: after a serialization failure,
+            a deadlock, a timeout for the write lock, or a connection lost before the commit.
+        lock_timeout_ms: Maximum time that a statement waits for a lock.
+        idle_timeout_ms: Maximum idle time of the transaction between two statements. Then the database ends the
+            session, so that a stopped process does not keep its locks.
+
+    Raises:
+        PolicyError: The engine or the database is not supported, or a timeout is invalid.
     """
 
     def __init__(
@@ -99,8 +113,8 @@ class Database:
     ) -> None:
         if not isinstance(engine, Engine):
             raise PolicyError(
-                f"engine: {type(engine).__name__}, but a SQLAlchemy Engine is needed: create_engine(url); AsyncSqlSink "
-                "takes an AsyncEngine"
+                f"engine: {type(engine).__name__}, but a SQLAlchemy Engine is needed: create_engine(url). For an "
+                "AsyncEngine, use AsyncSqlSink"
             )
         self.kind = kind_of(engine)
         self.engine = engine
@@ -110,16 +124,17 @@ class Database:
         self._limits = _checked(Limits(lock_timeout_ms, idle_timeout_ms))
 
     def transaction(self, work: Callable[[Connection], T]) -> T:
-        """What `work` returns, once everything that it did is committed; nothing of it is there otherwise.
+        """Run `work` in a transaction, commit, and return the result of `work`.
 
-        `work` may run several times, each time on a database that has nothing of the time before. It neither commits
-        nor rolls back; what may fail in it without ending it stands in `connection.begin_nested()`.
+        After an error, nothing that `work` did is in the database. `work` may run several times; each time, nothing of
+        the earlier tries is in the database. It must neither commit nor roll back. To handle an error of a statement
+        and continue, it must run the statement in `connection.begin_nested()`.
 
         Raises:
-            UndoneError: `work` returned, though the database had undone the transaction: an error was passed over. Or
-                it ended the transaction itself. Nothing that it did is there, but for what it committed itself.
-            OutcomeUnknownError: the connection was lost during the commit: it may have happened or not.
-            StoreError: the database does not answer, cuts off, or cannot go on. Nothing that `work` did is there.
+            UndoneError: `work` returned after the database had rolled back the transaction, because it ignored an
+                error. Or `work` ended the transaction itself; then only its own commits are in the database.
+            OutcomeUnknownError: The connection was lost during the commit, so the outcome is unknown.
+            StoreError: The database does not respond or cannot continue.
         """
         with outages(self.engine):
             return self._transaction(work)
@@ -131,7 +146,7 @@ class Database:
                 with self._alone(), self.engine.connect() as connection:
                     return self._attempt(connection, work)
             except exc.DBAPIError as error:
-                # Whoever was stopped finds out what came of it; work that is too slow would be so again.
+                # A process that was stopped retries once. Work that exceeds the timeout twice is too slow.
                 is_slow = attempt > 1 and self.kind.is_idled(error, self._limits, time.monotonic() - began)
                 may_try_again = error.connection_invalidated or self.kind.is_undone(error)
                 if is_slow or attempt == self.attempts or not may_try_again:
@@ -156,18 +171,18 @@ class Database:
             self.kind.restore(connection, self._limits)
 
     def is_locked(self, error: StoreError) -> bool:
-        """Whether a statement has waited in vain for a lock that another session holds."""
+        """Return whether a statement timed out while it waited for a lock of another session."""
         cause = error.__cause__
         return isinstance(cause, exc.DBAPIError) and self.kind.timed_out(cause) == LOCKED_TEXT
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Refuses what would wait for itself: SQLite has one writer, and it is the caller of this call."""
+        """Refuse a nested transaction on SQLite, which has one writer: the call would wait for itself."""
         writing, pool = _WRITING.get(), id(self.engine.pool)
         if self.is_sqlite and pool in writing:
             raise PolicyError(
-                "a call within an effect, or within the work of a commit, on the same engine: SQLite has one writer, "
-                "so it would wait for itself. Use the connection that the effect is given"
+                "a call on the same engine within an effect, or within the work of a commit, would wait for itself, "
+                "because SQLite has one writer. Use the connection that the effect receives"
             )
         before = _WRITING.set(writing | {pool})
         try:
@@ -176,12 +191,12 @@ class Database:
             _WRITING.reset(before)
 
     def statements(self, work: Callable[[Connection], T]) -> T:
-        """What `work` returns, each of whose statements commits by itself. Nothing is tried again.
+        """Run `work` with a commit after each statement, and return its result. Nothing is retried.
 
-        Half the round trips of a transaction, for a write that says itself what it must find.
+        Takes half the round trips of a transaction. For a write whose statement contains its own preconditions.
 
         Raises:
-            StoreError: as `transaction`; the statement that was on its way may have committed.
+            StoreError: As `transaction`, but the interrupted statement may have committed.
         """
         with outages(self.engine), self.engine.connect() as connection:
             self._set_up(connection)
@@ -189,27 +204,27 @@ class Database:
 
     @property
     def clock(self) -> str:
-        """The database's clock as SQL, in ms since 1970, for a query that asks for more."""
+        """The database's clock as an SQL expression, in ms since 1970, for use in a larger query."""
         return self.kind.clock
 
     def now_ms(self, connection: Connection) -> int:
-        """The database's clock, in ms since 1970: the only clock that all processes share."""
+        """Return the time of the database's clock, in ms since 1970. All processes share only this clock."""
         return int(connection.execute(select(literal_column(self.clock, Int64))).scalar_one())
 
     def settled(self, work: Callable[[Connection], T]) -> T:
-        """`transaction` of work that finds out whether it was done before, so that an unknown outcome is none."""
+        """Run a `transaction` of idempotent work. Run it again if the outcome of a commit is unknown."""
         for _ in range(self.attempts):
             with suppress(OutcomeUnknownError):
                 return self.transaction(work)
         return self.transaction(work)
 
     def create_tables(self, part: Part) -> None:
-        """Makes the tables of a part where they are missing, and brings older ones to this version.
+        """Create the tables of a part if they are missing, and upgrade older ones to this version.
 
         Raises:
-            SchemaError: the tables were made by a newer version of this package, by an older one that it cannot read,
-                or this role may not make or change them. Nothing has changed.
-            StoreError: as `transaction`.
+            SchemaError: The tables are of a newer version, or of an older one without a migration. Or this role may
+                not create or change tables. Nothing has changed.
+            StoreError: As `transaction`.
         """
 
         def create(connection: Connection) -> None:
@@ -233,19 +248,19 @@ class Database:
                 raise
             raise SchemaError(
                 f"the tables of {part.name!r} are missing or older than version {part.version}, and this role may not "
-                "make or change them: have a role that may run `fencepost sql migrate`, or what `fencepost sql ddl` "
-                "prints"
+                "create or change them. Run `fencepost sql migrate`, or the output of `fencepost sql ddl`, with a role "
+                "that may do so"
             ) from error
 
     def _commit_step(self, connection: Connection) -> None:
-        """Where tables change in no transaction: what follows may fail, and this must not be done again."""
+        """Commit a step if the database cannot change tables in a transaction. A later failure must not repeat it."""
         if self.kind.commits_ddl:
             connection.commit()
 
     def define(self, work: Callable[[Connection], object]) -> None:
-        """`settled` of work that makes, changes or drops tables, and bears to be broken off anywhere and begun again.
+        """Run idempotent work that creates, changes or drops tables, as `settled`.
 
-        On MariaDB each statement commits by itself.
+        On MariaDB each statement commits by itself. So `work` must tolerate an interruption after any statement.
         """
         if not self.kind.commits_ddl:
             self.settled(work)
@@ -263,7 +278,7 @@ class Database:
                     raise
 
     def version_of(self, connection: Connection, part: str) -> int | None:
-        """The version of the tables of a part; None where there are none."""
+        """Return the version of a part's tables, or None if there are none."""
         if not self.has_table(connection, SCHEMA.name):
             return None
         found: int | None = connection.execute(select(SCHEMA.c.version).where(SCHEMA.c.part == part)).scalar()
@@ -271,7 +286,7 @@ class Database:
 
     @staticmethod
     def has_table(connection: Connection, name: str) -> bool:
-        """Whether there is a table of this name."""
+        """Return whether a table of this name exists."""
         return inspect(connection).has_table(name)
 
     def _set_up(self, connection: Connection) -> None:
@@ -283,13 +298,14 @@ class Database:
         try:
             connection.commit()
         except exc.DBAPIError as error:
-            # A session that PostgreSQL ended before the commit reached it has not committed, and says so.
+            # If PostgreSQL ended the session before the commit reached it, the error proves that nothing is committed.
             if error.connection_invalidated and not self.kind.is_idled(error, Limits(), 0):
                 raise OutcomeUnknownError(
-                    "the connection was lost during the commit: it may have happened or not; "
-                    "look at what it was to leave, or call again where the call is idempotent"
+                    "the connection was lost during the commit, so its outcome is unknown. Check whether the changes "
+                    "are in the database, or call again if the call is idempotent"
                 ) from error
-            # SQLite leaves the transaction open, and SQLAlchemy the connection as it is: its next user would commit it.
+            # SQLite leaves the transaction open, and SQLAlchemy does not close it. The connection's next user would
+            # commit it.
             if not error.connection_invalidated:
                 connection.connection.rollback()
             raise

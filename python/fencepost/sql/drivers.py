@@ -1,7 +1,7 @@
-"""The driver's own connection under SQLAlchemy's, blocking or of asyncio.
+"""Access to the driver's connection under a SQLAlchemy connection, blocking or asyncio.
 
-On an asyncio engine everything of this package runs in a greenlet of SQLAlchemy (`asynchronous.py`), in which `settled`
-waits for what the driver's calls return, while the event loop goes on.
+On an asyncio engine this package runs in a greenlet of SQLAlchemy (`asynchronous.py`). There `settled` waits for
+results of the driver without blocking the event loop.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from sqlalchemy.util import await_only
 
 
 def driver_of(connection: Connection) -> Any:
-    """The driver's connection, psycopg's or that of sqlite3; on an asyncio engine psycopg's `AsyncConnection`, ..."""
+    """Return the driver's connection, for example psycopg's. On an asyncio engine, its `AsyncConnection`."""
     return connection.connection.driver_connection
 
 
 def settled(result: Any) -> Any:
-    """What a call of the driver returns, or what it comes to where that has to be awaited."""
+    """Return the result of a driver's call. Wait for it if it is awaitable."""
     return await_only(result) if inspect.isawaitable(result) else result
 
 
 def execute(connection: Connection, statement: str) -> None:
-    """Runs a statement, of psycopg also several, without SQLAlchemy, which would begin a transaction."""
+    """Run a statement without SQLAlchemy, which would begin a transaction. With psycopg, it may be several."""
     driver = driver_of(connection)
     options = {"prepare": False} if connection.dialect.name == "postgresql" else {}
     settled(settled(driver.execute(statement, **options)).close())
 
 
 def copy_in(connection: Connection, statement: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """Sends the data of a COPY of PostgreSQL."""
+    """Send the data of a COPY of PostgreSQL."""
     driver = driver_of(connection)
 
     async def copy() -> None:
@@ -51,7 +51,7 @@ def copy_in(connection: Connection, statement: str, pieces: Iterable[bytes | mem
 
 
 def pause(seconds: float, *, is_async: bool) -> None:
-    """Sleeps, and lets an event loop go on meanwhile."""
+    """Sleep without blocking the event loop."""
     if is_async:
         await_only(asyncio.sleep(seconds))
     else:

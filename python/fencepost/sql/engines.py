@@ -1,4 +1,4 @@
-"""An engine by a URL, for what is told one: commands and the daemon."""
+"""Engines from URLs, for commands and the daemon."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from sqlalchemy import Engine, create_engine, exc, make_url
 from fencepost.errors import PolicyError, StoreError
 
 _ANSWER_S = 5
-# The one driver of each that is known.
+# The supported driver of each database.
 _DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql", "mysql": "mariadb+pymysql"}
 
 
 def engine_of(url: str, *, application: str | None = None, may_make_file: bool = False) -> Engine:
-    """An engine for a database that is there: a file of SQLite is not made, unless it may be.
+    """Return an engine for an existing database. Connections have a timeout of 5 s.
 
-    `application`: the name under which PostgreSQL lists the sessions. A server that is away is given up in seconds.
+    Args:
+        url: A SQLAlchemy URL.
+        application: The name of the sessions in PostgreSQL's lists.
+        may_make_file: Whether SQLite may create the file.
 
     Raises:
-        PolicyError: not a URL, or of a database that SQLAlchemy does not know. What was given is not repeated, for
-            there may be a password in it.
-        StoreError: there is no such file.
+        PolicyError: Not a URL, or SQLAlchemy does not support the database. The message does not contain the URL,
+            because it may have a password.
+        StoreError: The SQLite file does not exist.
     """
     try:
         parsed = make_url(url)
@@ -37,7 +40,7 @@ def engine_of(url: str, *, application: str | None = None, may_make_file: bool =
         options = {"connect_timeout": _ANSWER_S}
     is_missing = parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file()
     if is_missing and not may_make_file:
-        raise StoreError(f"{parsed.database}: there is no such file")
+        raise StoreError(f"{parsed.database}: the file does not exist")
     try:
         return create_engine(parsed, connect_args=options)
     except exc.NoSuchModuleError as problem:

@@ -1,12 +1,12 @@
-"""The databases that are known: how each begins a transaction that holds what it reads, and what its errors mean.
+"""The supported databases: how each begins a transaction that keeps what it has read valid, and what its errors mean.
 
-SQLite takes its one write lock at the start (BEGIN IMMEDIATE) and is durable (WAL, synchronous FULL). PostgreSQL and
-MariaDB run in READ COMMITTED, and who reads in order to write locks the rows first: the outcome does not depend on an
-isolation level that was set elsewhere, and MariaDB takes no locks on the gaps between rows.
+SQLite takes its single write lock at the start (BEGIN IMMEDIATE). It is durable (WAL, synchronous FULL). PostgreSQL
+and MariaDB run in READ COMMITTED, and a transaction locks the rows that it reads in order to write. So the outcome does
+not depend on the isolation level of the engine, and MariaDB takes no gap locks.
 
-Two of them go on after they have undone a transaction: SQLite after a trigger that rolls back, MariaDB after a deadlock
-and after every statement that commits by itself (CREATE, ALTER, DROP, TRUNCATE). What follows is another transaction.
-So a savepoint is set at the start, and the commit needs it.
+Two databases can end a transaction without an error at the commit: SQLite after a trigger that rolls back, MariaDB
+after a deadlock and after each statement that commits by itself (CREATE, ALTER, DROP, TRUNCATE). Later statements
+then run in another transaction. So `begin` sets a savepoint, and the commit requires it.
 """
 
 from __future__ import annotations
@@ -24,68 +24,69 @@ from fencepost.sql import drivers
 
 _WHOLE = "fencepost_whole"
 ENDED = (
-    "the transaction was ended by the work that it was to commit. Nothing but what was committed there is in the "
-    "database: neither commit nor roll back in it"
+    "the work has ended its transaction by itself. Only its own commits are in the database. Do not commit or roll "
+    "back in the work"
 )
-_PASSED_OVER = (
-    "the database has undone the transaction, and the work in it went on: an error of a statement was passed over. "
-    "Nothing of it is in the database: let the error through, or put what may fail into connection.begin_nested()"
+_IGNORED = (
+    "the database has rolled back the transaction, but the work continued: it has ignored an error of a statement. "
+    "Nothing of it is in the database. Let the work raise the error, or run statements that may fail in "
+    "connection.begin_nested()"
 )
 
 
 class Limits(NamedTuple):
-    """Time-outs of one transaction, in milliseconds; None: as the session has it."""
+    """Timeouts of one transaction, in milliseconds. None keeps the setting of the session."""
 
     lock_timeout_ms: int | None = None
     idle_timeout_ms: int | None = None
 
 
 class Kind(Protocol):
-    """What `Database` asks of a kind of database."""
+    """The operations that differ between databases. `Database` calls them."""
 
     name: str
     clock: str
-    """Its clock as SQL, in ms since 1970, for a query that asks for more."""
+    """Its clock as an SQL expression, in ms since 1970."""
     commits_ddl: bool
-    """Whether each statement that changes tables is a transaction of its own."""
+    """Whether each statement that changes tables commits by itself."""
 
     def check(self, engine: Engine) -> None:
-        """Raises PolicyError for an engine that cannot be used."""
+        """Raise PolicyError for an unsupported engine."""
 
     def set_up(self, connection: Connection) -> None:
-        """Prepares a connection of the pool, once. Raises PolicyError for a session that cannot be used."""
+        """Prepare a connection of the pool, once. Raise PolicyError for an unsupported session."""
 
     def begin(self, connection: Connection, limits: Limits) -> None:
-        """Begins a transaction."""
+        """Begin a transaction."""
 
     def restore(self, connection: Connection, limits: Limits) -> None:
-        """Leaves the session as it was before `begin`, for its next user."""
+        """Restore the session's settings of before `begin`, for its next user."""
 
     def check_whole(self, connection: Connection) -> None:
-        """Raises UndoneError unless the commit will commit everything since `begin`."""
+        """Raise UndoneError unless the commit will contain everything since `begin`."""
 
     def schema_lock(self, connection: Connection) -> AbstractContextManager[None]:
-        """Waits for others who change tables of this package, and keeps them waiting."""
+        """Return a context that holds the exclusive lock for changes of this package's tables."""
 
     def is_outage(self, error: exc.DBAPIError) -> bool:
-        """Whether it may pass without a change of statement, values or rights."""
+        """Return whether a retry may succeed without a change of statement, values or rights."""
 
     def is_undone(self, error: exc.DBAPIError) -> bool:
-        """Whether the database has undone the transaction for the sake of another, or refused to begin it."""
+        """Return whether a concurrent transaction caused a rollback, or a refusal to begin."""
 
     def is_idled(self, error: exc.DBAPIError, limits: Limits, seconds: float) -> bool:
-        """Whether the session was ended because it left its transaction idle. `seconds`: since it began."""
+        """Return whether the server ended the session for an idle transaction. `seconds`: time since its begin."""
 
     def is_denied(self, error: exc.DBAPIError) -> bool:
-        """Whether the role lacks the right to make or change tables."""
+        """Return whether the role lacks the right to create or change tables."""
 
     def timed_out(self, error: exc.SQLAlchemyError) -> str:
-        """What to add to an error of a time-out; "" for others."""
+        """Return an explanation for the message of a timeout error, or "" for other errors."""
 
 
 @contextmanager
 def driver_errors(connection: Connection, statement: str) -> Iterator[None]:
-    """Errors of the driver itself as those of SQLAlchemy, which transactions know how to take."""
+    """Convert errors of the driver to those of SQLAlchemy, which transactions handle."""
     dialect: Any = connection.dialect
     module = dialect.dbapi
     try:
@@ -100,12 +101,12 @@ def driver_errors(connection: Connection, statement: str) -> Iterator[None]:
 
 
 class SQLite:
-    """One writer at a time."""
+    """SQLite: one writer at a time."""
 
     name = "sqlite"
     clock = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
     commits_ddl = False
-    # SQLITE_BUSY and SQLITE_LOCKED, whatever the reason in the higher bits.
+    # SQLITE_BUSY and SQLITE_LOCKED. Higher bits of a code have the reason.
     _TAKEN = frozenset({5, 6})
     # SQLITE_BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL, CANTOPEN, PROTOCOL.
     _AWAY = frozenset({5, 6, 7, 9, 10, 13, 14, 15})
@@ -113,21 +114,21 @@ class SQLite:
     def check(self, engine: Engine) -> None:
         if isinstance(engine.pool, StaticPool):
             raise PolicyError(
-                "an engine with the pool StaticPool: all its users have one connection, so that who closes it ends the "
-                "transactions of the others. Leave the pool to SQLAlchemy, and take a file where threads share a "
-                "database (in memory each thread has one of its own)"
+                "an engine with the pool StaticPool: all users share one connection, so a user that closes it ends the "
+                "transactions of the others. Use SQLAlchemy's default pool, and a file if threads share a database "
+                "(in memory, each thread has its own database)"
             )
 
     def set_up(self, connection: Connection) -> None:
-        # Not through the connection, which would begin: neither can be set in a transaction. Nobody is waited for
-        # who opens the database in the same moment, so it may be taken.
+        # The SQLAlchemy connection would begin a transaction, in which these settings cannot change. A change of the
+        # journal mode does not wait for concurrent openers, so it may fail as busy.
         for setting in ("busy_timeout=10000", "journal_mode=WAL", "synchronous=FULL"):
             with driver_errors(connection, setting):
                 drivers.execute(connection, f"PRAGMA {setting}")
 
     def begin(self, connection: Connection, limits: Limits) -> None:
         connection.begin()
-        # An engine whose own events begin transactions has begun one here.
+        # Event listeners of the engine may have begun a transaction already.
         if not drivers.driver_of(connection).in_transaction:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         connection.exec_driver_sql(f"SAVEPOINT {_WHOLE}")
@@ -139,10 +140,10 @@ class SQLite:
         try:
             connection.exec_driver_sql(f"RELEASE {_WHOLE}")
         except exc.OperationalError as error:
-            raise UndoneError(f"{_PASSED_OVER}. Or else {ENDED}") from error
+            raise UndoneError(f"{_IGNORED}. Or {ENDED}") from error
 
     def schema_lock(self, connection: Connection) -> AbstractContextManager[None]:
-        return nullcontext()  # the transaction has the write lock
+        return nullcontext()  # The transaction holds the write lock.
 
     def is_outage(self, error: exc.DBAPIError) -> bool:
         if isinstance(error.orig, sqlite3.Error):
@@ -166,26 +167,26 @@ class SQLite:
         return ""
 
 
-_IDLED_TEXT = "; the work left its transaction idle for longer than idle_timeout_ms"
-LOCKED_TEXT = "; another session held it for longer than lock_timeout_ms"
+_IDLED_TEXT = "; the transaction was idle for longer than idle_timeout_ms"
+LOCKED_TEXT = "; another session held the lock for longer than lock_timeout_ms"
 
 
 class PostgreSQL:
-    """With psycopg 3."""
+    """PostgreSQL with psycopg 3."""
 
     name = "postgresql"
-    # Not now(), which stands still in a transaction: it may have waited for a lock since.
+    # now() is constant in a transaction, which may have waited for a lock since its begin.
     clock = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
     commits_ddl = False
-    # What it has undone for the sake of another transaction: serialization_failure, deadlock_detected.
+    # Rollbacks because of a concurrent transaction: serialization_failure, deadlock_detected.
     _UNDONE = frozenset({"40001", "40P01"})
-    # The classes of connections, authentication, rollbacks, resources, locks, operators and the system.
+    # Error classes: connections, authentication, rollbacks, resources, locks, operators and the system.
     _AWAY = frozenset({"08", "28", "40", "53", "55", "57", "58"})
-    # It has ended a session that left its transaction idle; or a statement that waited for a lock.
+    # idle_in_transaction_session_timeout and lock_not_available.
     _IDLED, _LOCKED = "25P03", "55P03"
-    # What libpq calls a session without a transaction, and with one that failed. A closed one is neither.
+    # libpq's status of a session without a transaction, and with a failed one. A closed session has neither.
     _IDLE, _IN_ERROR = 0, 3
-    # Of the advisory locks, the one under which tables are made.
+    # The advisory lock for changes of tables.
     _SCHEMA_LOCK = 0x66656E63
 
     def check(self, engine: Engine) -> None:
@@ -213,18 +214,18 @@ class PostgreSQL:
             connection.info[_COUNTS_IDLE] = True
 
     def restore(self, connection: Connection, limits: Limits) -> None:
-        if not connection.invalidated:  # the settings were of the transaction alone
+        if not connection.invalidated:  # The settings end with the transaction.
             connection.info.pop(_COUNTS_IDLE, None)
 
     def check_whole(self, connection: Connection) -> None:
-        """PostgreSQL takes the commit of a failed transaction for a rollback, and reports it only if asked."""
+        """See `Kind`. PostgreSQL rolls back at the commit of a failed transaction, without an error."""
         status = drivers.driver_of(connection).info.transaction_status
         if status in (self._IDLE, self._IN_ERROR):
-            raise UndoneError(ENDED if status == self._IDLE else _PASSED_OVER)
+            raise UndoneError(ENDED if status == self._IDLE else _IGNORED)
 
     def schema_lock(self, connection: Connection) -> AbstractContextManager[None]:
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": self._SCHEMA_LOCK})
-        return nullcontext()  # until the end of the transaction
+        return nullcontext()  # The lock ends with the transaction.
 
     def is_outage(self, error: exc.DBAPIError) -> bool:
         if state := self._state(error):
@@ -245,37 +246,37 @@ class PostgreSQL:
 
     @staticmethod
     def _state(error: exc.SQLAlchemyError) -> str:
-        """Its code of an error; "" where there is none."""
+        """Return the SQLSTATE of an error, or "" if there is none."""
         return getattr(getattr(error, "orig", None), "sqlstate", None) or ""
 
 
 _COUNTS_IDLE = "fencepost_counts_idle"
-"""In the info of a connection: its transaction is one of this package, whose idle time is bounded."""
+"""Key in the info of a connection whose current transaction has an idle timeout of this package."""
 
 
 def _begin_to_count(
     connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
 ) -> None:
-    """After psycopg's executemany, which is a pipeline, PostgreSQL does not count how long the session is idle."""
+    """Run a statement after an executemany: PostgreSQL does not measure idle time after psycopg's pipeline."""
     if many and connection.info.get(_COUNTS_IDLE):
         with driver_errors(connection, "SELECT 1"):
             drivers.execute(connection, "SELECT 1")
 
 
 class MariaDB:
-    """With PyMySQL, from 10.6 on. MySQL is another database, which no test has run on."""
+    """MariaDB 10.6 or newer with PyMySQL. MySQL is not supported, because it is not tested."""
 
     name = "mariadb"
-    # In UTC: a local time is ambiguous for an hour a year. Of the start of the statement.
+    # The start of the statement, in UTC: a local time is ambiguous for one hour a year.
     clock = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000)"
     commits_ddl = True
     _VERSION = (10, 6)
-    # ER_LOCK_DEADLOCK, and ER_CHECKREAD: of a row that changed since a snapshot.
+    # ER_LOCK_DEADLOCK, and ER_CHECKREAD for a row that changed after the snapshot.
     _UNDONE = frozenset({1213, 1020})
-    # Lock waits, and statements that were ended for their time.
+    # Timeouts of lock waits and of statements.
     _LOCKED = frozenset({1205, 1907})
-    # Disk full, out of memory, I/O; too many connections, names, addresses; no access; shutdown; lost packets; a full
-    # table, log or lock table; a commit that failed; limits of a user; read-only servers and the end of statements.
+    # Disk full, out of memory, I/O; too many connections, host names, addresses; no access; shutdown; lost packets; a
+    # full table, log or lock table; a failed commit; limits of a user; read-only servers; interrupted statements.
     _AWAY = frozenset(
         {
             *(1020, 1021, 1026, 1030, 1037, 1038, 1040, 1041, 1042, 1043, 1045, 1053, 1077, 1079, 1114, 1129),
@@ -293,36 +294,34 @@ class MariaDB:
             )
 
     def set_up(self, connection: Connection) -> None:
-        """Refuses sessions that would change values without a word, or cut keys."""
+        """See `Kind`. Refuses sessions that would silently change values or truncate keys."""
         query = "SELECT VERSION(), @@sql_mode, @@character_set_client, @@character_set_connection"
         driver: Any = connection.connection.dbapi_connection
         with driver_errors(connection, query), driver.cursor() as cursor:
             cursor.execute(query)
             version, mode, *charsets = cursor.fetchone()
         if "mariadb" not in version.lower():
-            raise PolicyError(
-                f"the server is MySQL {version}: transactions are known for 'sqlite', 'postgresql' and 'mariadb'"
-            )
+            raise PolicyError(f"the server is MySQL {version}. Supported are 'sqlite', 'postgresql' and 'mariadb'")
         number = tuple(int(it) for it in version.replace("5.5.5-", "", 1).split("-")[0].split(".")[:2])
         if number < self._VERSION:
             raise PolicyError(
-                f"the server is MariaDB {version}: {'.'.join(map(str, self._VERSION))} or newer is needed"
+                f"the server is MariaDB {version}, but {'.'.join(map(str, self._VERSION))} or newer is needed"
             )
         if not {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"} & set(mode.split(",")):
             raise PolicyError(
-                f"the session has sql_mode={mode!r}: without STRICT_TRANS_TABLES the server changes values that do not "
-                "fit and stores them. Add it, in the server's configuration or with "
+                f"the session has sql_mode={mode!r}: without STRICT_TRANS_TABLES the server silently changes values "
+                "that do not fit. Add it in the server's configuration or with "
                 "connect_args={'init_command': \"SET sql_mode = CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')\"}"
             )
         if set(charsets) != {"utf8mb4"}:
             raise PolicyError(
-                f"the session has the character set {charsets[0]!r}: texts of other characters would be lost or "
-                "refused. Take ?charset=utf8mb4 into the engine's URL"
+                f"the session has the character set {charsets[0]!r}: the server would lose or refuse other "
+                "characters. Add ?charset=utf8mb4 to the engine's URL"
             )
 
     def begin(self, connection: Connection, limits: Limits) -> None:
         connection.begin()
-        # One round trip.
+        # One compound statement takes one round trip.
         steps = [
             *self._limiting(limits),
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
@@ -332,7 +331,7 @@ class MariaDB:
         connection.exec_driver_sql(f"BEGIN NOT ATOMIC {'; '.join(steps)}; END")
 
     def _limiting(self, limits: Limits) -> list[str]:
-        """Statements that set the session's time-outs, in whole seconds, and note what they were."""
+        """Return statements that set the session's timeouts, in whole seconds, and save the old ones in variables."""
         wanted = self._wanted(limits)
         if not wanted:
             return []
@@ -353,7 +352,7 @@ class MariaDB:
             return
         driver: Any = connection.connection.dbapi_connection
         statement = "SET " + ", ".join(f"SESSION {name} = @fencepost_{name}" for name in wanted)
-        # A connection that is lost has no next user.
+        # A lost connection has no next user.
         with suppress(exc.DBAPIError), driver_errors(connection, statement), driver.cursor() as cursor:
             cursor.execute(statement)
 
@@ -364,15 +363,15 @@ class MariaDB:
             if self._code(error) != 1305:  # ER_SP_DOES_NOT_EXIST
                 raise
             raise UndoneError(
-                f"{_PASSED_OVER}. Or else {ENDED}; CREATE, ALTER, DROP and TRUNCATE commit by themselves"
+                f"{_IGNORED}. Or {ENDED}. CREATE, ALTER, DROP and TRUNCATE commit by themselves"
             ) from error
 
     @contextmanager
     def schema_lock(self, connection: Connection) -> Iterator[None]:
-        """Held by the session: a transaction would not outlive the first table."""
+        """See `Kind`. The session holds the lock, because the first CREATE TABLE ends a transaction."""
         name = "CONCAT('fencepost_', MD5(DATABASE()))"
         if connection.exec_driver_sql(f"SELECT GET_LOCK({name}, 60)").scalar() != 1:
-            raise StoreError("another session has changed tables of fencepost for more than a minute: call again")
+            raise StoreError("another session is changing tables of fencepost for more than 60 s. Call again later")
         try:
             yield
         finally:
@@ -389,7 +388,7 @@ class MariaDB:
         return self._code(error) in self._UNDONE
 
     def is_idled(self, error: exc.DBAPIError, limits: Limits, seconds: float) -> bool:
-        """The server ends the session without a word, so the time tells."""
+        """See `Kind`. The server ends the session without an error code, so the elapsed time decides."""
         idle = self._wanted(limits).get("idle_transaction_timeout")
         return error.connection_invalidated and idle is not None and seconds >= idle
 
@@ -401,22 +400,24 @@ class MariaDB:
 
     @staticmethod
     def _code(error: exc.SQLAlchemyError) -> int:
-        """Its number of an error; 0 where there is none."""
+        """Return the number of an error, or 0 if there is none."""
         arguments = getattr(getattr(error, "orig", None), "args", ())
         return arguments[0] if arguments and isinstance(arguments[0], int) else 0
 
 
 KINDS: dict[str, Kind] = {"sqlite": SQLite(), "postgresql": PostgreSQL(), "mariadb": MariaDB(), "mysql": MariaDB()}
-"""By the name of SQLAlchemy's dialect; a URL of MySQL may lead to MariaDB."""
+"""Kinds by the name of SQLAlchemy's dialect. A URL of MySQL may lead to MariaDB."""
 
 
 def kind_of(engine: Engine) -> Kind:
-    """The kind of an engine's database. Raises PolicyError for others, and for engines that cannot be used."""
+    """Return the kind of an engine's database.
+
+    Raises:
+        PolicyError: The database or the engine is not supported.
+    """
     kind = KINDS.get(engine.dialect.name)
     if kind is None:
-        raise PolicyError(
-            f"an engine for {engine.dialect.name!r}: transactions are known for 'sqlite', 'postgresql' and 'mariadb'"
-        )
+        raise PolicyError(f"an engine for {engine.dialect.name!r}. Supported are 'sqlite', 'postgresql' and 'mariadb'")
     kind.check(engine)
     return kind
 

@@ -1,7 +1,7 @@
-"""Which daemon does which task, and when it is due: a row a task, so that one of any number does it.
+"""Leases of the daemon's tasks: one row per task, so that one of several daemons runs it when it is due.
 
-A lease saves work and logs; correctness does not rest on it. Each task may run twice at once, for instance where a
-daemon was stopped in it and wakes when another has taken over.
+A lease avoids duplicate work and duplicate log lines. Correctness does not depend on it: a task may run twice at the
+same time, for example if a daemon is suspended in a task and resumes after another has taken over.
 """
 
 from __future__ import annotations
@@ -39,40 +39,40 @@ TASKS = Table(
     "fencepost_tasks",
     TABLES,
     Column("task", key_text(String(64), 64), primary_key=True),
-    # host/process/number of chance, of one run; "" where nobody has it.
+    # "host/process/random number" of a run; "" if no daemon runs the task.
     Column("owner", String(320), nullable=False),
     Column("leased_until_ms", Int64, nullable=False),
     Column("due_ms", Int64, nullable=False),
-    # Of the last run that came to its end; 0 before the first.
+    # Times of the last finished and the last successful run; 0 before the first.
     Column("finished_ms", Int64, nullable=False),
     Column("succeeded_ms", Int64, nullable=False),
     Column("failures", Integer, nullable=False),
     **INNODB,
 )
 RENEWED = 3
-"""How often a lease is renewed within its time."""
+"""Number of renewals within the duration of a lease."""
 
 
 class TaskState(NamedTuple):
-    """How a task stands, by the database and its clock."""
+    """The state of a task, according to the database and its clock."""
 
     task: str
     is_running: bool
     succeeded_ms_ago: int | None
-    """None: it never has."""
+    """Time since the last successful run; None if there was none."""
     failures: int
-    """Runs in a row that have failed."""
+    """Number of consecutive failed runs."""
 
 
 class Leases:
-    """The tasks of a database, for one daemon. Raises StoreError in every call where the database does not answer."""
+    """The leases of one daemon. Every method raises StoreError if the database does not respond."""
 
     def __init__(self, database: Database, lease_ms: int) -> None:
         self.database, self.lease_ms = database, lease_ms
         database.create_tables(PART)
 
     def take(self, task: str) -> str | None:
-        """The right to run a task that is due and that nobody runs, until the lease ends; None where it is not."""
+        """Take the lease of a task if it is due and no daemon runs it. Return the owner, or None without a lease."""
         owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:16]}"
         row = dict.fromkeys(("leased_until_ms", "due_ms", "finished_ms", "succeeded_ms", "failures"), 0)
         is_free = (TASKS.c.due_ms <= self._now) & (TASKS.c.leased_until_ms <= self._now)
@@ -89,7 +89,7 @@ class Leases:
 
     @contextmanager
     def kept(self, task: str, owner: str) -> Iterator[None]:
-        """Renews the lease while the block runs."""
+        """Renew the lease while the block runs."""
         is_done = Event()
         renewed = update(TASKS).where(self._is(task, owner)).values(leased_until_ms=self._now + self.lease_ms)
 
@@ -98,7 +98,7 @@ class Leases:
                 try:
                     self.database.transaction(lambda connection: connection.execute(renewed))
                 except FencepostError:
-                    continue  # in an outage the task fails too
+                    continue  # The task fails in an outage too.
 
         thread = Thread(target=renew, name=f"fencepost-lease-{task}", daemon=True)
         thread.start()
@@ -109,14 +109,14 @@ class Leases:
             thread.join()
 
     def finish(self, task: str, owner: str, *, due_in_ms: int, is_failed: bool) -> bool:
-        """Gives the task back, due again after this time. False: another daemon had taken it over."""
+        """Release the lease and set the next due time. Return False if another daemon had taken the task over."""
         values = {"owner": "", "leased_until_ms": 0, "due_ms": self._now + due_in_ms, "finished_ms": self._now}
         values |= {"failures": TASKS.c.failures + 1} if is_failed else {"failures": 0, "succeeded_ms": self._now}
-        given_back = update(TASKS).where(self._is(task, owner)).values(values)
-        return self.database.transaction(lambda connection: connection.execute(given_back).rowcount == 1)
+        released = update(TASKS).where(self._is(task, owner)).values(values)
+        return self.database.transaction(lambda connection: connection.execute(released).rowcount == 1)
 
     def states(self) -> list[TaskState]:
-        """How the tasks stand, by name."""
+        """Return the states of the tasks, sorted by name."""
         now = self._now
         query = select(TASKS.c.task, TASKS.c.leased_until_ms > now, TASKS.c.succeeded_ms, now, TASKS.c.failures)
         found = self.database.transaction(lambda it: it.execute(query.order_by(TASKS.c.task)).all())

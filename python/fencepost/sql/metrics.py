@@ -1,4 +1,4 @@
-"""What monitoring asks of a consumer: counters of the process, and the claims of the database."""
+"""Metrics of a consumer: counters of the process, and its claims in the database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Counters:
-    """What the calls of one sink came to. Safe from several threads."""
+    """Counters of the calls of one sink. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class Counters:
 
     @contextmanager
     def of_call(self) -> Iterator[None]:
-        """Counts a call, and whether it failed."""
+        """Count a call, and a failure if the block raises."""
         try:
             yield
         except BaseException:
@@ -42,14 +42,14 @@ class Counters:
                 self._calls += 1
 
     def count(self, rows: Mapping[Verdict, int], stale_epoch: int) -> None:
-        """Adds the rows of a call that has committed."""
+        """Add the rows of a committed call."""
         with self._lock:
             self._stale_epoch += stale_epoch
             for verdict, count in rows.items():
                 self._rows[verdict] += count
 
     def to_dict(self) -> dict[str, Any]:
-        """See `SqlSink.metrics`."""
+        """Return the counters. See `SqlSink.metrics`."""
         with self._lock:
             rows = {verdict.name.lower(): count for verdict, count in self._rows.items()}
             return {
@@ -62,12 +62,12 @@ class Counters:
 
 
 def claims_of(consumer: Consumer, storage: Storage) -> dict[str, Any]:
-    """What the database knows of a consumer's claims. Takes a pass over them."""
+    """Return statistics of a consumer's claims in the database. Takes one pass over them."""
     columns = storage.table.c
     age = columns[storage.timestamp] if consumer.keeps_time else columns.changed_ms
     query = select(func.count(), func.min(age)).where(columns.consumer == consumer.id)
 
-    def look(connection: Connection) -> dict[str, Any]:
+    def work(connection: Connection) -> dict[str, Any]:
         now_ms = consumer.database.now_ms(connection)
         count, oldest = connection.execute(query).one()
         return {
@@ -77,25 +77,25 @@ def claims_of(consumer: Consumer, storage: Storage) -> dict[str, Any]:
             "positions": consumer.positions(connection),
         }
 
-    return consumer.database.transaction(look)
+    return consumer.database.transaction(work)
 
 
 def families_of(consumer: str, metrics: Mapping[str, Any]) -> Iterator[Metric]:
-    """The families of `SqlSink.metrics`."""
+    """Yield the metric families of `SqlSink.metrics`."""
     by = {"consumer": consumer}
     rows = {("verdict", verdict): count for verdict, count in metrics["rows"].items()}
     positions = {("source", source): position for source, position in metrics["positions"].items()}
     age, horizon = _seconds(metrics["oldest_claim_age_ms"]), _seconds(metrics["horizon_ms"])
-    about_stale, stale = "Rows below the highest epoch of their key.", metrics["stale_epoch"]
-    about_horizon = "Rows up to this time are no longer taken for new."
+    about_stale, stale = "Rows with an epoch below the highest one of their key.", metrics["stale_epoch"]
+    about_horizon = "Rows up to this time are no longer judged as new."
     yield counter("fencepost_sink_calls", "Calls of apply and handle.", metrics["calls"], by)
     yield counter("fencepost_sink_failures", "Calls that raised.", metrics["failures"], by)
-    yield counter("fencepost_sink_rows", "Rows that were judged, by verdict.", rows, by)
+    yield counter("fencepost_sink_rows", "Judged rows, by verdict.", rows, by)
     yield counter("fencepost_sink_stale_epoch_rows", about_stale, stale, by)
     yield gauge("fencepost_sink_claims", "Claims in the database.", metrics["claims"], by)
-    yield gauge("fencepost_sink_oldest_claim_age_seconds", "Since the oldest claim.", age, by, "seconds")
+    yield gauge("fencepost_sink_oldest_claim_age_seconds", "Age of the oldest claim.", age, by, "seconds")
     yield gauge("fencepost_sink_horizon_timestamp_seconds", about_horizon, horizon, by, "seconds")
-    yield gauge("fencepost_sink_position", "Up to where a source was applied.", positions, by)
+    yield gauge("fencepost_sink_position", "Position of a source.", positions, by)
 
 
 def _seconds(ms: int | None) -> float | None:

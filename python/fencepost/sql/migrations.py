@@ -1,8 +1,8 @@
-"""Versions of tables: what leads from one to the next, and what to do where the database has another.
+"""Versions of tables and the migrations between them.
 
 The version of each part is a row of `fencepost_schema`. A migration is SQL, so that a person can review it and another
-tool can run it (`fencepost sql ddl`). It runs in one transaction with the new number, but on MariaDB, where each
-statement that changes a table commits by itself: there every statement must bear to run again.
+tool can run it (`fencepost sql ddl`). One transaction runs the migration and stores the new version. On MariaDB each
+statement that changes a table commits by itself, so every statement must be idempotent.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ SCHEMA = Table(
 
 @dataclass(frozen=True)
 class Migration:
-    """Leads to a version from the one before it. `check` raises SchemaError where it cannot.
+    """The migration to a version from the one before it.
 
-    Names in `statements` that need quotes have double quotes, which occur nowhere else in them. `tables` are new with
-    this version.
+    Attributes:
+        statements: SQL. Names are in double quotes if needed; double quotes occur nowhere else.
+        check: Raises SchemaError if the migration is not possible.
+        tables: The new tables of this version.
     """
 
     statements: tuple[str, ...] = ()
@@ -38,27 +40,27 @@ class Migration:
     tables: tuple[Table, ...] = ()
 
     def run(self, connection: Connection) -> None:
-        """Changes the tables; the version is the caller's to write."""
+        """Change the tables. The caller stores the version."""
         if self.check is not None:
             self.check(connection)
         for statement in self.sql(connection.dialect):
-            connection.execute(text(statement.replace(":", "\\:")))  # names alone have colons
+            connection.execute(text(statement.replace(":", "\\:")))  # Only names contain colons.
 
     def sql(self, dialect: Dialect) -> list[str]:
-        """The statements, with names in the quotes of a dialect."""
-        made = [create_sql(it, dialect, if_not_exists=True) for it in self.tables]
-        return made + [it.replace('"', dialect.identifier_preparer.initial_quote) for it in self.statements]
+        """Return the statements, with the quotes of a dialect."""
+        created = [create_sql(it, dialect, if_not_exists=True) for it in self.tables]
+        return created + [it.replace('"', dialect.identifier_preparer.initial_quote) for it in self.statements]
 
 
 def create_sql(table: Table, dialect: Dialect, *, if_not_exists: bool = False) -> str:
-    """The statement that makes a table, as a person reads it."""
+    """Return a readable CREATE TABLE statement."""
     compiled = str(CreateTable(table, if_not_exists=if_not_exists).compile(dialect=dialect))
     return "\n".join(line.rstrip().replace("\t", "    ") for line in compiled.strip().splitlines() if line.strip())
 
 
 @dataclass(frozen=True)
 class Part:
-    """Tables that have one version together. `migrations`: by the version that each leads to."""
+    """Tables with a common version. `migrations`: by the version that each leads to."""
 
     name: str
     version: int
@@ -67,26 +69,27 @@ class Part:
 
     @property
     def oldest(self) -> int:
-        """The oldest version from which migrations lead to this one."""
+        """The oldest version from which migrations lead to the current one."""
         found = self.version
         while found in self.migrations:
             found -= 1
         return found
 
     def steps(self, found: int) -> list[tuple[int, Migration]]:
-        """What brings tables of version `found` to this one, with the version that each leads to.
+        """Return the migrations from version `found` to the current one, each with the version that it leads to.
 
-        Raises SchemaError, with what to do, for a newer version, and an older one that no migration begins with.
+        Raises:
+            SchemaError: The version is newer than the current one, or older than the first migration.
         """
-        about = f"the tables of {self.name!r} have version {found}, this package knows {self.version}: "
+        about = f"the tables of {self.name!r} have version {found}, but this package supports {self.version}: "
         if found > self.version:
             raise SchemaError(
-                f"{about}upgrade fencepost here, as where the tables were upgraded. Nothing has changed; an older "
-                "fencepost cannot use them, and there is no way back but a backup"
+                f"{about}upgrade fencepost to the version that upgraded the tables. Nothing has changed. An older "
+                "fencepost cannot use the tables, and only a backup restores their old version"
             )
         if found < self.oldest:
             raise SchemaError(
-                f"{about}they are older than it can read. Upgrade by way of a fencepost that knows version "
-                f"{self.oldest}, or begin with new tables. Nothing has changed"
+                f"{about}they are too old for it. Upgrade first with a fencepost that supports version "
+                f"{self.oldest}, or start with new tables. Nothing has changed"
             )
         return [(number, self.migrations[number]) for number in range(found + 1, self.version + 1)]

@@ -1,4 +1,4 @@
-"""Keys for calls that leave the database: the same event asks with the same key, however often it is handled."""
+"""Idempotency keys for outbound calls: an event always uses the same key, however often it is handled."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ _MARKS: tuple[tuple[type, bytes], ...] = ((UUID, b"u"), (bytes, b"b"), (str, b"s
 
 
 def derived_key(event_id: KeyPart | tuple[KeyPart, ...], purpose: str) -> str:
-    """An idempotency key for one outbound call of one event: a UUID as text, the same for ever.
+    """Return a deterministic idempotency key for one outbound call of one event: a UUID as text.
 
-    `event_id`: the event's identity as its producer made it, one value or several, as (pid, epoch, partition, seq).
-    `purpose`: which of the event's calls ("charge", "mail"): each needs a key of its own.
+    The key is a UUID of version 8 (RFC 9562) from the SHA-256 of each part with its type and length. So ("a", "bc") and
+    ("ab", "c") have different keys, and so have 7 and "7". It contains neither random values nor a time. A retry,
+    another process and a later replay use the same key. The receiver decides how long it remembers a key.
 
-    It is a UUID of version 8 (RFC 9562) over SHA-256, of each part with its type and length: ("a", "bc") and ("ab",
-    "c") differ, 7 and "7" too. Nothing random and no clock goes in, so a retry of the transaction, another process and
-    a replay next year ask with the same key; how long the other side remembers it is the other side's.
+    Args:
+        event_id: The event's identity from its producer: one value or several, such as (pid, epoch, partition, seq).
+        purpose: The name of the call among the event's calls ("charge", "mail"). Each call needs its own key.
 
     Raises:
-        PolicyError: a part that is none of these, or no purpose.
+        PolicyError: A part has another type, there are no parts, or there is no purpose.
 
     >>> derived_key("order-17", "charge")
     '...'
     """
     if not is_text(purpose) or not purpose:
-        raise PolicyError(f"purpose={purpose!r}: a text was expected that names the call")
+        raise PolicyError(f"purpose={purpose!r}: expected a text that names the call")
     parts = event_id if isinstance(event_id, tuple) else (event_id,)
     if not parts:
-        raise PolicyError("event_id=(): at least one part was expected")
+        raise PolicyError("event_id=(): expected at least one part")
     digest = hashlib.sha256(_NAMESPACE)
     for part in (purpose, *parts):
         encoded = _encoded(part)
@@ -49,4 +50,6 @@ def _encoded(part: object) -> bytes:
             if isinstance(part, UUID):
                 return mark + part.bytes
             return mark + (part if isinstance(part, bytes) else str(part).encode())
-    raise PolicyError(f"event_id: {part!r} is of type {type(part).__name__}: texts of UTF-8, bytes, integers or UUIDs")
+    raise PolicyError(
+        f"event_id: {part!r} is of type {type(part).__name__}. Expected UTF-8 text, bytes, integers or UUIDs"
+    )

@@ -1,4 +1,4 @@
-"""Producer ids in blocks: a process reserves some in the database and hands them out from memory."""
+"""Producer ids in blocks: a process reserves a block in the database, and assigns its pids from memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fencepost.sql.transaction_tables import PIDS
 from fencepost.sql.upserts import insert_if_missing
 
 PID_MAX = 2**63 - 2
-"""The highest pid: the number after it still fits into a column of 64 bits."""
+"""The highest pid. The next number must fit into a 64-bit column too."""
 
 
 class PidBlocks:
-    """Pids that nobody else has. Safe from several threads, and after a fork.
+    """Assigns unique pids. Thread-safe, and safe after a fork.
 
-    What is left of a block when its process ends is never used by anyone.
+    When a process ends, the remaining pids of its block stay unused.
     """
 
     def __init__(self, database: Database, block_size: int) -> None:
@@ -32,23 +32,24 @@ class PidBlocks:
         _ALL.add(self)
 
     def take(self) -> int:
-        """A pid of its own.
+        """Return a new pid.
 
-        Not within a database transaction: a block has to be reserved for good before a pid of it is used.
+        Do not call this within a database transaction: the reservation of a block must be committed before its pids
+        are used.
 
         Raises:
-            CapacityError: all pids were handed out.
+            CapacityError: All pids are assigned.
         """
         with self._lock:
             while not self._rest:
-                # If it is lost whether a commit happened, a block was passed over that nobody got.
+                # If the outcome of the commit is unknown, reserve another block. The first one may stay unused.
                 with suppress(OutcomeUnknownError):
                     first, count = self.database.transaction(self._reserve)
                     self._rest = list(range(first + count - 1, first - 1, -1))
             return self._rest.pop()
 
     def give_back(self, pid: int) -> None:
-        """A pid that was taken and not used is the next one."""
+        """Return an unused pid, so that `take` assigns it next."""
         with self._lock:
             self._rest.append(pid)
 
@@ -57,12 +58,12 @@ class PidBlocks:
         first: int = connection.execute(select(PIDS.c.next_pid).where(PIDS.c.id == 1).with_for_update()).scalar_one()
         count = min(self.block_size, PID_MAX + 1 - first)
         if count <= 0:
-            raise CapacityError(f"all pids up to {PID_MAX} were handed out", limit=PID_MAX)
+            raise CapacityError(f"all pids up to {PID_MAX} are assigned", limit=PID_MAX)
         connection.execute(PIDS.update().where(PIDS.c.id == 1).values(next_pid=first + count))
         return first, count
 
     def forget(self) -> None:
-        """After a fork: the block belongs to the parent of this process."""
+        """Drop the block after a fork, because it belongs to the parent process."""
         self._lock = threading.Lock()
         self._rest = []
 

@@ -1,11 +1,16 @@
-"""Rows in bulk: an Arrow table into a table of the database.
+"""Bulk insertion of an Arrow table into a database table.
 
-PostgreSQL takes up to `ARRAYS_ROWS_MAX` rows of `SqlSink` as an array a column, in one prepared statement: one round
-trip, where COPY takes three. Which row it refuses it does not say; COPY does. More rows, and all others, it takes as
-CSV by COPY on the transaction's own connection. Into the table itself: that is as atomic as an insert from a temporary
-table beside it, and takes two thirds of the time. Binary COPY saves the server a third of its part, and costs as much
-more to make from Arrow in NumPy. Where COPY cannot (rules, row security) rows go through a temporary table after all.
-SQLite takes one prepared statement for all rows, MariaDB statements of many rows each.
+    database     rows                                        method
+    PostgreSQL   up to `ARRAYS_ROWS_MAX` rows of `SqlSink`   one prepared statement with an array per column
+    PostgreSQL   other rows                                  COPY in CSV, directly into the table
+    PostgreSQL   other rows; the table has rules or          COPY into a temporary table, then INSERT
+                 row security, so COPY cannot be used
+    SQLite       all                                         one prepared statement, executed for each row
+    MariaDB      all                                         INSERT statements of many rows each
+
+Arrays take one round trip, COPY three. An error of COPY names the refused row, an error of arrays does not. COPY into
+the table itself is as atomic as COPY into a temporary table, and takes two thirds of the time. Binary COPY would save
+a third of the server's time, but encoding it in NumPy costs as much.
 """
 
 from __future__ import annotations
@@ -30,14 +35,14 @@ from fencepost.sql.database import driver_errors
 
 ARRAYS_ROWS_MAX = 2_000
 _PIECE_BYTES = 1 << 18
-# What COPY says of the place where it stopped.
+# The place in an error of COPY.
 _WHERE = re.compile(r"COPY [^,]+, line (\d+)(?:, column ([^:]+))?")
 _STAGED = "fencepost_staged"
 NOTHING = "nothing of this call was applied"
 
 
 def are_uuids(column: pa.ChunkedArray) -> bool:
-    """Whether it has UUIDs as such, or 16 bytes each."""
+    """Return whether the column has UUIDs: of the type, or as 16 bytes each."""
     if column.type == pa.uuid() or column.type == pa.binary(16):
         return True
     lengths = pc.unique(pc.binary_length(column)).to_pylist() if pa.types.is_binary(column.type) else []
@@ -45,7 +50,7 @@ def are_uuids(column: pa.ChunkedArray) -> bool:
 
 
 def uuid_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """In the spelling of RFC 9562."""
+    """Return UUIDs as texts in the format of RFC 9562."""
     values = column.cast(pa.binary(16)) if column.type == pa.uuid() else column
     texts = [None if it is None else str(uuid.UUID(bytes=it)) for it in values.to_pylist()]
     return pa.chunked_array([pa.array(texts, pa.string())])
@@ -60,20 +65,23 @@ _PLAIN_UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 
 
 def uuid_spellings(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Texts that spell a UUID in any way (hex, braces, urn, capitals), in the spelling of RFC 9562; others as nulls."""
+    """Return texts of UUIDs in the format of RFC 9562, and other texts as null.
+
+    Recognizes hex digits without hyphens, braces, "urn:uuid:" and capital letters.
+    """
     if pc.all(pc.match_substring_regex(column, _PLAIN_UUID)).as_py():
-        return column  # most often; in a third of the time
-    spelt = pc.utf8_lower(pc.replace_substring_regex(column, _UUID, r"\1-\2-\3-\4-\5"))
-    return pc.if_else(pc.match_substring_regex(column, _UUID), spelt, pa.scalar(None, pa.string()))
+        return column  # The frequent case, in a third of the time.
+    formatted = pc.utf8_lower(pc.replace_substring_regex(column, _UUID, r"\1-\2-\3-\4-\5"))
+    return pc.if_else(pc.match_substring_regex(column, _UUID), formatted, pa.scalar(None, pa.string()))
 
 
 def insert(connection: Connection, table: Table, rows: pa.Table, numbers: Any = None) -> None:
-    """Puts all rows into the table: the columns of the rows, whose values are what its columns take.
+    """Insert all rows into the table. Its columns must accept the values.
 
-    `numbers`: of each row, the number by which its sender knows it; as they stand unless given.
+    `numbers`: the caller's number of each row, for errors. None: the index in `rows`.
 
     Raises:
-        BatchError: the database refused a row, named by its number. The transaction cannot go on.
+        BatchError: The database refused a row; the error has its number. The transaction cannot continue.
     """
     if rows.num_rows == 0:
         return
@@ -88,7 +96,7 @@ def insert(connection: Connection, table: Table, rows: pa.Table, numbers: Any = 
 
 
 def takes_arrays(connection: Connection, table: Table, rows: pa.Table) -> bool:
-    """Whether PostgreSQL can take these rows as `array_of` each column, and does it faster than by COPY."""
+    """Return whether the rows can be inserted as arrays on PostgreSQL, faster than by COPY."""
     if connection.dialect.name != "postgresql" or rows.num_rows > ARRAYS_ROWS_MAX:
         return False
     kinds = _kinds_of(connection, table)
@@ -96,13 +104,13 @@ def takes_arrays(connection: Connection, table: Table, rows: pa.Table) -> bool:
 
 
 def as_arrays(connection: Connection, table: Table, rows: pa.Table) -> tuple[str, dict[str, str]]:
-    """An INSERT of these rows, each column an array of its own, and its parameters."""
+    """Return an INSERT of the rows with an array per column, and its parameters."""
     into, arrays = arrays_into(connection, table, tuple(rows.column_names))
     return f"INSERT INTO {into} SELECT * FROM unnest({arrays})", columns_as_arrays(rows)
 
 
 def arrays_into(connection: Connection, table: Table, names: tuple[str, ...]) -> tuple[str, str]:
-    """A table with these columns, as an INSERT names them, and the arrays `:c0`, `:c1`, ... of their types."""
+    """Return the target of an INSERT, with its columns, and the arrays `:c0`, `:c1`, ... with their types."""
     known: dict[tuple[str, ...], tuple[str, str]] = table.info.setdefault("fencepost_inserts", {})
     if names not in known:
         kinds = _kinds_of(connection, table)
@@ -113,12 +121,12 @@ def arrays_into(connection: Connection, table: Table, names: tuple[str, ...]) ->
 
 
 def columns_as_arrays(rows: pa.Table) -> dict[str, str]:
-    """The parameters of these arrays."""
+    """Return the parameters `c0`, `c1`, ... of the arrays."""
     return {f"c{at}": array_of(column) for at, column in enumerate(_for_copy(rows).columns)}
 
 
 def array_of(column: pa.ChunkedArray) -> str:
-    """A column as PostgreSQL reads an array; the driver takes ten times as long to write a list so."""
+    """Return a column as an array literal of PostgreSQL. The driver takes ten times as long to write a list."""
     if pa.types.is_string(column.type):
         for found, written in (("\\", "\\\\"), ('"', '\\"')):
             column = pc.replace_substring(column, found, written)
@@ -130,12 +138,12 @@ def array_of(column: pa.ChunkedArray) -> str:
 
 
 def array_of_integers(values: Sequence[int | None]) -> str:
-    """The same of integers in Python."""
+    """Return Python integers as an array literal of PostgreSQL."""
     return f"{{{','.join(map(str, values)).replace('None', 'NULL')}}}"
 
 
 def array_of_texts(values: Sequence[str | None]) -> str:
-    """The same of texts in Python."""
+    """Return Python texts as an array literal of PostgreSQL."""
     return f"{{{','.join('NULL' if it is None else _in_array(it) for it in values)}}}"
 
 
@@ -145,9 +153,10 @@ def _in_array(value: str) -> str:
 
 
 def _kinds_of(connection: Connection, table: Table) -> dict[str, str | None]:
-    """The types of the columns without their lengths, for a cast would cut where an assignment refuses.
+    """Return the types of the columns, without lengths: a cast truncates a value that an assignment refuses.
 
-    None for arrays, which cannot be in arrays. Read once: what a column becomes later refuses values, or takes them.
+    The type is None for array columns, which cannot be elements of arrays. The types are read once. After a later
+    change of a column's type, its assignment converts or refuses values.
     """
     if _KINDS not in table.info:
         found = connection.execute(text(_KINDS_QUERY), {"name": quoted(connection, table)})
@@ -165,28 +174,28 @@ WHERE a.attrelid = CAST(:name AS regclass) AND a.attnum > 0 AND NOT a.attisdropp
 
 
 def quoted(connection: Connection, table: Table) -> str:
-    """A table, as statements name it."""
+    """Return the quoted name of a table."""
     return unescaped(connection.dialect.name, connection.dialect.identifier_preparer.format_table(table))
 
 
 def quoted_names(connection: Connection, names: Sequence[str]) -> str:
-    """Columns, as statements name them."""
+    """Return the quoted names of columns, separated by commas."""
     quote = connection.dialect.identifier_preparer.quote_identifier
     return unescaped(connection.dialect.name, ", ".join(map(quote, names)))
 
 
 def unescaped(dialect: str, names: str) -> str:
-    """As the database knows them: SQLAlchemy doubles what marks a parameter of psycopg and PyMySQL."""
+    """Return names as in the database: SQLAlchemy doubles "%", which marks parameters of psycopg and PyMySQL."""
     return names if dialect == "sqlite" else names.replace("%%", "%")
 
 
 def statement(of: str) -> TextClause:
-    """With names in it, whose colons mark no parameters."""
+    """Return a statement with names. Colons in it do not mark parameters."""
     return text(of.replace(":", "\\:"))
 
 
 prepared = lru_cache(maxsize=256)(text)
-"""A statement that is run again and again: SQLAlchemy takes as long to read its text as the database to run it."""
+"""Return a cached statement. SQLAlchemy takes as long to parse its text as the database to run it."""
 
 
 def _takes_copy(connection: Connection, table: Table) -> bool:
@@ -206,7 +215,7 @@ def _insert_staged(connection: Connection, table: Table, rows: pa.Table, numbers
     try:
         connection.execute(statement(f"INSERT INTO {target} ({names}) SELECT {names} FROM {_STAGED}"))
     except (exc.DataError, exc.IntegrityError) as error:
-        raise BatchError(f"the table {target} refuses a row: {_said(error.orig)}; {NOTHING}") from error
+        raise BatchError(f"the table {target} refuses a row: {_reason(error.orig)}; {NOTHING}") from error
     connection.execute(text(f"DROP TABLE {_STAGED}"))
 
 
@@ -216,7 +225,7 @@ def _insert_staged(connection: Connection, table: Table, rows: pa.Table, numbers
 def _copy(connection: Connection, target: str, rows: pa.Table, numbers: Any) -> None:
     import psycopg
 
-    # Strings are always quoted, so that an empty one is no null, nor the end of the data.
+    # "needed" always quotes strings, so that an empty string is neither null nor the end of the data.
     options = csv.WriteOptions(include_header=False, quoting_style="needed")
     data = pa.BufferOutputStream()
     csv.write_csv(_for_copy(rows), data, options)
@@ -233,7 +242,7 @@ def _copy(connection: Connection, target: str, rows: pa.Table, numbers: Any) -> 
 
 
 def _for_copy(rows: pa.Table) -> pa.Table:
-    """Values of which pyarrow writes no text, or another one than PostgreSQL reads, as texts."""
+    """Convert values to text if pyarrow cannot write them, or writes another format than PostgreSQL reads."""
     for index, column in enumerate(rows.columns):
         if pa.types.is_binary(column.type) or pa.types.is_fixed_size_binary(column.type):
             texts = [None if it is None else "\\x" + it.hex() for it in column.to_pylist()]
@@ -248,15 +257,15 @@ def _for_copy(rows: pa.Table) -> pa.Table:
 def _refused(error: Any, target: str, rows: pa.Table, numbers: Any) -> BatchError:
     found = _WHERE.search(error.diag.context or "")
     if found is None:
-        return BatchError(f"the table {target} refuses a row: {_said(error)}; {NOTHING}")
+        return BatchError(f"the table {target} refuses a row: {_reason(error)}; {NOTHING}")
     # A line of COPY is a row as long as no value has a line break in it.
     line, column = int(found[1]) - 1, found[2] or error.diag.column_name
     index = _row_of_line(rows, line)
-    return refused_row(f"the table {target} refuses it: {_said(error)}", rows, index, column, numbers)
+    return refused_row(f"the table {target} refuses it: {_reason(error)}", rows, index, column, numbers)
 
 
 def _row_of_line(rows: pa.Table, line: int) -> int:
-    """The row that the CSV has on this line; rows with line breaks in them take several."""
+    """Return the row on this line of the CSV. A row with line breaks has several lines."""
     import pyarrow.compute as pc
 
     breaks = None
@@ -273,7 +282,7 @@ def _row_of_line(rows: pa.Table, line: int) -> int:
 
 
 def refused_row(problem: str, rows: pa.Table, index: int, column: str | None, numbers: Any) -> BatchError:
-    """The error of one row, by the number that its sender knows."""
+    """Return the error of one row, with the caller's number of the row."""
     number = index if numbers is None else int(numbers[index])
     if column in rows.column_names:
         value = rows[column][index].as_py()
@@ -283,11 +292,11 @@ def refused_row(problem: str, rows: pa.Table, index: int, column: str | None, nu
 
 
 def refused_at_commit(table: str, error: exc.IntegrityError) -> BatchError:
-    """The error of a constraint that is deferred: the database names no row by then."""
-    return BatchError(f"the table {table} refuses the rows at the commit: {_said(error.orig)}; {NOTHING}")
+    """Return the error of a deferred constraint, for which the database does not name a row."""
+    return BatchError(f"the table {table} refuses the rows at the commit: {_reason(error.orig)}; {NOTHING}")
 
 
-def _said(error: Any) -> str:
+def _reason(error: Any) -> str:
     primary = getattr(getattr(error, "diag", None), "message_primary", None)
     detail = getattr(getattr(error, "diag", None), "message_detail", None)
     return f"{primary} ({detail})" if primary and detail else primary or str(error)
@@ -313,16 +322,16 @@ def _insert_all(connection: Connection, table: Table, rows: pa.Table, numbers: A
 
 
 def _named(message: str, table: Table) -> str | None:
-    """The column of "NOT NULL constraint failed: events.amount"."""
+    """Return the column in a message such as "NOT NULL constraint failed: events.amount", or None."""
     found = re.search(rf"{re.escape(table.name)}\.(\w+)$", message)
     return found[1] if found else None
 
 
 def _for_sqlite(column: pa.ChunkedArray) -> list[Any]:
-    """Values as SQLAlchemy would write them, so that it reads them back."""
+    """Return values in SQLAlchemy's formats, so that SQLAlchemy can read them."""
     kind = column.type
     if pa.types.is_timestamp(kind):
-        # A dialect's own text of a time: a blank, and always six digits.
+        # SQLAlchemy's format has a blank between date and time, and always six decimals.
         return [None if it is None else it.replace(tzinfo=None).isoformat(" ", "microseconds") for it in _times(column)]
     values: list[Any] = column.to_pylist()
     if pa.types.is_date(kind):
@@ -335,7 +344,7 @@ def _for_sqlite(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _exact(value: Decimal) -> int | str:
-    """The text, but of a whole number that number: with a point in it NUMERIC takes it for a float."""
+    """Return the text, or a whole number as int: NUMERIC stores a text with a decimal point as a float."""
     whole = int(value)
     return whole if whole == value and -(2**63) <= whole < 2**63 else str(value)
 
@@ -353,9 +362,9 @@ _CHECK_FAILED = 4025  # ER_CONSTRAINT_FAILED
 
 
 def _insert_pieces(connection: Connection, table: Table, rows: pa.Table, numbers: Any) -> None:
-    """Statements of many rows, as long as the driver makes them. One that fails is undone alone, and the row sought."""
+    """Insert in statements of many rows. If one fails, roll it back to a savepoint and find the refused row."""
     preparer = connection.dialect.identifier_preparer
-    # Not unescaped: the driver takes them apart once more.
+    # Names stay escaped, because the driver unescapes them.
     target, names = preparer.format_table(table), ", ".join(map(preparer.quote_identifier, rows.column_names))
     places = ", ".join(["%s"] * rows.num_columns)
     statement = f"INSERT INTO {target} ({names}) VALUES ({places})"
@@ -375,14 +384,14 @@ def _insert_pieces(connection: Connection, table: Table, rows: pa.Table, numbers
 
 
 def _is_refusal(driver: Any, error: Any) -> bool:
-    """Whether a row is at fault: its values, or a constraint."""
+    """Return whether a row caused the error, by its values or a constraint."""
     return isinstance(error, driver.DataError | driver.IntegrityError) or error.args[:1] == (_CHECK_FAILED,)
 
 
 def _first_refused(
     driver: Any, cursor: Any, statement: str, values: list[Any], error: Any, where: tuple[Table, pa.Table, int, Any]
 ) -> BatchError:
-    """The error of the row that stopped a statement of many: they are inserted one by one up to it."""
+    """Insert the rows one by one, and return the error of the first refused row."""
     table, rows, start, numbers = where
     for index, row in enumerate(values):
         try:
@@ -397,7 +406,7 @@ def _first_refused(
 
 
 def _for_mariadb(column: pa.ChunkedArray) -> list[Any]:
-    """Values of which the driver writes the literals that the server reads back as they were."""
+    """Return values for which the driver writes exact literals."""
     if pa.types.is_timestamp(column.type):
         return [None if it is None else it.replace(tzinfo=None) for it in _times(column)]
     return column.to_pylist()  # type: ignore[no-any-return]

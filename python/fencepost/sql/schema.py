@@ -1,8 +1,8 @@
-"""The tables of this package as SQL: to review, and to run with rights that an application lacks.
+"""The tables of this package as SQL, for a review or for a role with more rights than the application.
 
-Every table is created and changed by the library itself when it is first used, if its role may. Where it may not, or
-where each change goes through a review, `ddl` gives the same SQL, with the version that the library looks for.
-`statements` gives it in pieces, for a migration of Alembic or another tool.
+The library creates and changes its tables at their first use, if its role may. For other roles, or if every change is
+reviewed, `ddl` returns the same SQL, including the version that the library checks. `statements` returns it as separate
+statements, for a migration of Alembic or another tool.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from fencepost.sql.database import Database
 from fencepost.sql.migrations import SCHEMA, Part, create_sql
 
 PARTS = (SINK_PART, DEAD_LETTERS_PART, requests.PART, transaction_tables.PART, staged.PART, leases.PART)
-"""All but those of transports, whose tables are named after another."""
+"""All parts except those of transports, whose tables have the transport's name."""
 _URLS = {"postgresql": "postgresql+psycopg://", "sqlite": "sqlite://", "mariadb": "mariadb+pymysql://"}
 
 
 def dialect_named(name: str) -> Dialect:
-    """Raises PolicyError for a database that is not known. "mysql" is what SQLAlchemy calls MariaDB by some URLs."""
+    """Return a dialect by its name. "mysql" also means MariaDB, as SQLAlchemy uses this name for some URLs.
+
+    Raises:
+        PolicyError: The database is not supported.
+    """
     url = _URLS.get("mariadb" if name == "mysql" else name)
     if url is None:
         raise PolicyError(f"dialect {name!r}: expected one of {', '.join(_URLS)}")
@@ -34,11 +38,16 @@ def dialect_named(name: str) -> Dialect:
 
 
 def statements(dialect: str, parts: Iterable[Part] = PARTS, since: Mapping[str, int] | None = None) -> list[str]:
-    """The statements that make the tables, or with `since` (versions by part) bring those to this version.
+    """Return the statements that create the tables, or upgrade them.
+
+    Args:
+        dialect: "postgresql", "sqlite" or "mariadb".
+        parts: The parts whose tables to create.
+        since: Existing versions by part. With it, the statements upgrade these parts to the current version.
 
     Raises:
-        PolicyError: a dialect that is not known, or a part that `since` names and `parts` lacks.
-        SchemaError: no migrations lead from that version to this one.
+        PolicyError: The dialect is not supported, or `since` names a part that is not in `parts`.
+        SchemaError: No migrations lead from that version to the current one.
     """
     of, found = dialect_named(dialect), list(parts)
     unknown = set(since or ()) - {it.name for it in found}
@@ -50,7 +59,7 @@ def statements(dialect: str, parts: Iterable[Part] = PARTS, since: Mapping[str, 
 
 
 def ddl(dialect: str, parts: Iterable[Part] = PARTS, since: Mapping[str, int] | None = None) -> str:
-    """`statements` as a script."""
+    """Return `statements` as a script."""
     return "".join(f"{it};\n" for it in statements(dialect, parts, since))
 
 
@@ -73,15 +82,15 @@ class Found(NamedTuple):
 
     part: str
     found: int | None
-    """Their version; None where there are none."""
+    """Their version, or None if there are none."""
     known: int | None
-    """The version that this package knows; None for a part of a newer package."""
+    """The version that this package supports, or None for an unknown part."""
     remedy: str
-    """What to do; "" where there is nothing to do."""
+    """What to do, or "" if the versions are equal."""
 
 
 def status(engine: Engine, parts: Iterable[Part] = PARTS) -> list[Found]:
-    """The version of each part in a database, beside the one that this package knows. Changes nothing."""
+    """Return the version of each part in a database, and the version that this package supports. Read-only."""
     database, known = Database(engine), {it.name: it for it in parts}
     found = database.transaction(lambda connection: versions(database, connection))
     names = [*known, *sorted(found.keys() - known.keys())]
@@ -89,7 +98,7 @@ def status(engine: Engine, parts: Iterable[Part] = PARTS) -> list[Found]:
 
 
 def versions(database: Database, connection: Connection) -> dict[str, int]:
-    """The versions that a database has, by part."""
+    """Return the versions in a database, by part."""
     if not database.has_table(connection, SCHEMA.name):
         return {}
     return {it.part: it.version for it in connection.execute(select(SCHEMA).order_by(SCHEMA.c.part))}
@@ -97,20 +106,21 @@ def versions(database: Database, connection: Connection) -> dict[str, int]:
 
 def _found(name: str, found: int | None, part: Part | None) -> Found:
     if part is None:
-        return Found(name, found, None, "nothing is known of it here: name its transport, or upgrade fencepost")
+        return Found(name, found, None, "unknown part: specify its transport, or upgrade fencepost")
     if found is None:
-        return Found(name, None, part.version, "no tables yet: they are made at the first use, or by migrate")
+        return Found(name, None, part.version, "no tables yet: created at the first use, or by migrate")
     try:
         steps = part.steps(found)
     except SchemaError as problem:
         return Found(name, found, part.version, problem.message.partition(": ")[2])
-    return Found(name, found, part.version, "older: it is upgraded at the next use, or by migrate" if steps else "")
+    return Found(name, found, part.version, "older: upgraded at the next use, or by migrate" if steps else "")
 
 
 def migrate(engine: Engine, parts: Iterable[Part] = PARTS) -> None:
-    """Makes the tables of these parts where they are missing, and brings older ones to the version known here.
+    """Create the tables of these parts if they are missing, and upgrade older ones to the current version.
 
-    Raises SchemaError, StoreError: as `Database.create_tables`; parts before it are done.
+    Raises:
+        SchemaError, StoreError: As `Database.create_tables`. Earlier parts are done.
     """
     database = Database(engine)
     for part in parts:

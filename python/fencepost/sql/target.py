@@ -1,7 +1,7 @@
-"""The table that rows are written to: what its columns take, found out before the first row is sent.
+"""The table that receives rows. It checks values against the declared types of columns before it sends the first row.
 
-Both databases are asked less than they know: SQLite takes any value in any column, PostgreSQL stops at the first one
-that it does not. So values are held against the declared types here, and an error names column, row and value.
+Databases do not check enough: SQLite accepts any value in any column, and PostgreSQL does not always name the value
+that it refuses. Errors of this module name column, row and value.
 """
 
 from __future__ import annotations
@@ -32,18 +32,23 @@ _LIMITS: dict[Any, int] = {
     types.BigInteger: _BIG,
 }
 _MICROSECONDS = 6
-# Of what a REAL takes: the largest finite float32.
+# The maximum of a REAL: the largest finite float32.
 _REAL_MAX = 3.4028234663852886e38
 _UUID_DIGITS = 32
-# Decimal digits that every float64 keeps.
+# Number of decimal digits that every float64 preserves.
 _FLOAT_DIGITS = 15
 
 
 class Target:
-    """A table of the database, by its name or as a SQLAlchemy Table, and the columns that are written.
+    """A table of the database, and the columns to write.
+
+    Args:
+        engine: The SQLAlchemy engine.
+        table: The name, with a schema if needed, or a SQLAlchemy Table.
+        insert: The columns to write. None: all columns of the rows.
 
     Raises:
-        SinkError: there is no such table, it lacks columns, or generates them.
+        SinkError: The table does not exist, lacks a column of `insert`, or generates it.
     """
 
     def __init__(self, engine: Engine, table: str | Table, insert: Sequence[str] | None = None) -> None:
@@ -57,11 +62,11 @@ class Target:
 
     @property
     def name(self) -> str:
-        """With its schema, where one was named."""
+        """The name of the table, with its schema if one was given."""
         return str(self.table.fullname)
 
     def place(self) -> tuple[Any, ...]:
-        """Which table of which database this is, however a connection has come to it."""
+        """Return a value that identifies the table and its database, independent of the connection."""
         with outages(self._engine), self._engine.connect() as connection:
             if self.is_sqlite:
                 files = {row[1]: row[2] for row in connection.exec_driver_sql("PRAGMA database_list")}
@@ -76,11 +81,11 @@ class Target:
             return tuple(connection.execute(query, {"schema": self.table.schema, "name": self.table.name}).one())
 
     def convert(self, rows: pa.Table) -> pa.Table:
-        """The columns to write, each of a type that its column takes.
+        """Return the columns to write, each with a type that the table's column accepts. Does not write.
 
         Raises:
-            SinkError: the table lacks a column, generates it, or needs one that the rows have not.
-            BatchError: a value that its column does not take. Nothing has changed in either case.
+            SinkError: The table lacks a column, generates it, or requires a column that the rows do not have.
+            BatchError: A column does not accept a value.
         """
         names = self.insert or tuple(rows.column_names)
         missing = [name for name in names if name not in rows.column_names]
@@ -88,7 +93,7 @@ class Target:
             have = ", ".join(rows.column_names)
             raise BatchError(f"column '{missing[0]}': missing; the rows have the columns {have}", column=missing[0])
         if any(name not in self.table.columns for name in names):
-            # Added since, perhaps.
+            # The column may have been added to the table later.
             self.table = _reflected(self._engine, self.table)
         self._check_names(names)
         self._check_needed(names)
@@ -98,11 +103,15 @@ class Target:
         return pa.table([it.convert(rows[it.name]) for it in columns], names=list(names))
 
     def write(self, connection: Connection, rows: pa.Table, numbers: Any = None) -> None:
-        """Puts in what `convert` gave, see `rows.insert`."""
+        """Write the result of `convert`. See `rows.insert`."""
         bulk.insert(connection, self.table, rows, numbers)
 
     def _check_time_zone(self, names: Sequence[str]) -> None:
-        """MariaDB takes what is written to a TIMESTAMP for a time of the session's zone."""
+        """Refuse a TIMESTAMP column unless the session is in UTC: MariaDB reads values in the session's time zone.
+
+        Raises:
+            SinkError: The session's time zone is not UTC.
+        """
         stamps = [name for name in names if isinstance(self.table.columns[name].type, mysql.TIMESTAMP)]
         if not stamps or self._is_in_utc:
             return
@@ -111,8 +120,8 @@ class Target:
         self._is_in_utc = not offset[0] and offset[1] in ("+00:00", "UTC", "SYSTEM")
         if not self._is_in_utc:
             raise SinkError(
-                f"table {self.name}: column '{stamps[0]}' is a TIMESTAMP, and the session's time zone is {offset[1]}: "
-                "instants would be stored as others. Make it DATETIME(6), or connect with "
+                f"table {self.name}: column '{stamps[0]}' is a TIMESTAMP, and the session's time zone is {offset[1]}, "
+                "so wrong instants would be stored. Make it DATETIME(6), or connect with "
                 f"connect_args={{'init_command': \"SET time_zone = '+00:00'\"}}; {_UNCHANGED}"
             )
 
@@ -121,20 +130,20 @@ class Target:
         if unknown:
             raise SinkError(
                 f"table {self.name}: has no column '{unknown[0]}'; it has {', '.join(self.table.columns.keys())}. "
-                f"Add it, or name the columns to write by insert=; {_UNCHANGED}"
+                f"Add it, or list the columns to write in insert=; {_UNCHANGED}"
             )
         generated = [name for name in names if self.table.columns[name].computed is not None]
         if generated:
             raise SinkError(
-                f"table {self.name}: column '{generated[0]}' is generated by the database and takes no values. Take it "
-                f"out of the rows, or name the columns to write by insert=; {_UNCHANGED}"
+                f"table {self.name}: column '{generated[0]}' is generated by the database and takes no values. Remove "
+                f"it from the rows, or list the columns to write in insert=; {_UNCHANGED}"
             )
 
     def _check_needed(self, names: Sequence[str]) -> None:
         needed = [it.name for it in self.table.columns if not _has_default(it) and it.name not in names]
         if needed:
             raise SinkError(
-                f"table {self.name}: column '{needed[0]}' must have a value, and the rows have none "
+                f"table {self.name}: column '{needed[0]}' requires a value, but the rows do not have this column "
                 f"(they have {', '.join(names)}); {_UNCHANGED}"
             )
 
@@ -152,20 +161,20 @@ def _reflected(engine: Engine, table: str | Table) -> Table:
     storage = found.kwargs.get(f"{engine.dialect.name}_engine", "InnoDB")
     if storage.lower() != "innodb":
         raise SinkError(
-            f"table {table}: its engine {storage} has no transactions, so rows could not be written together with "
-            f"their claims: ALTER TABLE {table} ENGINE=InnoDB; {_UNCHANGED}"
+            f"table {table}: its engine {storage} has no transactions, so rows and claims cannot be written together. "
+            f"Run ALTER TABLE {table} ENGINE=InnoDB; {_UNCHANGED}"
         )
     return found
 
 
 def _has_default(column: Column[Any]) -> bool:
-    # An integer primary key of SQLite counts up by itself.
+    # SQLite assigns values to an integer primary key.
     counts_up = column.primary_key and isinstance(column.type, types.Integer)
     return bool(column.nullable or column.server_default or column.identity or column.computed or counts_up)
 
 
 class _Column:
-    """One column: what Arrow has for it, as what the database takes."""
+    """A column of the table. Converts Arrow values to types that the database accepts."""
 
     def __init__(self, column: Column[Any], kind: str) -> None:
         self.name = column.name
@@ -205,7 +214,7 @@ class _Column:
             return self._fine(self._only(values, pa.types.is_time, "times of day"))
         if isinstance(kind, mysql.BIT):
             raise SinkError(f"column '{self.name}': is of type BIT, which is not supported; {_UNCHANGED}")
-        # JSON and what SQLAlchemy does not know: the database reads its text.
+        # For JSON and types unknown to SQLAlchemy, the database parses the text.
         return self._only(values, pa.types.is_string, f"texts of {kind}")
 
     def _only(self, values: pa.ChunkedArray, is_one: Any, what: str) -> pa.ChunkedArray:
@@ -216,12 +225,12 @@ class _Column:
         row = _first(values, lambda _: True) if row < 0 else row
         if row < 0:
             raise BatchError(f"column '{self.name}': {problem}; {bulk.NOTHING}", column=self.name)
-        # Among integers the first fraction made floats of all.
+        # One fraction among integers makes the whole column float, so name the first fraction.
         raise self._wrong(values, row, problem)
 
     def _integers(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         if isinstance(self._type, mysql.TINYINT) and pa.types.is_boolean(values.type):
-            return values  # what MariaDB calls BOOLEAN
+            return values  # MariaDB's BOOLEAN is a TINYINT.
         self._only(values, pa.types.is_integer, "integers")
         low, limit = self._range()
         bounds = pc.min_max(values).as_py()
@@ -231,7 +240,7 @@ class _Column:
         return values
 
     def _range(self) -> tuple[int, int]:
-        """The lowest integer that the column takes, and the one above the highest."""
+        """Return the lowest integer that the column accepts, and the highest plus 1."""
         limit = next((limit for kind, limit in _LIMITS.items() if isinstance(self._type, kind)), _NORMAL)
         if self._is_sqlite and limit == _NORMAL:
             limit = _BIG
@@ -239,16 +248,16 @@ class _Column:
 
     def _floats(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         self._only(values, _is_number, "numbers")
-        # MariaDB calls a float32 FLOAT, and REAL a float64.
+        # On MariaDB, FLOAT is a float32 and REAL a float64.
         is_real = isinstance(self._type, mysql.FLOAT if self._is_mariadb else types.REAL) and not self._is_sqlite
         if self._is_mariadb and getattr(self._type, "scale", None) is not None:
             raise SinkError(
-                f"column '{self.name}': is of type {self._type}, which rounds: make it DECIMAL or DOUBLE; {_UNCHANGED}"
+                f"column '{self.name}': is of type {self._type}, which rounds. Make it DECIMAL or DOUBLE; {_UNCHANGED}"
             )
         if pa.types.is_integer(values.type):
             row = _first(values, lambda it: int((np.float32 if is_real else float)(it)) != it)
             if row >= 0:
-                raise self._wrong(values, row, "the column would round it; a column of integers takes it")
+                raise self._wrong(values, row, "the column would round it; use an integer column")
         values = values.cast(pa.float64(), safe=False)
         self._check_nan(values)
         if is_real:
@@ -270,11 +279,11 @@ class _Column:
                 raise self._wrong(values, _first(values, lambda it: _is_beyond(it, limit)), takes)
             row = _first_rounded(values, scale)
             if row >= 0:
-                raise self._wrong(values, row, f"{takes}, and the database would round it; round it before")
+                raise self._wrong(values, row, f"{takes}, so the database would round it; round it yourself")
         if self._is_sqlite and not _are_exact(values.type):
             row = _first(values, lambda it: not _is_exact(it))
             if row >= 0:
-                problem = "SQLite would round it, to a 64-bit integer or a float; a TEXT column takes it as a text"
+                problem = "SQLite would round it to a 64-bit integer or a float; use a TEXT column"
                 raise self._wrong(values, row, problem)
         return values
 
@@ -282,13 +291,11 @@ class _Column:
         if self._is_mariadb and pa.types.is_floating(values.type):
             row = pc.index(pc.is_finite(values), False).as_py()
             if row >= 0:
-                raise self._wrong(values, row, "MariaDB has neither NaN nor infinity; send a null where one is meant")
+                raise self._wrong(values, row, "MariaDB has neither NaN nor infinity; send null if that is meant")
         if self._is_sqlite and pa.types.is_floating(values.type):
             row = pc.index(pc.is_nan(values), True).as_py()
             if row >= 0:
-                raise self._wrong(
-                    values, row, "SQLite has no NaN and would store a null; send a null where one is meant"
-                )
+                raise self._wrong(values, row, "SQLite has no NaN and would store null; send null if that is meant")
 
     def _uuids(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         if bulk.are_uuids(values):
@@ -310,7 +317,7 @@ class _Column:
     def _texts(self, values: pa.ChunkedArray, length_max: int | None) -> pa.ChunkedArray:
         if values.type == pa.uuid():
             values = bulk.uuid_texts(values)
-            if length_max == _UUID_DIGITS:  # as SQLAlchemy writes them where there is no such type
+            if length_max == _UUID_DIGITS:  # SQLAlchemy's form of a UUID on databases without a UUID type
                 values = pc.replace_substring(values, "-", "")
         self._only(values, pa.types.is_string, "texts")
         if length_max is not None:
@@ -325,11 +332,11 @@ class _Column:
         if isinstance(self._type, mysql.BINARY) and length is not None:
             row = pc.index(pc.not_equal(pc.binary_length(values), length), True).as_py()
             if row >= 0:
-                raise self._wrong(values, row, f"the column takes {length} bytes, and would fill up with zeros")
+                raise self._wrong(values, row, f"the column takes {length} bytes, and would pad the value with zeros")
         return values
 
     def _fine(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Refuses times that are finer than the column, whose rest MariaDB would cut off."""
+        """Return the times. Refuse times that are finer than the column, because MariaDB would truncate them."""
         digits = getattr(self._type, "fsp", None) or 0
         if not self._is_mariadb or digits >= _MICROSECONDS:
             return values
@@ -338,12 +345,12 @@ class _Column:
         row = _first(ticks.cast(pa.int64()), lambda it: it % unit != 0)
         if row >= 0:
             raise self._wrong(
-                values, row, f"the column takes {digits} digits of a second, and the database would cut the rest off"
+                values, row, f"the column takes {digits} digits of a second, so the database would truncate it"
             )
         return values
 
     def _times(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Instants in UTC, or times without a zone, whichever came; in microseconds, which is what databases have."""
+        """Convert instants to UTC; times without a zone stay so. The unit is microseconds, as in the databases."""
         self._only(values, pa.types.is_timestamp, "timestamps")
         try:
             values = values.cast(pa.timestamp("us", values.type.tz))
@@ -354,7 +361,7 @@ class _Column:
         values = self._fine(values)
         if values.type.tz is not None:
             return values.cast(pa.timestamp("us", "UTC"))
-        # PostgreSQL would read it in the time zone of the session.
+        # PostgreSQL would read a time without a zone in the time zone of the session.
         return values.cast(pa.timestamp("us", "UTC")) if getattr(self._type, "timezone", False) else values
 
     def _wrong(self, values: pa.ChunkedArray, row: int, problem: str) -> BatchError:
@@ -367,7 +374,7 @@ class _Column:
 
 
 def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Without dictionaries, views and large offsets."""
+    """Return the values without dictionaries, views and large offsets."""
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     if pa.types.is_large_string(values.type) or pa.types.is_string_view(values.type):
@@ -378,12 +385,12 @@ def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _first(values: pa.ChunkedArray, is_wrong: Callable[[Any], bool]) -> int:
-    """The first row whose value, not a null, is wrong; -1 for none."""
+    """Return the first row with a wrong value that is not null, or -1."""
     return next((row for row, it in enumerate(values.to_pylist()) if it is not None and is_wrong(it)), -1)
 
 
 def _first_rounded(values: pa.ChunkedArray, scale: int) -> int:
-    """The first row that has more digits after the point than these, -1 for none."""
+    """Return the first row with more than `scale` digits after the decimal point, or -1."""
     kind = values.type
     if scale >= 0 and pa.types.is_integer(kind):
         return -1
@@ -395,18 +402,18 @@ def _first_rounded(values: pa.ChunkedArray, scale: int) -> int:
 
 
 def _shortest(kind: pa.DataType) -> Callable[[float], Decimal]:
-    """A float as it is written: 1.1, though no float is just that."""
+    """Return a function from a float to its shortest decimal: 1.1, although no float is exactly 1.1."""
     width = {16: np.float16, 32: np.float32, 64: np.float64}[kind.bit_width]
     return lambda value: Decimal(str(width(value)))
 
 
 def _is_beyond(value: Any, limit: Decimal) -> bool:
-    # NaN is a value of the column, too.
+    # A NUMERIC column accepts NaN.
     return value is not None and value == value and abs(Decimal(value)) >= limit
 
 
 def _are_exact(kind: pa.DataType) -> bool:
-    """Whether NUMERIC of SQLite takes every such value as it is."""
+    """Return whether a NUMERIC column of SQLite stores every value of this type exactly."""
     if pa.types.is_decimal(kind):
         return bool(kind.precision <= _FLOAT_DIGITS)
     return not pa.types.is_uint64(kind)

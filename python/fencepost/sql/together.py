@@ -1,6 +1,6 @@
-"""What a call of few rows writes to PostgreSQL, in one statement, one round trip: claims, positions, and the rows.
+"""The writes of a small call on PostgreSQL in one statement: claims, positions and rows, in one round trip.
 
-By message id the same statement judges: it writes the rows whose ids it could claim.
+For claims by message id the statement also judges: it writes the rows whose ids it has claimed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fencepost.sql.upserts import RacedError
 
 
 class UnnamedError(Exception):
-    """The database refused a row, and does not say which. COPY does."""
+    """The database refused a row without naming it. COPY names the row."""
 
 
 def write_together(
@@ -35,11 +35,11 @@ def write_together(
     target: Target,
     rows: pa.Table,
 ) -> None:
-    """Inserts new claims, updates those that changed, moves positions, and puts the rows into the target.
+    """Insert new claims, update changed claims, move positions, and insert the rows into the target.
 
     Raises:
-        RacedError: another transaction has inserted one of the claims. To be done again, from the start.
-        UnnamedError: the target refuses a row. Likewise, by COPY.
+        RacedError: Another transaction has inserted one of the claims. Start the call again.
+        UnnamedError: The target refuses a row. Start the call again with COPY.
     """
     insert, values = bulk.as_arrays(connection, target.table, rows) if rows.num_rows else ("", {})
     for name, claims in (("new", judged.new), ("changed", judged.changed)):
@@ -59,15 +59,18 @@ def write_together(
 
 
 def _make_query(clock: str, has_new: bool, has_changed: bool, has_positions: bool, insert: str) -> TextClause | None:
-    """The statement; None where nothing is to be written. Made once: to read its text takes as long as to run it."""
+    """Return the statement, or None if there is nothing to write.
+
+    The result is cached, because SQLAlchemy takes as long to parse the text as the database to run it.
+    """
     parts = {
         "new": f"{insert_of('new', clock)} RETURNING 1" if has_new else "",
         "changed": update_of("changed", clock) if has_changed else "",
         "moved": _MOVED.format(clock=clock) if has_positions else "",
         "written": insert,
     }
-    given = ", ".join(f"{name} AS ({part})" for name, part in parts.items() if part)
-    return text(f"WITH {given} SELECT {'count(*) FROM new' if has_new else '0'}") if given else None
+    clauses = ", ".join(f"{name} AS ({part})" for name, part in parts.items() if part)
+    return text(f"WITH {clauses} SELECT {'count(*) FROM new' if has_new else '0'}") if clauses else None
 
 
 _query = lru_cache(maxsize=256)(_make_query)
@@ -81,13 +84,14 @@ def claim_together(
     target: Target,
     rows: pa.Table,
 ) -> MessageVerdicts:
-    """Judges rows by their ids, as `Messages.claim`, puts those with new ids into the target, and moves positions.
+    """Judge rows by their ids, as `Messages.claim`. Insert rows with new ids into the target, and move positions.
 
-    It looks for the ids and inserts the others, which costs the database a quarter less than ON CONFLICT.
+    The statement looks up the ids and inserts those it does not find. The database takes a quarter less time than with
+    ON CONFLICT.
 
     Raises:
-        UnnamedError: the target refuses a row, or another transaction has claimed an id meanwhile. To be done again, by
-            ON CONFLICT and COPY.
+        UnnamedError: The target refuses a row, or another transaction has claimed an id at the same time. Start the
+            call again with ON CONFLICT and COPY.
     """
     into, arrays = bulk.arrays_into(connection, target.table, tuple(rows.column_names))
 
@@ -106,9 +110,9 @@ def claim_together(
 
 @lru_cache(maxsize=256)
 def _claiming(clock: str, has_positions: bool, into: str, arrays: str, columns: int) -> TextClause:
-    """The statement that claims ids, and returns the places of those that were new.
+    """Return the statement that claims ids and returns the places of new ones.
 
-    OFFSET 0 makes the database look up each id in the index, whatever it believes about the size of the table.
+    OFFSET 0 makes the planner look up each id in the index, whatever its estimate of the table's size.
     """
     names = ", ".join(f"c{at}" for at in range(columns))
     moved = f"moved AS ({_MOVED.format(clock=clock)}), " if has_positions else ""
@@ -122,7 +126,7 @@ def _claiming(clock: str, has_positions: bool, into: str, arrays: str, columns: 
 
 
 def _moves(positions: Mapping[str, int]) -> dict[str, str]:
-    """The parameters of `_MOVED`."""
+    """Return the parameters of `_MOVED`."""
     sources = sorted(positions)
     return {"sources": array_of_texts(sources), "positions": array_of_integers([positions[it] for it in sources])}
 

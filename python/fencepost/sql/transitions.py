@@ -1,4 +1,4 @@
-"""State machines in a table, moved by events that may come again or in another order."""
+"""State machines in a table. Events that move them may arrive repeatedly or in another order."""
 
 from __future__ import annotations
 
@@ -20,16 +20,25 @@ def transition(
     column: str = "state",
     values: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Moves one row from one of `from_states` to `to_state`, if it is in one: the row is locked first.
+    """Move one row from one of `from_states` to `to_state`, with the row locked.
 
-    `key`: columns and values that name the row. `values`: other columns to set with it. True: it has moved. False: it
-    was in `to_state` already, as after a repeat; nothing is written. Who comes second waits for who came first, and
-    finds what that one left.
+    Concurrent calls for the same row run one after the other.
+
+    Args:
+        connection: The connection of the current transaction.
+        table: The table of the state machines.
+        key: The columns and values that identify the row.
+        from_states: The states from which the row may move.
+        to_state: The new state.
+        column: The column of the state.
+        values: Other columns to set.
+
+    Returns:
+        True if the row has moved. False if it already was in `to_state`, as for a repeat; then nothing is written.
 
     Raises:
-        TransitionError: the row is in another state, or there is no such row, or there are several. Nothing has
-            changed.
-        PolicyError: no key, no states, or columns that the table has not.
+        TransitionError: The row is in another state, does not exist, or is not unique. Nothing has changed.
+        PolicyError: There is no key or no state, the table lacks a column, or `to_state` is in `from_states`.
     """
     states = (from_states,) if isinstance(from_states, str) else tuple(from_states)
     unknown = [name for name in (*key, column, *(values or ())) if name not in table.columns]
@@ -40,11 +49,12 @@ def transition(
         )
     if to_state in states:
         raise PolicyError(
-            f"transition of {table.name}: {to_state!r} is among from_states: a repeat would move it again"
+            f"transition of {table.name}: {to_state!r} is in from_states, so a repeat would move the row again"
         )
     named = and_(*(table.c[name] == value for name, value in key.items()))
     asked = select(table.c[column]).where(named).with_for_update()
-    # The update asks once more: where a read takes no lock (SQLite, outside a transaction) another may have moved it.
+    # The update checks the state again: if the read takes no lock (SQLite, outside a transaction), another process may
+    # have moved the row.
     move = update(table).where(named, table.c[column].in_(states)).values({**(values or {}), column: to_state})
     while True:
         found = connection.execute(asked).scalars().all()
@@ -52,10 +62,10 @@ def transition(
             return False
         if len(found) != 1 or found[0] not in states:
             where = ", ".join(f"{name}={value!r}" for name, value in key.items())
-            problem = f"is {found[0]!r}" if len(found) == 1 else f"{len(found)} rows have that key"
+            problem = f"the state is {found[0]!r}" if len(found) == 1 else f"{len(found)} rows have this key"
             raise TransitionError(
-                f"{table.name} ({where}): {problem}; to {to_state!r} it goes from {' or '.join(map(repr, states))}. "
-                "Nothing has changed"
+                f"{table.name} ({where}): {problem}; expected one row in state {' or '.join(map(repr, states))} to "
+                f"move to {to_state!r}. Nothing has changed"
             )
         if connection.execute(move).rowcount:
             return True

@@ -1,4 +1,4 @@
-"""Insertions that find a row there: no error, and who asked knows which of the two it was."""
+"""Insertions that report an existing row instead of raising an error."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ _DUPLICATE = 1062  # ER_DUP_ENTRY
 
 
 class RacedError(Exception):
-    """Another transaction has inserted what this one took for new: begin again."""
+    """Another transaction has inserted a row that was new for this one. Start the transaction again."""
 
 
 def insert_if_missing(connection: Connection, table: Table, row: Mapping[str, Any], key: Sequence[str] = ()) -> bool:
-    """Inserts a row unless its key is there; whether it was not. Waits for whoever is inserting the same key.
+    """Insert a row unless its key exists. Return whether it was inserted.
 
-    `key`: the columns of a unique constraint, of the primary key unless given.
+    Waits for a concurrent insertion of the same key. `key`: the columns of a unique constraint. (): the primary key.
     """
     if connection.dialect.name in ("sqlite", "postgresql"):
         insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-        # Not by rowcount, which is -1 for an insert whatever became of it.
+        # Use RETURNING, because the rowcount of such an insertion is always -1.
         query = insert(table).on_conflict_do_nothing(index_elements=key or None).returning(*table.primary_key)
         return connection.execute(query, row).first() is not None
     return _insert_or_find(connection, table, row, key or table.primary_key.columns.keys())
 
 
 def _insert_or_find(connection: Connection, table: Table, row: Mapping[str, Any], key: Sequence[str]) -> bool:
-    """On MariaDB. Not by INSERT IGNORE, which passes over other errors too and cuts values off."""
+    """Insert on MariaDB. INSERT IGNORE would also ignore other errors, and truncate values."""
     named = and_(*(table.c[name] == row[name] for name in key))
-    # Who has failed to insert holds a shared lock, and two of them would wait for each other to change the row.
+    # Lock the row first: a failed insertion leaves a shared lock, with which two transactions could deadlock when both
+    # change the row.
     if connection.execute(select(literal(1)).select_from(table).where(named).with_for_update()).first() is not None:
         return False
     try:
@@ -45,10 +46,10 @@ def _insert_or_find(connection: Connection, table: Table, row: Mapping[str, Any]
 
 
 def as_json(rows: Sequence[Sequence[Any]]) -> str:
-    """Rows for JSON_TABLE of MariaDB, which has no arrays."""
+    """Return rows as JSON, for JSON_TABLE of MariaDB, which has no array parameters."""
     return json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
 
 
 def is_duplicate(error: exc.IntegrityError) -> bool:
-    """Whether MariaDB has found the key; it has undone the statement alone."""
+    """Return whether MariaDB has found the key. It then rolls back only the statement."""
     return bool(error.orig is not None and error.orig.args[:1] == (_DUPLICATE,))
