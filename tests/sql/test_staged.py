@@ -327,7 +327,7 @@ def test_a_table_is_the_sink_of_one_state(
     land_some(tmp_path, 1)
     with events.begin() as connection:
         connection.execute(text("UPDATE fencepost_versions SET version = 0"))
-    with pytest.raises(fp.SinkChangedError, match="its newest version is 0, though versions up to 1 were written"):
+    with pytest.raises(fp.SinkChangedError, match="its newest version is 0, but versions up to 1 were written"):
         make().run()
     with events.begin() as connection:
         connection.execute(text("DELETE FROM fencepost_versions"))
