@@ -170,7 +170,7 @@ def test_sequences_that_a_log_has_not_leave_no_holes(engine: Engine) -> None:
 
 
 def test_in_log_order_is_a_setting_for_ever_and_of_policies_without_order(engine: Engine) -> None:
-    with pytest.raises(fp.PolicyError, match="in_log_order is for policies that take rows in any order"):
+    with pytest.raises(fp.PolicyError, match="in_log_order requires a policy with admit='any'"):
         in_log_order(engine, policy="in_order")
     with pytest.raises(fp.PolicyError, match="in_log_order=True is for claim='sequence' only"):
         in_log_order(engine, claim="message_id", message_id="id")

@@ -251,7 +251,7 @@ def test_a_call_within_a_call_would_wait_for_itself(database: Database) -> None:
         increment(connection, 1)
         value(database, 2)
 
-    with pytest.raises(fp.PolicyError, match="SQLite has one writer, so it would wait for itself"):
+    with pytest.raises(fp.PolicyError, match="would wait for itself, because SQLite has one writer"):
         database.transaction(work)
     assert value(database, 1) == 0
 
@@ -330,7 +330,7 @@ def test_work_that_is_too_slow_is_an_outage(database: Database, new_engine: Call
 def test_a_lock_that_another_holds_is_an_outage(database: Database, new_engine: Callable[[], Engine]) -> None:
     with new_engine().connect() as holder:
         holder.execute(text("LOCK TABLE counter"))
-        with pytest.raises(fp.StoreError, match="held it for longer than lock_timeout_ms"):
+        with pytest.raises(fp.StoreError, match="held the lock for longer than lock_timeout_ms"):
             Database(database.engine, lock_timeout_ms=20).transaction(lambda it: it.execute(select(COUNTER)).all())
     settings = [text(f"SHOW {name}") for name in ("lock_timeout", "idle_in_transaction_session_timeout")]
     with database.engine.connect() as connection:

@@ -138,7 +138,10 @@ def test_what_is_remembered_may_be_longer_than_64_kib(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"init_command": "SET sql_mode = 'NO_ENGINE_SUBSTITUTION'"}, "without STRICT_TRANS_TABLES the server changes"),
+        (
+            {"init_command": "SET sql_mode = 'NO_ENGINE_SUBSTITUTION'"},
+            "without STRICT_TRANS_TABLES the server silently changes",
+        ),
         ({"charset": "latin1"}, "the session has the character set 'latin1'"),
     ],
 )
@@ -327,7 +330,7 @@ def test_time_outs_are_of_the_transaction_alone(engine: Engine, new_engine: Call
 
     with new_engine().connect() as holder:
         holder.execute(text("SELECT id FROM things FOR UPDATE"))
-        with pytest.raises(fp.StoreError, match="held it for longer than lock_timeout_ms"):
+        with pytest.raises(fp.StoreError, match="held the lock for longer than lock_timeout_ms"):
             Database(engine, lock_timeout_ms=1, idle_timeout_ms=2001).transaction(work)
     assert inside == [(1, 1, 3)], "whole seconds, rounded up"
     assert rows_of(engine, query) == before

@@ -234,17 +234,10 @@ def test_a_zombie_does_not_get_the_claim_of_an_expired_key(requests: IdempotentR
         (lambda _: Response(True), "status=True: a code from 200 to 599"),
         (lambda _: Response(101), "status=101"),
         (lambda _: Response(200, body="text"), "body: bytes were expected, not str"),
-<<<<<<< HEAD
         (lambda _: Response(200, (("a b", "c"),)), "header 'a b': 'c' is not a valid HTTP field"),
         (lambda _: Response(200, (("a", "b\r\nc: d"),)), "is not a valid HTTP field"),
         (lambda _: Response(200, (("a", "€"),)), "is not a valid HTTP field"),
-        (lambda _: (it for it in ()), "gave a generator"),
-=======
-        (lambda _: Response(200, (("a b", "c"),)), "header 'a b': 'c' is not a field"),
-        (lambda _: Response(200, (("a", "b\r\nc: d"),)), "is not a field"),
-        (lambda _: Response(200, (("a", "€"),)), "is not a field"),
         (lambda _: (it for it in ()), "returned a generator"),
->>>>>>> 1469ea3 (The rest of the SQL modules speak plain English too: databases, targets, rows, migrations, leases and helpers)
     ],
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
