@@ -38,9 +38,10 @@ impl Root {
 
     /// That of a table without segments: one group without a line.
     pub(super) fn of_nothing() -> Root {
-        static NO_TAGS: Group = [0; GROUP];
-        let (tags, lines) = ((&NO_TAGS).into(), NonNull::dangling());
-        Root { tags, lines, groups: 1, segment: 0, line_bytes: 1, is_lone: false }
+        static NOTHING: Group = [0; GROUP];
+        // Lines of a byte, none of which is read: a search computes where they would be, so they are somewhere.
+        let tags = NonNull::from(&NOTHING);
+        Root { tags, lines: tags.cast(), groups: 1, segment: 0, line_bytes: 1, is_lone: false }
     }
 
     /// The tags of a group and its lines.
