@@ -548,9 +548,9 @@ def test_metrics_for_a_scraper(orders: Engine, monkeypatch: pytest.MonkeyPatch) 
     [
         ({"attempts": 0}, "attempts=0"),
         ({"batch_max": True}, "batch_max=True"),
-        ({"start": "somewhere"}, "start='somewhere' is none of earliest, latest, committed"),
+        ({"start": "somewhere"}, "start='somewhere': expected one of earliest, latest, committed"),
         ({"on_reset": "no"}, "on_reset='no'"),
-        ({"topics": "orders"}, "topics='orders': a list"),
+        ({"topics": "orders"}, "topics='orders': expected a list"),
     ],
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -680,7 +680,7 @@ def test_a_consumer_keeps_its_settings(events: Engine) -> None:
         ({"claim": "message_id", "message_id": "note", "policy": "kafka"}, "policy='kafka' is for claim='sequence'"),
         ({"claim": "message_id"}, r"message_id=\(\): expected the column of an event id, or"),
         ({"untracked": "drop"}, "untracked='drop' is neither 'fail' nor 'keep'"),
-        ({"consumer_id": ""}, "consumer_id='': a text of 1 to 255 characters"),
+        ({"consumer_id": ""}, "consumer_id='': expected 1 to 255 characters"),
         ({"policy": "kafka_offsets", "columns": fp.Columns()}, "this policy ignores epochs"),
     ],
 )
@@ -972,7 +972,7 @@ def test_texts_that_utf_8_does_not_have(events: Engine, claim: Any, is_mapping: 
         assert (caught.value.column, caught.value.row) == ("note", 1)
     with pytest.raises(fp.BatchError, match=r"positions: .*: a source's name"):
         sink.apply([], positions={"\udc80": 1})
-    with pytest.raises(fp.PolicyError, match=r"consumer_id=.*: a text of 1 to 255 characters of UTF-8"):
+    with pytest.raises(fp.PolicyError, match=r"consumer_id=.*: expected 1 to 255 characters of UTF-8"):
         SqlSink(events, "events", "\udc80")
     assert stored(events) == []
 

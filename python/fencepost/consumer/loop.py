@@ -110,16 +110,16 @@ class ConsumerLoop:
         stopping: Stopping | None = None,
     ) -> None:
         if isinstance(topics, str) or not topics:
-            raise PolicyError(f"topics={topics!r}: a list of one or more topics was expected")
+            raise PolicyError(f"topics={topics!r}: expected a list of one or more topics")
         for name, value in (("attempts", attempts), ("batch_max", batch_max), ("dead_letters_max", dead_letters_max)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise PolicyError(f"{name}={value!r}: a number of 1 or more was expected")
+                raise PolicyError(f"{name}={value!r}: expected an integer of 1 or more")
         for name, chosen, known in (
             ("start", start, ("earliest", "latest", "committed")),
             ("on_reset", on_reset, ("stop", "report")),
         ):
             if chosen not in known:
-                raise PolicyError(f"{name}={chosen!r} is none of {', '.join(known)}")
+                raise PolicyError(f"{name}={chosen!r}: expected one of {', '.join(known)}")
         self._client, self._sink, self._topics = client, sink, list(topics)
         self._decode, self._effect = decode, effect
         self._attempts, self._batch_max, self._linger_s = attempts, batch_max, linger_s

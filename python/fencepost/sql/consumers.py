@@ -183,7 +183,7 @@ class Consumer:
                 define the meaning of claims.
         """
         if not is_text(name) or not 0 < len(name) <= 255:
-            raise PolicyError(f"consumer_id={name!r}: a text of 1 to 255 characters of UTF-8 was expected")
+            raise PolicyError(f"consumer_id={name!r}: expected 1 to 255 characters of UTF-8")
         database.create_tables(PART)
         wanted = dict(settings)
 

@@ -4,9 +4,9 @@ SQLite takes its single write lock at the start (BEGIN IMMEDIATE). It is durable
 and MariaDB run in READ COMMITTED, and a transaction locks the rows that it reads in order to write. So the outcome does
 not depend on the isolation level of the engine, and MariaDB takes no gap locks.
 
-Two databases can end a transaction without an error at the commit: SQLite after a trigger that rolls back, MariaDB
-after a deadlock and after each statement that commits by itself (CREATE, ALTER, DROP, TRUNCATE). Later statements
-then run in another transaction. So `begin` sets a savepoint, and the commit requires it.
+Two databases can end a transaction early without an error at the commit. SQLite does after a trigger that rolls back.
+MariaDB does after a deadlock, and after each statement that commits by itself (CREATE, ALTER, DROP, TRUNCATE). Later
+statements then run in another transaction. So `begin` sets a savepoint, and the commit requires it.
 """
 
 from __future__ import annotations
