@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 /// Sequence numbers as they lie in memory: Kafka's are 32 bits wide, offsets 64.
 #[derive(Clone, Copy, Debug)]
 pub enum Seqs<'a> {
@@ -7,7 +9,15 @@ pub enum Seqs<'a> {
     I64(&'a [i64]),
 }
 
-impl Seqs<'_> {
+impl<'a> Seqs<'a> {
+    /// Some of them.
+    pub(crate) fn slice(self, range: Range<usize>) -> Seqs<'a> {
+        match self {
+            Seqs::I32(values) => Seqs::I32(&values[range]),
+            Seqs::I64(values) => Seqs::I64(&values[range]),
+        }
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         match self {
@@ -47,7 +57,21 @@ pub struct Batch<'a> {
     pub timestamp: Option<&'a [i64]>,
 }
 
-impl Batch<'_> {
+impl<'a> Batch<'a> {
+    /// Some of the rows.
+    ///
+    /// # Panics
+    /// Where columns differ in length.
+    pub(crate) fn slice(&self, range: Range<usize>) -> Batch<'a> {
+        Batch {
+            pid: &self.pid[range.clone()],
+            partition: &self.partition[range.clone()],
+            epoch: self.epoch.map(|epoch| &epoch[range.clone()]),
+            seq: self.seq.slice(range.clone()),
+            timestamp: self.timestamp.map(|timestamp| &timestamp[range]),
+        }
+    }
+
     /// How many rows there are.
     pub fn len(&self) -> usize {
         self.pid.len()

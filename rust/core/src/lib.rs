@@ -36,6 +36,7 @@ mod keys;
 mod lines;
 mod order;
 mod ordered;
+mod parallel;
 mod policy;
 mod position;
 mod prefetch;

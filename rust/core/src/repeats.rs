@@ -18,6 +18,7 @@
 use crate::batch::{Batch, Seqs};
 use crate::dictionary::fold_hash;
 use crate::error::make_room;
+use crate::parallel::{in_parallel, threads};
 use crate::position::Wrap;
 use crate::prefetch::prefetch;
 use crate::runs::{Cut, Domain};
@@ -25,8 +26,7 @@ use crate::{Admit, Epochs, First, Policy, Result};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::thread;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The keys of some rows, in any form.
 pub trait KeyColumns: Sync {
@@ -95,8 +95,6 @@ const BLOCK: usize = 1 << BLOCK_BITS;
 /// Rows of a partition, about: its hash table stays in the second level of the cache.
 const PARTITION: usize = 4096;
 const PARTITION_BITS_MAX: u32 = 12;
-/// More threads would wait for memory.
-const THREADS_MAX: usize = 8;
 /// Of rows, or of keys, one in so many may be left to the table.
 const OTHERS_SHARE: usize = 8;
 
@@ -507,11 +505,7 @@ impl<'a, K: KeyColumns> Search<'a, K> {
 
     fn validate(&self, chunk: &KeyedRows<'_, K>, rows: &Range<usize>) -> Result<()> {
         let (pid, partition) = chunk.keys.numbers(rows.clone());
-        let seq = match chunk.seq {
-            Seqs::I32(seq) => Seqs::I32(&seq[rows.clone()]),
-            Seqs::I64(seq) => Seqs::I64(&seq[rows.clone()]),
-        };
-        let epoch = chunk.epoch.map(|epoch| &epoch[rows.clone()]);
+        let (epoch, seq) = (chunk.epoch.map(|epoch| &epoch[rows.clone()]), chunk.seq.slice(rows.clone()));
         let batch = Batch { pid: &pid, partition: &partition, epoch, seq, timestamp: None };
         Cut::default().find(&batch, self.domain)
     }
@@ -573,11 +567,6 @@ impl<'a, K: KeyColumns> Search<'a, K> {
     }
 }
 
-/// How many threads a call uses.
-fn threads() -> usize {
-    thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX)
-}
-
 /// Folds sequence numbers into the hashes of keys, but for those that are 0.
 #[inline(always)]
 fn fold_seqs<S: Copy>(hashes: &mut [u64], seqs: &[S], wide: impl Fn(S) -> i64) {
@@ -633,38 +622,6 @@ impl KeySet {
     fn bit(hash: u64) -> usize {
         (hash >> (u64::BITS - Self::BITS.ilog2())) as usize
     }
-}
-
-/// Does work by number on several threads, each with a state of its own, and gives what came of it in order.
-fn in_parallel<S, T: Send>(
-    threads: usize,
-    count: usize,
-    state: impl Fn() -> S + Sync,
-    work: impl Fn(&mut S, usize) -> T + Sync,
-) -> Vec<T> {
-    let next = AtomicUsize::new(0);
-    let some = || {
-        let (mut state, mut done) = (state(), Vec::new());
-        loop {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            if number >= count {
-                return done;
-            }
-            done.push((number, work(&mut state, number)));
-        }
-    };
-    let mut done = thread::scope(|scope| {
-        // If the system has no thread left, the others do the work.
-        let others = (1..threads.min(count)).map_while(|_| thread::Builder::new().spawn_scoped(scope, some).ok());
-        let others: Vec<_> = others.collect();
-        let mut done = some();
-        for other in others {
-            done.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        }
-        done
-    });
-    done.sort_unstable_by_key(|&(number, _)| number);
-    done.into_iter().map(|(_, it)| it).collect()
 }
 
 #[cfg(test)]

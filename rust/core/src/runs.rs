@@ -5,12 +5,13 @@
 //! before and seq is one more. The untracked rows' other columns may hold anything.
 //!
 //! What is found is a bit a row: where keys come in random order every row begins a run, and a list of runs would be
-//! written and read for nothing.
+//! written and read for nothing. Where runs are long, the first row of each is copied while it is in the cache: it would
+//! take longer to read them from the columns again than to judge them.
 
 use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
 use crate::error::make_room;
-use crate::prefetch::STEP;
+use crate::prefetch::{STEP, prefetch};
 use crate::{Column, Error, Result, Untracked};
 
 /// Rows looked at together; one bit of a word each.
@@ -60,13 +61,33 @@ pub struct Domain {
 pub(crate) struct Cut {
     /// Bit `b` of word `w`: whether row `64 w + b + 1` begins a run; row 0 does. Not used where lengths were given.
     begins: Vec<u64>,
-    /// The first row of each run, where lengths were given.
+    /// The first row of each run, where the batch has a line a run.
     starts: Vec<u32>,
     runs: usize,
     pub(crate) rows: u32,
-    /// Whether the batch has a line a run, and not a line a row.
+    /// Whether the batch has a line a run, and not a line a row: that which was given, or that of [`Cut::batch`].
     pub(crate) is_gathered: bool,
+    heads: Heads,
 }
+
+/// The first rows of runs.
+#[derive(Default)]
+struct Heads {
+    /// Whether they are gathered, and stand for the batch.
+    are_used: bool,
+    has_epochs: bool,
+    pid: Vec<i64>,
+    partition: Vec<i32>,
+    epoch: Vec<i16>,
+    seq: Vec<i64>,
+}
+
+/// One run in so many rows, at the most, where first rows are gathered.
+const ROWS_A_HEAD: usize = 8;
+/// Of a batch whose first rows come more often, so many are gathered in vain.
+const HEADS_IN_VAIN: usize = BLOCK;
+/// So many are kept from call to call.
+const HEADS_KEPT: usize = 1 << 13;
 
 impl Cut {
     /// How many runs there are.
@@ -75,7 +96,27 @@ impl Cut {
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.begins.capacity() * size_of::<u64>() + self.starts.capacity() * size_of::<u32>()
+        let Heads { pid, partition, epoch, seq, .. } = &self.heads;
+        let heads = (pid.capacity() + seq.capacity()) * size_of::<i64>()
+            + partition.capacity() * size_of::<i32>()
+            + epoch.capacity() * size_of::<i16>();
+        heads + self.begins.capacity() * size_of::<u64>() + self.starts.capacity() * size_of::<u32>()
+    }
+
+    /// Gives back memory that only a batch of many runs needs.
+    pub(crate) fn shrink(&mut self) {
+        if self.heads.pid.capacity() > HEADS_KEPT {
+            (self.heads, self.starts) = (Heads::default(), Vec::new());
+        }
+    }
+
+    /// The batch whose lines are meant by [`Cut::line`]: that which was cut, or the first rows of its runs.
+    pub(crate) fn batch<'a>(&'a self, batch: &Batch<'a>) -> Batch<'a> {
+        let Heads { are_used, has_epochs, pid, partition, epoch, seq } = &self.heads;
+        if !are_used {
+            return *batch;
+        }
+        Batch { pid, partition, epoch: has_epochs.then_some(epoch), seq: Seqs::I64(seq), timestamp: None }
     }
 
     /// Where in the batch a run stands that begins with the row `start`.
@@ -102,17 +143,30 @@ impl Cut {
 
     /// Validates a batch and finds its runs.
     pub(crate) fn find(&mut self, batch: &Batch<'_>, domain: &Domain) -> Result<()> {
+        self.scan(batch, domain, false)
+    }
+
+    /// The same for a batch whose runs will be judged by their first rows alone.
+    pub(crate) fn gather(&mut self, batch: &Batch<'_>, domain: &Domain) -> Result<()> {
+        self.scan(batch, domain, true)?;
+        self.is_gathered = self.heads.are_used;
+        Ok(())
+    }
+
+    fn scan(&mut self, batch: &Batch<'_>, domain: &Domain, gathers: bool) -> Result<()> {
         check_lengths(batch)?;
         (self.is_gathered, self.rows, self.runs) = (false, batch.len() as u32, 0);
         self.begins.clear();
+        self.heads.begin(gathers && !batch.is_empty(), batch.epoch.is_some(), &mut self.starts);
         if batch.is_empty() {
             return Ok(());
         }
         make_room(&mut self.begins, batch.len().div_ceil(BLOCK))?;
-        let (epoch, begins) = (batch.epoch.unwrap_or(&[]), &mut self.begins);
+        let epoch = batch.epoch.unwrap_or(&[]);
+        let Cut { begins, starts, heads, .. } = self;
         self.runs = match batch.seq {
-            Seqs::I32(seq) => dispatch(Scan { columns: Columns { batch, epoch, seq }, domain, begins }),
-            Seqs::I64(seq) => dispatch(Scan { columns: Columns { batch, epoch, seq }, domain, begins }),
+            Seqs::I32(seq) => dispatch(Scan { columns: Columns { batch, epoch, seq }, domain, begins, starts, heads }),
+            Seqs::I64(seq) => dispatch(Scan { columns: Columns { batch, epoch, seq }, domain, begins, starts, heads }),
         }?;
         Ok(())
     }
@@ -141,6 +195,40 @@ impl Cut {
             rows = sum;
         }
         (self.is_gathered, self.rows, self.runs) = (true, rows, lengths.len());
+        Ok(())
+    }
+}
+
+impl Heads {
+    fn begin(&mut self, are_used: bool, has_epochs: bool, starts: &mut Vec<u32>) {
+        (self.are_used, self.has_epochs) = (are_used, has_epochs);
+        starts.clear();
+        self.pid.clear();
+        self.partition.clear();
+        self.epoch.clear();
+        self.seq.clear();
+    }
+
+    /// Copies the rows from `from` on that `word` says; no more, if they come too often.
+    #[inline(always)]
+    fn take<S: Seq>(&mut self, columns: &Columns<'_, S>, from: usize, word: u64, starts: &mut Vec<u32>) -> Result<()> {
+        let Columns { batch, epoch, seq } = columns;
+        make_room(starts, BLOCK)?;
+        make_room(&mut self.pid, BLOCK)?;
+        make_room(&mut self.partition, BLOCK)?;
+        make_room(&mut self.epoch, BLOCK)?;
+        make_room(&mut self.seq, BLOCK)?;
+        let mut bits = word;
+        while bits != 0 {
+            let row = from + bits.trailing_zeros() as usize;
+            starts.push(row as u32);
+            self.pid.push(batch.pid[row]);
+            self.partition.push(batch.partition[row]);
+            self.epoch.push(epoch.get(row).copied().unwrap_or(0));
+            self.seq.push(seq[row].wide());
+            bits &= bits - 1;
+        }
+        self.are_used = starts.len() <= from / ROWS_A_HEAD + HEADS_IN_VAIN;
         Ok(())
     }
 }
@@ -238,7 +326,7 @@ pub fn find_runs(batch: &Batch<'_>, domain: &Domain, starts: &mut Vec<u32>) -> R
     Ok(())
 }
 
-fn check_lengths(batch: &Batch<'_>) -> Result<()> {
+pub(crate) fn check_lengths(batch: &Batch<'_>) -> Result<()> {
     let rows = batch.len();
     let lengths = [
         (Column::Partition, batch.partition.len()),
@@ -269,6 +357,8 @@ struct Scan<'a, S> {
     columns: Columns<'a, S>,
     domain: &'a Domain,
     begins: &'a mut Vec<u64>,
+    starts: &'a mut Vec<u32>,
+    heads: &'a mut Heads,
 }
 
 impl<S: Seq> Work for Scan<'_, S> {
@@ -277,28 +367,50 @@ impl<S: Seq> Work for Scan<'_, S> {
 
     #[inline(always)]
     fn work(self) -> Result<usize> {
-        scan(&self.columns, self.domain, self.begins)
+        scan(self)
     }
 }
 
 #[inline(always)]
-fn scan<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, begins: &mut Vec<u64>) -> Result<usize> {
+fn scan<S: Seq>(scan: Scan<'_, S>) -> Result<usize> {
+    let Scan { columns, domain, begins, starts, heads } = scan;
     let rows = columns.seq.len();
-    check_rows(columns, domain, 0..1)?;
+    check_rows(&columns, domain, 0..1)?;
+    if heads.are_used {
+        heads.take(&columns, 0, 1, starts)?;
+    }
     let (mut row, mut runs) = (1, 1);
     while row + BLOCK <= rows {
-        let (word, is_suspect) = look_at_block(columns, domain, row);
+        prefetch_ahead(columns.batch.pid, row);
+        prefetch_ahead(columns.batch.partition, row);
+        prefetch_ahead(columns.seq, row);
+        prefetch_ahead(columns.epoch, row);
+        let (word, is_suspect) = look_at_block(&columns, domain, row);
         if is_suspect {
-            check_rows(columns, domain, row..row + BLOCK)?;
+            check_rows(&columns, domain, row..row + BLOCK)?;
         }
         begins.push(word);
+        if heads.are_used {
+            heads.take(&columns, row, word, starts)?;
+        }
         runs += word.count_ones() as usize;
         row += BLOCK;
     }
-    check_rows(columns, domain, row..rows)?;
-    let word = (row..rows).fold(0, |word, at| word | u64::from(!goes_on(columns, at)) << (at - row));
+    check_rows(&columns, domain, row..rows)?;
+    let word = (row..rows).fold(0, |word, at| word | u64::from(!goes_on(&columns, at)) << (at - row));
     begins.push(word);
+    if heads.are_used {
+        heads.take(&columns, row, word, starts)?;
+    }
     Ok(runs + word.count_ones() as usize)
+}
+
+/// Asks for rows of a later block. Processors recognize that columns are read in order, but stop where a page ends.
+#[inline(always)]
+fn prefetch_ahead<T>(column: &[T], row: usize) {
+    const AHEAD: usize = 8 * BLOCK;
+    let ahead = column.as_ptr().wrapping_add(row + AHEAD).cast::<u8>();
+    (0..BLOCK * size_of::<T>()).step_by(64).for_each(|byte| prefetch(ahead.wrapping_add(byte)));
 }
 
 #[inline(always)]
@@ -442,13 +554,55 @@ mod tests {
             let mut dispatched = Vec::new();
             find_runs(&batch, &DOMAIN, &mut dispatched).expect("valid rows");
             let mut portable = Cut { rows: rows as u32, ..Cut::default() };
-            portable.runs = scan(&columns, &DOMAIN, &mut portable.begins).expect("valid rows");
+            let Cut { begins, starts, heads, .. } = &mut portable;
+            let work = Scan { columns, domain: &DOMAIN, begins, starts, heads };
+            portable.runs = scan(work).expect("valid rows");
             assert_eq!(dispatched, expected);
             let runs: Vec<_> = portable.runs().collect();
             let ends = expected.iter().skip(1).copied().chain([rows as u32]);
             let lines = expected.iter().zip(ends).map(|(&start, end)| (start as usize, start as usize, end as usize));
             assert!(runs.into_iter().eq(lines));
         }
+    }
+
+    /// As many lines as runs where runs are long, of the same rows; none where most rows begin a run, late or from the
+    /// start.
+    #[test]
+    fn first_rows_stand_for_long_runs() {
+        let (mut pid, mut partition, mut epoch, mut seq) = columns(5_000);
+        let mut cut = Cut::default();
+        for (rows, are_gathered) in [(1, true), (64, true), (65, true), (5_000, true), (0, false), (7_000, false)] {
+            if rows > pid.len() {
+                let more = rows - pid.len();
+                pid.extend(0..more as i64);
+                partition.resize(rows, 0);
+                epoch.resize(rows, 0);
+                seq.resize(rows, 0);
+            }
+            let batch = Batch {
+                pid: &pid[..rows],
+                partition: &partition[..rows],
+                epoch: Some(&epoch[..rows]),
+                seq: Seqs::I32(&seq[..rows]),
+                timestamp: None,
+            };
+            cut.find(&batch, &DOMAIN).expect("valid rows");
+            let expected: Vec<_> = cut.runs().map(|(_, start, end)| (start, end)).collect();
+            assert!(std::ptr::eq(cut.batch(&batch).pid, &raw const pid[..rows]));
+            cut.gather(&batch, &DOMAIN).expect("valid rows");
+            assert_eq!(cut.is_gathered, are_gathered, "{rows} rows");
+            let runs: Vec<_> = cut.runs().map(|(_, start, end)| (start, end)).collect();
+            assert_eq!(runs, expected);
+            let gathered = cut.batch(&batch);
+            for (line, start, _) in cut.runs() {
+                let of_line = (gathered.pid[line], gathered.partition[line], gathered.seq.get(line));
+                assert_eq!(of_line, (pid[start], partition[start], i64::from(seq[start])));
+                assert_eq!(gathered.epoch.map(|epoch| epoch[line]), Some(epoch[start]));
+            }
+            assert!(!are_gathered || gathered.len() == runs.len());
+        }
+        cut.shrink();
+        assert!(cut.memory_bytes() < 1 << 16);
     }
 
     #[test]

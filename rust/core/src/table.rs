@@ -12,9 +12,10 @@ use crate::changes::{Changes, Eviction};
 use crate::holes::Holes;
 use crate::judge::{Rules, Span};
 use crate::keys::{Key, Keys};
+use crate::parallel::{in_parallel, threads};
 use crate::prefetch::CHUNK;
 use crate::repeats::{KeyColumns, KeyedRows, Repeats, find_repeats};
-use crate::runs::{Cut, Domain};
+use crate::runs::{Cut, Domain, check_lengths};
 use crate::shelf::Shelf;
 use crate::store::{Store, with_shelf};
 use crate::{Admit, Column, Epochs, Error, Policy, Result, Untracked, Verdict};
@@ -22,7 +23,9 @@ pub use entries::Entries;
 use merge::Translation;
 use passes::judge_batches;
 use skipped::Skipped;
+use std::borrow::Cow;
 use std::collections::HashSet;
+use std::sync::Mutex;
 
 /// What is remembered of one key, or of one of its epochs where every epoch counts by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -322,6 +325,8 @@ impl StateTable {
 
     fn advance(&mut self, batches: &[Batch<'_>], lengths: Option<&[&[u32]]>, lists_missing: bool) -> Result<Judged> {
         let mut cuts = std::mem::take(&mut self.cuts);
+        let parts = if lengths.is_none() { parts_of(batches) } else { Cow::Borrowed(batches) };
+        let batches = &parts[..];
         let is_found = self.find_runs(batches, lengths, &mut cuts);
         let judged = is_found.and_then(|()| self.make_room(rows_of(&cuts))).and_then(|()| {
             let mut call = self.call(&cuts, lists_missing)?;
@@ -332,13 +337,15 @@ impl StateTable {
             self.note_changes(batches, &cuts, &call.judged);
             Ok(self.finish(call))
         });
+        cuts.truncate(CUTS_KEPT);
+        cuts.iter_mut().for_each(Cut::shrink);
         self.cuts = cuts;
         judged
     }
 
     /// The same verdicts, the table untouched: judges on a copy of the entries that the rows touch.
     pub fn check(&self, batches: &[Batch<'_>]) -> Result<Judged> {
-        let mut cuts = Vec::new();
+        let (batches, mut cuts) = (&parts_of(batches)[..], Vec::new());
         self.find_runs(batches, None, &mut cuts)?;
         let mut call = self.call(&cuts, true)?;
         with_shelf!(&self.store, shelf => {
@@ -525,8 +532,6 @@ impl StateTable {
         Ok(())
     }
 
-    /// Validates the batches, finds their runs (or takes them as given), and makes sure that the table may
-    /// grow by them.
     /// Finds the rows that an empty table would refuse, without judging them one by one, if that is sooner done;
     /// `None` if not. Errors are those of [`StateTable::apply`]. The table stays empty.
     pub fn find_repeats<K: KeyColumns>(
@@ -544,18 +549,34 @@ impl StateTable {
         Domain { seq_max: self.policy().seq_max(), untracked: self.untracked }
     }
 
+    /// Validates the batches, finds their runs (or takes them as given), and makes sure that the table may
+    /// grow by them.
     fn find_runs(&self, batches: &[Batch<'_>], lengths: Option<&[&[u32]]>, cuts: &mut Cuts) -> Result<()> {
         let domain = self.domain();
         cuts.resize_with(batches.len(), Cut::default);
-        let mut lines = 0;
-        for (number, (batch, cut)) in batches.iter().zip(cuts.iter_mut()).enumerate() {
+        let find = |number: usize, cut: &mut Cut| {
+            let batch = &batches[number];
             self.check_epoch(batch)?;
             self.check_timestamp(batch)?;
-            let found = match lengths {
-                None => cut.find(batch, &domain),
+            match lengths {
+                // Timestamps are of rows, and a run is cut where they cross the horizon.
+                None if self.keeps_timestamp => cut.find(batch, &domain),
+                None => cut.gather(batch, &domain),
                 Some(lengths) => cut.take(batch, lengths[number], &domain),
-            };
-            found.map_err(|error| error.after(lines))?;
+            }
+        };
+        let rows: usize = batches.iter().map(Batch::len).sum();
+        let found = if rows < ROWS_TOGETHER {
+            cuts.iter_mut().enumerate().map(|(number, cut)| find(number, cut)).collect()
+        } else {
+            let held: Vec<_> = cuts.iter_mut().map(Mutex::new).collect();
+            let find =
+                |(): &mut (), number: usize| find(number, &mut held[number].lock().expect("each is locked once"));
+            in_parallel(threads(), held.len(), || (), find)
+        };
+        let mut lines = 0;
+        for (found, batch) in Vec::into_iter(found).zip(batches) {
+            found.map_err(|error: Error| error.after(lines))?;
             lines += batch.len();
         }
         self.check_intervals()?;
@@ -625,6 +646,28 @@ fn missing_of(rules: &Rules, (pid, partition, epoch): Key, (first, last): (i64, 
     Missing { pid, partition, epoch, first_seq: rules.seq(first), last_seq: rules.seq(last), count }
 }
 
+/// Rows of a call whose runs are found by several threads: to start them takes as long as to read a tenth of so many.
+const ROWS_TOGETHER: usize = 1 << 19;
+/// Rows that one of them takes at once.
+const PART: usize = 1 << 17;
+/// So many are kept from call to call.
+const CUTS_KEPT: usize = 8;
+
+/// Batches with so few rows that threads can share them. What is no batch stays whole: who validates it says so.
+fn parts_of<'a, 'b>(batches: &'a [Batch<'b>]) -> Cow<'a, [Batch<'b>]> {
+    let is_large = |batch: &Batch<'_>| batch.len() >= 2 * PART && check_lengths(batch).is_ok();
+    if batches.iter().map(Batch::len).sum::<usize>() < ROWS_TOGETHER || !batches.iter().any(is_large) {
+        return Cow::Borrowed(batches);
+    }
+    let parts = batches.iter().flat_map(|batch| {
+        let (rows, part) = (batch.len(), if is_large(batch) { PART } else { batch.len().max(1) });
+        (0..rows.max(1))
+            .step_by(part)
+            .map(move |from| if part < rows { batch.slice(from..rows.min(from + part)) } else { *batch })
+    });
+    parts.collect()
+}
+
 /// Lines that so many runs can need, of which no more are under way at once: a run needs one for its key, and one for an epoch that
 /// is no longer the highest.
 fn room_for(runs: usize) -> usize {
@@ -640,9 +683,10 @@ fn key_at(batch: &Batch<'_>, line: usize) -> Key {
 }
 
 /// The key and epoch of every run, as many together as are judged together.
-fn chunks_of(batches: &[Batch<'_>], cuts: &Cuts) -> impl Iterator<Item = Vec<Key>> {
+fn chunks_of<'a>(batches: &'a [Batch<'a>], cuts: &'a Cuts) -> impl Iterator<Item = Vec<Key>> + 'a {
     batches.iter().zip(cuts).flat_map(|(batch, cut)| {
-        let mut keys = cut.runs().map(|(line, ..)| key_at(batch, line)).peekable();
+        let batch = cut.batch(batch);
+        let mut keys = cut.runs().map(move |(line, ..)| key_at(&batch, line)).peekable();
         std::iter::from_fn(move || {
             keys.peek()?;
             Some(keys.by_ref().take(CHUNK).collect())

@@ -17,10 +17,11 @@ pub(super) fn judge_batches<'a, L: RowLine>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
     batches: &[Batch<'a>],
-    cuts: &Cuts,
+    cuts: &'a Cuts,
     call: &mut Call<'a>,
 ) -> Result<()> {
     for (batch, cut) in batches.iter().zip(cuts) {
+        let batch = &cut.batch(batch);
         match batch.seq {
             Seqs::I32(seq) => dispatch(Runs { shelf, rules, batch, seq, cut, call })?,
             Seqs::I64(seq) => dispatch(Runs { shelf, rules, batch, seq, cut, call })?,

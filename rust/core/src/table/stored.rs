@@ -40,6 +40,7 @@ impl StateTable {
         let Some(marks) = self.changes.note(entries) else { return };
         let mut rows_before = 0;
         for (batch, cut) in batches.iter().zip(cuts) {
+            let batch = cut.batch(batch);
             for (line, start, end) in cut.runs() {
                 if batch.pid[line] != -1 && verdicts[rows_before + start..rows_before + end].iter().any(is_kept) {
                     marks.add(batch.pid[line], batch.partition[line]);

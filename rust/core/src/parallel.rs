@@ -1,0 +1,44 @@
+//! Work on several threads.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+/// More threads would wait for memory.
+const THREADS_MAX: usize = 8;
+
+/// How many threads a call uses.
+pub(crate) fn threads() -> usize {
+    thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX)
+}
+
+/// Does work by number on several threads, each with a state of its own, and gives what came of it in order.
+pub(crate) fn in_parallel<S, T: Send>(
+    threads: usize,
+    count: usize,
+    state: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, usize) -> T + Sync,
+) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let some = || {
+        let (mut state, mut done) = (state(), Vec::new());
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= count {
+                return done;
+            }
+            done.push((number, work(&mut state, number)));
+        }
+    };
+    let mut done = thread::scope(|scope| {
+        // If the system has no thread left, the others do the work.
+        let others = (1..threads.min(count)).map_while(|_| thread::Builder::new().spawn_scoped(scope, some).ok());
+        let others: Vec<_> = others.collect();
+        let mut done = some();
+        for other in others {
+            done.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        done
+    });
+    done.sort_unstable_by_key(|&(number, _)| number);
+    done.into_iter().map(|(_, it)| it).collect()
+}
