@@ -58,7 +58,9 @@ class Mode:
     door_rows: int
     rounds: int
     spark_rounds: int
+    part_rows: int
     lake_rows: int
+    lake_rounds: int
 
 
 QUICK = Mode(
@@ -70,7 +72,9 @@ QUICK = Mode(
     door_rows=500_000,
     rounds=3,
     spark_rounds=2,
+    part_rows=1_000_000,
     lake_rows=1_000_000,
+    lake_rounds=2,
 )
 FULL = Mode(
     "full",
@@ -81,7 +85,9 @@ FULL = Mode(
     door_rows=4_000_000,
     rounds=3,
     spark_rounds=2,
-    lake_rows=20_000_000,
+    part_rows=20_000_000,
+    lake_rows=10_000_000,
+    lake_rounds=5,
 )
 
 
@@ -97,9 +103,10 @@ def main() -> int:
                 parts["spark"] = _part("spark", options.rows or mode.spark_rows, mode.spark_rounds, scratch)
             parts["doors"] = _doors(options.rows or mode.door_rows, scratch)
             wrong |= _publish(parts, mode, options.results, mode.results)
-        rows = options.rows or mode.lake_rows
+        rows = options.rows or mode.part_rows
         if not options.no_spark and options.only in (None, *LAKE):
-            parts = {name: _part(name, rows, mode.spark_rounds, scratch) for name in ("lake", "costs")}
+            lake = _part("lake", options.rows or mode.lake_rows, mode.lake_rounds, scratch)
+            parts = {"lake": lake, "costs": _part("costs", rows, mode.spark_rounds, scratch)}
             wrong |= _publish(parts, mode, options.results, mode.lake_results)
         for name in (*FRAMES, *TABLES, *WITHOUT_SPARK):
             if options.only == name or (name not in FRAMES and options.only is None and not options.no_spark):
