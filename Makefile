@@ -84,7 +84,7 @@ PACKAGE_SOURCES := $(shell find python/fencepost -name '*.py' -o -name '*.pyi' -
 SPARK_SOURCES := Cargo.toml spark_udf/README.md spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-chain check test-quick test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql mariadb model coverage coverage-python coverage-rust mutants \
+.PHONY: help demo demo-chain check test-quick test test-matrix test-marked lint test-rust test-portable test-portable-part test-aarch64 test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql mariadb model coverage coverage-python coverage-rust mutants \
 	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark43-part test-minimum test-free-threaded asan asan-part miri fuzz test-spark-connect \
 	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores test-docs test-airflow docs jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels release-check \
 	develop format errors requirements tools java clean
@@ -111,7 +111,7 @@ test-matrix: ## All of what `make test` runs in part: libFuzzer, benchmarks, the
 SUITES := java postgresql mariadb $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-spark-frames test-python \
 	test-spark-jobs test-jobs test-tables test-sql test-spark-delta test-rust test-kafka test-cluster test-fuzz-part lint test-spark43-part \
 	test-spark-connect-part test-docs test-bench
-MATRIX := java postgresql mariadb $(S3_SERVER) test-fuzz test-spark43 test-minimum asan test-spark-connect test-portable test-marked test-airflow test-stores
+MATRIX := java postgresql mariadb $(S3_SERVER) test-fuzz test-spark43 test-minimum asan test-spark-connect test-portable test-aarch64 test-marked test-airflow test-stores
 
 # Suites at a time. Each waits for servers, JVMs and other processes: six leave a seventh of two cores idle.
 JOBS ?= 8
@@ -150,6 +150,15 @@ test-rust: $(VENV)/tests ## The core, the lake and the testkit
 
 # What the code without the CPU's wide instructions may do otherwise: judge, and find entries.
 PORTABLE_PART := --test rulebook --test oracle --test golden
+# Its NEON instructions and its prefetch are other code than that of x86-64.
+test-aarch64: tools ## The core on an emulated ARM processor
+	@for tool in qemu-aarch64 aarch64-linux-gnu-gcc; do \
+		command -v $$tool >/dev/null || { echo "$$tool is missing: apt-get install qemu-user gcc-aarch64-linux-gnu"; exit 1; }; done
+	@rustup target list --installed | grep -q aarch64-unknown-linux-gnu || { echo "Rust for ARM is missing: rustup target add aarch64-unknown-linux-gnu"; exit 1; }
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+		CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" \
+		$(TIMED) cargo test --locked --package fencepost-core --lib $(PORTABLE_PART) --target aarch64-unknown-linux-gnu -- --skip every_short
+
 test-portable test-portable-part: tools ## The core without the CPU's wide instructions
 	$(TIMED) cargo test --locked --package fencepost-core --features portable $(if $(findstring part,$@),$(PORTABLE_PART)) \
 		-- $(RUST_TIMES) $(if $(findstring part,$@),--skip every_short)

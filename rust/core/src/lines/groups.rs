@@ -282,13 +282,25 @@ pub(super) fn equal_tags(tags: &Group, tag: u8) -> u32 {
             _mm_movemask_epi8(_mm_cmpeq_epi8(group, _mm_set1_epi8(tag as i8))) as u32
         }
     }
-    #[cfg(not(all(target_arch = "x86_64", not(feature = "portable"))))]
+    #[cfg(all(target_arch = "aarch64", not(feature = "portable")))]
+    {
+        use std::arch::aarch64::{vaddv_u8, vandq_u8, vceqq_u8, vdupq_n_u8, vget_high_u8, vget_low_u8, vld1q_u8};
+        const BITS: Group = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
+        // SAFETY: NEON is part of every AArch64, both loads read the 16 bytes of an array. No ARM processor was measured:
+        // the loop over the bytes that this replaces takes 3 to 4 ns a look-up more on x86-64.
+        unsafe {
+            let equal = vceqq_u8(vld1q_u8(tags.as_ptr()), vdupq_n_u8(tag));
+            let bits = vandq_u8(equal, vld1q_u8(BITS.as_ptr()));
+            u32::from(vaddv_u8(vget_low_u8(bits))) | u32::from(vaddv_u8(vget_high_u8(bits))) << 8
+        }
+    }
+    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(feature = "portable"))))]
     {
         equal_tags_portable(tags, tag)
     }
 }
 
-#[cfg(any(test, feature = "portable", not(target_arch = "x86_64")))]
+#[cfg(any(test, feature = "portable", not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 fn equal_tags_portable(tags: &Group, tag: u8) -> u32 {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const LOW_BITS: u64 = ONES * 0x7f;
