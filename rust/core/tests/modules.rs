@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 /// Each module may import those before it.
 #[rustfmt::skip]
-const ORDER: [&str; 27] = [
-    "error", "dispatch", "prefetch", "key_block", "batch", // base
+const ORDER: [&str; 28] = [
+    "error", "dispatch", "parallel", "prefetch", "key_block", "batch", // base
     "policy", "position", "runs", "verdict", "dictionary", "keys", "order", "holes", "repeats", // values
     "judge", "fast_path", "union", "changes", // rules
     "lines", "slab", // memory
