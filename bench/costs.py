@@ -290,7 +290,7 @@ class Weighed:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.name, self.slots, self.in_process = engine, engine.name, engine.slots, engine.in_process
-        self.driver_bytes_max, self.driver_scan_bytes_max = engine.driver_bytes_max, engine.driver_scan_bytes_max
+        self.driver_bytes_max = self.driver_scan_bytes_max = 0  # what the driver does is not weighed
         self.peaks: dict[str, int] = {}
 
     def run(self, stage: str, work: Callable[[T], R], items: Sequence[T], progress: Any = None) -> list[R]:

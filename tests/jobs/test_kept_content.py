@@ -296,7 +296,7 @@ def test_a_state_may_begin_to_keep_checksums_with_any_run(tmp_path: Path) -> Non
     run(tmp_path, "a", [0, 1], [1, 2], keep_checksums=None)
     report = run(tmp_path, "b", [0, 2], [9, 3])
     assert (report.counts, report.content_compared) == ({"ACCEPTED": 1, "DUPLICATE": 1}, 0)
-    assert "of 0 repeats compared; 1 were not at hand" in str(report)
+    assert "of 0 repeats compared; 1 was not at hand" in str(report)
     report = run(tmp_path, "c", [0, 2], [9, 9])
     assert (report.counts, report.content_compared) == ({"DUPLICATE": 1, "CONFLICT": 1}, 1)
 

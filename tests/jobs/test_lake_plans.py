@@ -393,7 +393,7 @@ def test_a_file_without_a_footer_is_left_for_later_and_then_set_aside(tmp_path: 
     assert (report.version, report.files, report.deferred) == (1, 1, ("bad.parquet",))
     report = make_job(tmp_path).run()
     assert report.version is None
-    assert re.fullmatch(r"nothing new in .*\n  deferred +1  files that cannot be read yet", str(report))
+    assert re.fullmatch(r"nothing new in .*\n  deferred +1  file that cannot be read yet", str(report))
     report = make_job(tmp_path, settle_ms=0).run()
     assert (report.version, report.files, report.kept) == (2, 0, 0)
     assert report.quarantined[0][0] == "bad.parquet"

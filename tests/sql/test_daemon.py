@@ -292,7 +292,7 @@ def test_an_outage_is_survived(tmp_path: Path) -> None:
             begin_late(coordinator, "late")
             server.halt()
             wait_until(lambda: daemon.get("/readyz")[0] == 503, "it is ready without a database")
-            assert "the database does not answer" in json.loads(daemon.get("/readyz")[1])["problem"]
+            assert "Call again when the database is available" in json.loads(daemon.get("/readyz")[1])["problem"]
             assert daemon.get("/healthz")[0] == 200, "a new process would not help"
             assert "fencepost_database_up 0.0" in daemon.get("/metrics")[1].splitlines()
             server.start_again()
