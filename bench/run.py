@@ -1,9 +1,9 @@
 """The whole benchmark in one run: see README.md beside this file.
 
     python bench/run.py --quick                 2 M rows, a few minutes
-    python bench/run.py --full                  21 M rows in memory, 20 M on Spark, an hour and a half
+    python bench/run.py --full                  21 M rows in memory, 20 M on Spark, 10 M in files, two hours
     python bench/run.py --full --only shapes    fp.deduplicate and polars by shape of the rows, seven minutes
-    python bench/run.py --full --only lake      jobs over files alone, fifty minutes
+    python bench/run.py --full --only lake      jobs over files alone, forty minutes
     python bench/run.py --full --only spark     the doors for DataFrames, forty minutes
     python bench/run.py --full --only delta     Delta tables in place (make jars), a quarter of an hour
     python bench/run.py --full --only stores    an S3 server beside the local disk, twenty minutes
