@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from support.rule_pages import cases_of, cells
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -147,9 +149,7 @@ class Case:
 
 def cases(pages: Path = PAGES) -> list[Case]:
     """Every case of every page, in order."""
-    found = [case for path in sorted(pages.glob("*.md")) for case in read_page(path.stem, path.read_text("utf-8"))]
-    assert found, f"no page in {pages}"
-    return found
+    return cases_of(pages, read_page)
 
 
 def read_page(page: str, text: str) -> list[Case]:
@@ -164,15 +164,15 @@ def read_page(page: str, text: str) -> list[Case]:
         elif line.partition(":")[0] in ACTIONS:
             found[-1].steps.append(_action(number, line))
         elif line.startswith("|") and not header:
-            header = _cells(line)
+            header = cells(line)
             if header[0] != "refused":
                 found[-1].steps.append(_call(number, header))
         elif line.startswith("|") and not line.startswith("|-"):
-            cells = dict(zip(header, _cells(line), strict=True))
-            if "refused" in cells:
-                found.append(Case(page, number, _options(cells["refused"]), refused=True))
+            row = dict(zip(header, cells(line), strict=True))
+            if "refused" in row:
+                found.append(Case(page, number, _options(row["refused"]), refused=True))
             else:
-                found[-1].calls[-1].rows.append(_row(cells))
+                found[-1].calls[-1].rows.append(_row(row))
         elif line.startswith("- "):
             _expect(found[-1].steps[-1], line.removeprefix("- "))
     _check_page(page, found)
@@ -188,10 +188,6 @@ def _check_page(page: str, found: list[Case]) -> None:
             assert call.rows, f"{where}: a table without a batch"
             for row in call.rows:
                 assert (row.verdict == "-") == (call.error is not None), f"{where}: verdict or error, never both: {row}"
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
 def _options(text: str) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from fencepost import TransportError, Verdict
 from fencepost.producer.answers import Answer, ErrorCode
 from fencepost.producer.sequencer import Batch, Delivered, Identity, Limits, Partition, Request, Sequencer
 
+from support.rule_pages import cases_of
+
 PAGES = Path(__file__).parents[2] / "spec" / "client"
 MAX = 2**31 - 1
 LIMITS = {"retries": "retries", "in_flight": "in_flight", "delivery": "delivery_ms", "request": "request_ms"}
@@ -40,7 +42,7 @@ class Case:
 
 def cases(pages: Path = PAGES) -> list[Case]:
     """Every case of every page, in order."""
-    found = [case for path in sorted(pages.glob("*.md")) for case in read_page(path.stem, path.read_text("utf-8"))]
+    found = cases_of(pages, read_page)
     rows = [case.options["row"] for case in found]
     assert len(rows) == len(set(rows)), "each row has a name of its own"
     return found

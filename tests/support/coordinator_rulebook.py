@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from support.rule_pages import cases_of, cells
+
 PAGES = Path(__file__).parents[2] / "spec" / "coordinator"
 NONE = -1
 STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
@@ -70,9 +72,7 @@ class Case:
 
 
 def cases(pages: Path = PAGES) -> list[Case]:
-    found = [case for path in sorted(pages.glob("*.md")) for case in read_page(path.stem, path.read_text("utf-8"))]
-    assert found, f"no page in {pages}"
-    return found
+    return cases_of(pages, read_page)
 
 
 def read_page(page: str, text: str) -> list[Case]:
@@ -87,9 +87,9 @@ def read_page(page: str, text: str) -> list[Case]:
         if not line.startswith("|"):
             header = []
         elif not header:
-            header = _cells(line)
+            header = cells(line)
         elif header == HEADER and not line.startswith("|-"):
-            row, before, request, result, after, _ = _cells(line)
+            row, before, request, result, after, _ = cells(line)
             if before:
                 found.append(Case(page, number, None if before == "new" else known(before), protocol))
             is_same = after == "same"
@@ -100,13 +100,9 @@ def read_page(page: str, text: str) -> list[Case]:
 
 def may_come_from() -> dict[str, tuple[int, set[str]]]:
     """The page of states: the number of each, and which may come before it."""
-    rows = [_cells(line) for line in (PAGES / "states.md").read_text("utf-8").splitlines() if line.startswith("|")]
+    rows = [cells(line) for line in (PAGES / "states.md").read_text("utf-8").splitlines() if line.startswith("|")]
     assert rows[0] == ["state", "id", "may come from"]
     return {state: (int(number), set(before.split(", "))) for state, number, before in rows[2:]}
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
 _KNOWN = re.compile(

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from support.rule_pages import cases_of, cells
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -128,9 +130,7 @@ class Case:
 
 def cases(pages: Path = PAGES) -> list[Case]:
     """Every case of every page, in order."""
-    found = [case for path in sorted(pages.glob("*.md")) for case in read_page(path.stem, path.read_text("utf-8"))]
-    assert found, f"no page in {pages}"
-    return found
+    return cases_of(pages, read_page)
 
 
 def read_page(page: str, text: str) -> list[Case]:
@@ -145,16 +145,16 @@ def read_page(page: str, text: str) -> list[Case]:
         elif line.partition(":")[0] in ACTIONS:
             found[-1].steps.append(_action(number, line))
         elif line.startswith("|") and not header:
-            header = _cells(line)
+            header = cells(line)
             if header[0] != "refused":
                 assert set(header) <= HEADER, f"{page}:{number}: unknown column in {header}"
                 found[-1].steps.append(Call(number, "epoch" in header, has_timestamp="timestamp" in header))
         elif line.startswith("|") and not line.startswith("|-"):
-            cells = dict(zip(header, _cells(line), strict=True))
-            if "refused" in cells:
-                found.append(Case(page, number, *_policy(cells["refused"]), refused=True))
+            row = dict(zip(header, cells(line), strict=True))
+            if "refused" in row:
+                found.append(Case(page, number, *_policy(row["refused"]), refused=True))
             else:
-                found[-1].calls[-1].rows += _rows(cells)
+                found[-1].calls[-1].rows += _rows(row)
         elif line.startswith("- "):
             _expect(found[-1].steps[-1], line.removeprefix("- "))
     _check_page(page, found)
@@ -170,10 +170,6 @@ def _check_page(page: str, found: list[Case]) -> None:
             assert call.rows, f"{where}: a table without a row"
             for row in call.rows:
                 assert (row.verdict == "-") == (call.error is not None), f"{where}: verdict or error, never both: {row}"
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
 def _value(text: str) -> Any:

@@ -487,7 +487,7 @@ impl<L: RowLine> Shelf<L> {
         self.put(place, span);
     }
 
-    /// Stores an entry at a place: in the line if it fits, else overflow.
+    /// Stores an entry at a place: in the line if it fits, else in the overflow.
     fn put(&mut self, place: Place, span: Span) {
         let number = match self.lines.read(place) {
             Slot::Overflow(number) => Some(number),

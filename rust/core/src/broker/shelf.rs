@@ -267,7 +267,7 @@ fn read_line<B: Beside>(line: &BatchLine<B>, overflow: &Slab<Producer>, producer
     !line.is_empty()
 }
 
-/// Stores a producer in its line if it fits, else overflow.
+/// Stores a producer in its line if it fits, else in the overflow.
 fn write_line<B: Beside>(line: &mut BatchLine<B>, overflow: &mut Slab<Producer>, producer: &Producer) {
     let number = line.in_overflow();
     if line.write_from(producer) {
