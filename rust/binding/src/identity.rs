@@ -364,15 +364,15 @@ impl KeyColumns for Chunk {
     }
 
     #[inline]
-    fn ask_for_key(&self, row: usize) {
-        self.pid.ask_for(row);
-        self.partition.ask_for(row);
+    fn prefetch_key(&self, row: usize) {
+        self.pid.prefetch(row);
+        self.partition.prefetch(row);
     }
 
     #[inline]
-    fn ask_for_bytes(&self, row: usize) {
-        self.pid.ask_for_bytes(row);
-        self.partition.ask_for_bytes(row);
+    fn prefetch_bytes(&self, row: usize) {
+        self.pid.prefetch_bytes(row);
+        self.partition.prefetch_bytes(row);
     }
 
     fn numbers(&self, rows: Range<usize>) -> (Cow<'_, [i64]>, Cow<'_, [i32]>) {
@@ -599,20 +599,20 @@ impl<T: arrow_buffer::ArrowNativeType> Parts<T> {
         }
     }
 
-    /// Asks for the memory of a row's values, or of what points to them.
+    /// Prefetches a row's values, or what points to them.
     #[inline]
-    fn ask_for(&self, row: usize) {
+    fn prefetch(&self, row: usize) {
         match self {
             Parts::Plain(values) => prefetch(&raw const values[row]),
-            Parts::Several(parts) => parts.iter().for_each(|part| part.ask_for(row)),
+            Parts::Several(parts) => parts.iter().for_each(|part| part.prefetch(row)),
         }
     }
 
-    /// Asks for the memory that they point to.
+    /// Prefetches the bytes that they point to.
     #[inline]
-    fn ask_for_bytes(&self, row: usize) {
+    fn prefetch_bytes(&self, row: usize) {
         if let Parts::Several(parts) = self {
-            parts.iter().for_each(|part| part.ask_for_bytes(row));
+            parts.iter().for_each(|part| part.prefetch_bytes(row));
         }
     }
 
@@ -689,9 +689,9 @@ fn has_short_ascii(values: &BinaryViewArray) -> bool {
     longest as usize <= VALUE_BYTES_MAX && high_bits == 0 && is_worth_it && buffers.iter().all(|it| it.is_ascii())
 }
 
-/// Asks for the first and the last of some bytes, which may be in two lines of the cache.
+/// Prefetches the first and the last of some bytes, which may be in two lines of the cache.
 #[inline]
-fn ask_for_ends(bytes: &[u8]) {
+fn prefetch_ends(bytes: &[u8]) {
     prefetch(bytes.as_ptr());
     prefetch(bytes.as_ptr().wrapping_add(bytes.len()));
 }
@@ -823,9 +823,9 @@ impl Part {
         }
     }
 
-    /// Asks for the memory of a row's value, or of the view of it.
+    /// Prefetches a row's value, or the view of it.
     #[inline]
-    fn ask_for(&self, row: usize) {
+    fn prefetch(&self, row: usize) {
         match self {
             Part::Int(values) => prefetch(&raw const values.values()[row]),
             Part::Utf8(values) => prefetch(&raw const values.views()[row]),
@@ -834,12 +834,12 @@ impl Part {
         }
     }
 
-    /// Asks for the bytes that the view of a row points to; the row has a value.
+    /// Prefetches the bytes that the view of a row points to; the row has a value.
     #[inline]
-    fn ask_for_bytes(&self, row: usize) {
+    fn prefetch_bytes(&self, row: usize) {
         match self {
-            Part::Utf8(values) => ask_for_ends(values.value(row).as_bytes()),
-            Part::Binary(values) => ask_for_ends(values.value(row)),
+            Part::Utf8(values) => prefetch_ends(values.value(row).as_bytes()),
+            Part::Binary(values) => prefetch_ends(values.value(row)),
             Part::Int(_) | Part::Fixed(_) => {}
         }
     }

@@ -215,7 +215,7 @@ impl<L: RowLine> Shelf<L> {
             self.lines().begin_hashed(&hashes, &partitions, searches);
         });
         let steps = steps.count();
-        searches[..steps].iter_mut().for_each(|searches| self.lines().ask_for_lines(searches));
+        searches[..steps].iter_mut().for_each(|searches| self.lines().prefetch_lines(searches));
         entries.drain(..).try_for_each(|entry| self.append_one(entry, line))
     }
 

@@ -36,11 +36,11 @@ pub trait KeyColumns: Sync {
     /// Whether two rows, neither of them without a producer, have the same key.
     fn is_same_key(&self, row: usize, other: &Self, other_row: usize) -> bool;
 
-    /// Asks for the memory that tells the key of a row, see [`prefetch`].
-    fn ask_for_key(&self, row: usize);
+    /// Prefetches what tells the key of a row.
+    fn prefetch_key(&self, row: usize);
 
-    /// Asks for the memory that it points to; what [`KeyColumns::ask_for_key`] asked for has come.
-    fn ask_for_bytes(&self, row: usize);
+    /// Prefetches the bytes that it points to; what [`KeyColumns::prefetch_key`] requested has arrived.
+    fn prefetch_bytes(&self, row: usize);
 
     /// Pid and partition of rows, as far as they are still to be validated: keys that are no plain numbers are 0, and
     /// -1 is the pid of rows that carry no producer.
@@ -140,9 +140,9 @@ impl<K: KeyColumns> KeyedRows<'_, K> {
         }
     }
 
-    /// Asks for what [`KeyedRows::is_same`] reads of a row.
+    /// Prefetches what [`KeyedRows::is_same`] reads of a row.
     #[inline]
-    fn ask_for(&self, row: usize) {
+    fn prefetch(&self, row: usize) {
         match self.seq {
             Seqs::I32(seq) => prefetch(&raw const seq[row]),
             Seqs::I64(seq) => prefetch(&raw const seq[row]),
@@ -150,7 +150,7 @@ impl<K: KeyColumns> KeyedRows<'_, K> {
         if let Some(epoch) = self.epoch {
             prefetch(&raw const epoch[row]);
         }
-        self.keys.ask_for_key(row);
+        self.keys.prefetch_key(row);
     }
 
     #[inline]
@@ -402,8 +402,8 @@ impl<'a, K: KeyColumns> Search<'a, K> {
         }
         let (mut kept, mut others) = (vec![u64::MAX; rows.div_ceil(64)], Vec::new());
         let mut compare = |pairs: &mut Vec<(usize, Place)>| {
-            pairs.iter().for_each(|&(_, (chunk, row))| self.chunks[chunk].ask_for(row));
-            pairs.iter().for_each(|&(_, (chunk, row))| self.chunks[chunk].keys.ask_for_bytes(row));
+            pairs.iter().for_each(|&(_, (chunk, row))| self.chunks[chunk].prefetch(row));
+            pairs.iter().for_each(|&(_, (chunk, row))| self.chunks[chunk].keys.prefetch_bytes(row));
             for (row, first) in pairs.drain(..) {
                 if self.is_same(self.place(row), first) {
                     clear_bit(&mut kept, row % BLOCK);
@@ -676,9 +676,9 @@ mod tests {
             self.pid[row] == other.pid[other_row] && self.partition[row] == other.partition[other_row]
         }
 
-        fn ask_for_key(&self, _: usize) {}
+        fn prefetch_key(&self, _: usize) {}
 
-        fn ask_for_bytes(&self, _: usize) {}
+        fn prefetch_bytes(&self, _: usize) {}
 
         fn numbers(&self, rows: Range<usize>) -> (Cow<'_, [i64]>, Cow<'_, [i32]>) {
             (Cow::Borrowed(&self.pid[rows.clone()]), Cow::Borrowed(&self.partition[rows]))

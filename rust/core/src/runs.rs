@@ -405,7 +405,7 @@ fn scan<S: Seq>(scan: Scan<'_, S>) -> Result<usize> {
     Ok(runs + word.count_ones() as usize)
 }
 
-/// Asks for rows of a later block. Processors recognize that columns are read in order, but stop where a page ends.
+/// Prefetches rows of a later block. Processors recognize that columns are read in order, but stop where a page ends.
 #[inline(always)]
 fn prefetch_ahead<T>(column: &[T], row: usize) {
     const AHEAD: usize = 8 * BLOCK;

@@ -268,7 +268,7 @@ impl<L: RowLine> Shelf<L> {
         }
     }
 
-    /// Asks for the lines of keys that are looked up next, so that their misses overlap.
+    /// Prefetches the lines of keys that are looked up next, so that their misses overlap.
     pub(crate) fn prefetch(&self, keys: &[Key]) {
         let mut searches = [Searches::none(); CHUNK.div_ceil(STEP)];
         for (searches, keys) in searches.iter_mut().zip(keys.chunks(STEP)) {
@@ -279,7 +279,7 @@ impl<L: RowLine> Shelf<L> {
             self.lines.begin(&pids, &partitions, searches);
         }
         let steps = keys.len().div_ceil(STEP);
-        searches.iter_mut().take(steps).for_each(|searches| self.lines.ask_for_lines(searches));
+        searches.iter_mut().take(steps).for_each(|searches| self.lines.prefetch_lines(searches));
     }
 
     /// How many lines can be added before anything moves.
@@ -303,7 +303,7 @@ impl<L: RowLine> Shelf<L> {
         plainly
     }
 
-    /// Asks for the entries of keys in the overflow.
+    /// Prefetches the entries of keys in the overflow.
     #[inline(always)]
     pub(crate) fn prefetch_overflow(
         &self,
@@ -340,7 +340,7 @@ impl<L: RowLine> Shelf<L> {
         }
     }
 
-    /// Asks for what these entries hold beside positions.
+    /// Prefetches what these entries hold beside positions.
     #[inline(always)]
     pub(crate) fn prefetch_holes(&self, found: &InOverflow, positions: &[i64; STEP], count: usize) {
         if !found.is_any || found.version != self.overflow.version() {
@@ -349,7 +349,7 @@ impl<L: RowLine> Shelf<L> {
         for (&number, &position) in found.numbers[..count].iter().zip(positions) {
             if number != NONE {
                 let entry = self.in_overflow(number);
-                entry.holes.ask_for(position, entry.last);
+                entry.holes.prefetch(position, entry.last);
             }
         }
     }

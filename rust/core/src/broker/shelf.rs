@@ -1,4 +1,4 @@
-//! Producers by key: in lines that hold what was asked for, or overflow.
+//! Producers by key: in lines that hold what was asked for, or in the overflow.
 
 use super::batch::{Control, Origin, ProduceBatches, Row};
 use super::judge::{Judgement, Producer, Rules};
@@ -175,7 +175,7 @@ impl<B: Beside> Shelf<B> {
                 partition[..of_step.len()].copy_from_slice(&partitions[of_step]);
                 self.lines.begin(&pid, &partition, searches);
             }
-            searches.iter_mut().for_each(|searches| self.lines.ask_for_lines(searches));
+            searches.iter_mut().for_each(|searches| self.lines.prefetch_lines(searches));
             for at in 0..rows {
                 let (row, at) = (batches.row(from + at, assigns), at * step);
                 let search = (&searches[at / STEP], at % STEP);

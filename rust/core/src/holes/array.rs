@@ -87,7 +87,7 @@ fn guess(items: usize, (first, last): (i64, i64), position: i64) -> usize {
 /// Prefetches the items that a search for a position, or an addition at the end, reads first. `ends`: about those of all
 /// items.
 #[inline(always)]
-pub(super) fn ask_for<T: Item>(items: &[T], ends: (i64, i64), position: i64) {
+pub(super) fn prefetch_item<T: Item>(items: &[T], ends: (i64, i64), position: i64) {
     prefetch(items.as_ptr_range().end.wrapping_sub(1));
     if items.len() < GUESSED_MIN {
         return prefetch(items.as_ptr().wrapping_add(items.len() / 2));

@@ -72,9 +72,9 @@ impl Bits {
         self.words.all().len() * WORD_BITS
     }
 
-    /// Asks for the word of an offset.
+    /// Prefetches the word of an offset.
     #[inline(always)]
-    pub(super) fn ask_for(&self, offset: usize) {
+    pub(super) fn prefetch(&self, offset: usize) {
         if let Words::Many(words) = &self.words {
             prefetch(words.as_ptr().wrapping_add(offset / WORD_BITS));
         }

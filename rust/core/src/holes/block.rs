@@ -130,11 +130,11 @@ impl Block {
 
     /// Prefetches what a search for a position reads first. `last`: about where the ranges end.
     #[inline(always)]
-    pub(super) fn ask_for(&self, position: i64, last: i64) {
+    pub(super) fn prefetch(&self, position: i64, last: i64) {
         match &self.body {
-            Body::Plain(items) => array::ask_for(items, (self.key, last), position),
-            Body::Timed(items) => array::ask_for(items, (self.key, last), position),
-            Body::Bits(bits) => bits.ask_for(self.offset(position)),
+            Body::Plain(items) => array::prefetch_item(items, (self.key, last), position),
+            Body::Timed(items) => array::prefetch_item(items, (self.key, last), position),
+            Body::Bits(bits) => bits.prefetch(self.offset(position)),
         }
     }
 

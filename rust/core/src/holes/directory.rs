@@ -66,10 +66,10 @@ impl Directory {
 
     /// Prefetches what a search for a position reads first. `last`: about where the ranges end.
     #[inline(always)]
-    pub(super) fn ask_for(&self, position: i64, last: i64) {
+    pub(super) fn prefetch(&self, position: i64, last: i64) {
         match self {
             Directory::Empty => {}
-            Directory::One(block) => block.ask_for(position, last),
+            Directory::One(block) => block.prefetch(position, last),
             Directory::Many(many) => prefetch(&raw const **many),
         }
     }

@@ -72,8 +72,8 @@ impl Holes {
 
     /// Prefetches what a search for a position reads first. `last`: the end of the entry.
     #[inline(always)]
-    pub(crate) fn ask_for(&self, position: i64, last: i64) {
-        self.0.ask_for(position, last);
+    pub(crate) fn prefetch(&self, position: i64, last: i64) {
+        self.0.prefetch(position, last);
     }
 
     /// Bytes held beyond the struct itself, spare capacity included.

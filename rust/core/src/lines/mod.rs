@@ -228,7 +228,7 @@ impl<L: Line> Lines<L> {
         })
     }
 
-    /// Asks for a line.
+    /// Prefetches a line.
     #[inline]
     pub(crate) fn prefetch(&self, place: LinePlace) {
         with_groups!(&self.segments[place.segment as usize].held, groups => groups.prefetch_number(place.line as usize));

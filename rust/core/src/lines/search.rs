@@ -137,7 +137,7 @@ impl<L: Line> Lines<L> {
     /// Eight bits of hash let one search in 20 meet another key's line, so a second one is asked for too: a line that
     /// was not asked for is a miss that is waited for.
     #[inline(always)]
-    pub(crate) fn ask_for_lines(&self, searches: &mut Searches) {
+    pub(crate) fn prefetch_lines(&self, searches: &mut Searches) {
         self.check(searches);
         let may_reach = self.has_lone || size_of::<L>() != 64;
         for search in &mut searches.each {
@@ -252,7 +252,7 @@ impl Search {
         Search { tag_at, line, ..self }
     }
 
-    /// Asks for the line. `may_reach`: into the next cache line.
+    /// Prefetches the line. `may_reach`: into the next cache line.
     #[inline(always)]
     fn prefetch(&self, may_reach: bool) {
         prefetch(self.line.as_ptr());
@@ -293,7 +293,7 @@ mod tests {
     fn searched(lines: &Lines<SpanLine>) -> Searches {
         let mut searches = Searches::none();
         lines.begin(&PIDS, &[3; STEP], &mut searches);
-        lines.ask_for_lines(&mut searches);
+        lines.prefetch_lines(&mut searches);
         searches
     }
 
@@ -340,7 +340,7 @@ mod tests {
     fn a_table_without_a_line_finds_nothing() {
         let (lines, mut searches) = (Lines::<SpanLine>::new(), Searches::none());
         lines.begin(&PIDS, &[3; STEP], &mut searches);
-        lines.ask_for_lines(&mut searches);
+        lines.prefetch_lines(&mut searches);
         assert!((0..STEP).all(|index| lines.read_near(&searches, index, (PIDS[index], 3)).is_none()));
     }
 

@@ -178,7 +178,7 @@ fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
             if half.start > 0 {
                 let step = &mut steps[tick.wrapping_sub(LINES_AFTER) % STEPS];
                 if step.count > 0 {
-                    shelf.lines().ask_for_lines(&mut step.searches);
+                    shelf.lines().prefetch_lines(&mut step.searches);
                 }
             }
             let step = &steps[tick.wrapping_sub(JUDGED_AFTER) % STEPS];
