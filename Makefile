@@ -65,10 +65,10 @@ libfuzzer = mkdir -p target/fuzz/found/$(1) && $(TIMED) $(FUZZ_DIR)/$(HOST)/fuzz
 # A folder that a build was to fill is there only when it did: one that was broken off must not look done.
 built = rm -rf $@ $@.unfinished && $(1) $@.unfinished && mv $@.unfinished $@
 
-# Makes the environment that a requirement file, the first prerequisite, describes.
+# Makes the environment that a requirement file, the first prerequisite, describes; $(1): more options of the installer.
 define environment
 $(UV) venv --quiet --allow-existing --python $(PYTHON) $(@D)
-$(TIMED) $(UV) pip install --quiet --python $(@D)/bin/python --require-hashes -r $<
+$(TIMED) $(UV) pip install --quiet --python $(@D)/bin/python --require-hashes $(1) -r $<
 @touch $@
 endef
 
@@ -463,11 +463,13 @@ $(UV): requirements/uv.txt | tools
 	.tools/bin/python -m pip install --quiet --require-hashes -r requirements/uv.txt
 	@touch $@
 
+# Tests start some thousand processes, which write no bytecode: to compile what they import once takes 17 seconds of CPU
+# time, in each process up to a second.
 $(VENV)/dependencies: requirements/dev.txt $(UV)
-	$(environment)
+	$(call environment,--compile-bytecode)
 
 # Installs wheels without touching their dependencies: $(call install_wheels,environment,wheels).
-install_wheels = $(UV) pip install --quiet --python $(1)/bin/python --no-deps --reinstall $(2)
+install_wheels = $(UV) pip install --quiet --python $(1)/bin/python --no-deps --reinstall $(if $(filter $(VENV),$(1)),--compile-bytecode) $(2)
 
 dist/native: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(VENV)/dependencies
 	$(call built,$(BIN)/maturin build --quiet --release --locked --compression-level 9 --out)
