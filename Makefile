@@ -145,7 +145,7 @@ lint: $(VENV)/tests ## Formatting, clippy, ruff, mypy
 AS_WHEEL := $(if $(filter Linux,$(shell uname)),PYO3_BUILD_EXTENSION_MODULE=1 \
 	PYO3_CONFIG_FILE="$$(ls $(abspath target/maturin)/pyo3-config-*-abi3.txt)")
 test-rust: $(VENV)/tests ## The core, the lake and the testkit
-	$(AS_WHEEL) $(TIMED) cargo test --locked --tests -- $(RUST_TIMES)
+	$(AS_WHEEL) $(TIMED) cargo test --locked --tests -- $(RUST_TIMES) --skip more_long
 	$(TIMED) cargo test --locked --doc --package fencepost-core
 
 # What the code without the CPU's wide instructions may do otherwise: judge, and find entries.
@@ -161,7 +161,7 @@ test-aarch64: tools ## The core on an emulated ARM processor
 
 test-portable test-portable-part: tools ## The core without the CPU's wide instructions
 	$(TIMED) cargo test --locked --package fencepost-core --features portable $(if $(findstring part,$@),$(PORTABLE_PART)) \
-		-- $(RUST_TIMES) $(if $(findstring part,$@),--skip every_short)
+		-- $(RUST_TIMES) $(if $(findstring part,$@),--skip every_short --skip more_long)
 
 # Without the small worlds, which take longest: they ask for every verdict, but touch few bytes. The part has the unit
 # tests, which reach every unsafe block, but for those of holes, where there is none.
@@ -298,7 +298,8 @@ test-stores: java $(S3_SERVER) $(VENV)/tests dist/environment.tar.gz ## Jobs in 
 
 # Each door once: DataFrames, SQL, functions, jobs, streams, Kafka's log, a table of a database. The whole lacks what needs an
 # S3 server, PyIceberg or the command line, which this environment does not have.
-SPARK43_PART := $(addprefix tests/spark/test_spark_,package.py engine.py::test_results_come_in_the_order_of_the_items job.py \
+SPARK43_PART := $(addprefix tests/spark/test_spark_,package.py engine.py::test_results_come_in_the_order_of_the_items \
+	job.py::test_spark_and_threads_agree job.py::test_repeats_of_earlier_runs_are_compared_in_tasks \
 	deduplicate.py::TestColumns sql.py::test_the_function sql.py::test_the_table_function \
 	udf.py::test_each_row_gets_its_verdict udf.py::test_detail_names_the_sequences_jumped_over \
 	udf.py::test_large_integers_beside_nulls_are_exact_or_refused streams.py::test_each_batch_is_a_version \

@@ -553,9 +553,8 @@ def _subject(module: str) -> str:
     return ".".join(parts[:2]) if len(parts) > 2 or (ROOT / "python" / "/".join(parts)).is_dir() else parts[0]
 
 
-def pages() -> dict[Path, str]:
-    """Every page, by path."""
-    found, plain = collect()
+def pages(found: dict[str, Kind], plain: dict[str, set[str]]) -> dict[Path, str]:
+    """Every page, by path. The arguments are what `collect` returns."""
     ordered = sorted(found.values(), key=lambda it: it.code)
     written: dict[Path, str] = {}
     for kind in ordered:
@@ -665,7 +664,7 @@ def _cell(text: str) -> str:
 
 def main() -> int:
     """Write the pages, or say which of them are out of date."""
-    wanted = pages()
+    wanted = pages(*collect())
     old = set(FOLDER.glob("*.md")) - wanted.keys()
     if "--check" in sys.argv:
         wrong = [path for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]

@@ -19,18 +19,23 @@ MESSAGES_MIN = 900
 CLASSES_MIN = 25
 
 
-def test_the_pages_are_what_the_sources_say() -> None:
+@pytest.fixture(scope="module")
+def collected() -> Any:
+    """The classes with their messages: finding them takes seconds."""
+    return error_pages.collect()
+
+
+def test_the_pages_are_what_the_sources_say(collected: Any) -> None:
     """A new wording is reviewed as a change of these pages."""
-    wanted = error_pages.pages()
+    wanted = error_pages.pages(*collected)
     outdated = [path.name for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]
     outdated += [path.name for path in error_pages.FOLDER.glob("*.md") if path not in wanted]
     assert outdated == [], "make errors"
 
 
-def test_each_class_has_a_code_of_its_own() -> None:
-    modules = error_pages.sources()
-    kinds = error_pages.kinds(modules)
-    existing = {node.name for _, node in error_pages.exceptions(modules)}
+def test_each_class_has_a_code_of_its_own(collected: Any) -> None:
+    kinds, _ = collected
+    existing = {node.name for _, node in error_pages.exceptions(error_pages.sources())}
     assert existing == kinds.keys() | error_pages.SIGNALS.keys(), "give a class a code, or list it as a signal"
     codes = [it.code for it in kinds.values()]
     assert len(codes) >= CLASSES_MIN
@@ -40,14 +45,14 @@ def test_each_class_has_a_code_of_its_own() -> None:
     assert all(it[2] in error_pages.GROUPS for it in codes)
 
 
-def test_each_class_says_its_cause_and_what_to_do() -> None:
-    for kind in error_pages.kinds(error_pages.sources()).values():
+def test_each_class_says_its_cause_and_what_to_do(collected: Any) -> None:
+    for kind in collected[0].values():
         assert kind.cause.endswith("."), kind.name
         assert kind.remedy.endswith("."), kind.name
 
 
-def test_every_message_is_found() -> None:
-    kinds, plain = error_pages.collect()
+def test_every_message_is_found(collected: Any) -> None:
+    kinds, plain = collected
     found = {name: set().union(*kind.messages.values()) for name, kind in kinds.items()}
     assert sum(map(len, found.values())) >= MESSAGES_MIN
     # Of a constant, an f-string, a variable, the argument of a helper, and Rust.
