@@ -29,7 +29,7 @@ def draw_summary(results: Results, path: Path) -> None:
 
     pairs = _pairs(results)
     most = max(max(peer.seconds) for _, peer in pairs.values())
-    figure, panel = pyplot.subplots(figsize=(9, 0.6 * len(pairs) + 1.1), layout="constrained")
+    figure, panel = pyplot.subplots(figsize=(9, 0.6 * len(pairs) + 1.5), layout="constrained")
     for row, (ours, peer) in enumerate(pairs.values()):
         for place, it in ((row - BAR / 2, peer), (row + BAR / 2, ours)):
             error = [[it.median - min(it.seconds)], [max(it.seconds) - it.median]]
@@ -44,7 +44,10 @@ def draw_summary(results: Results, path: Path) -> None:
     cores = results.facts["machine"]["cores"]
     labels = {"peer": "Spark dropDuplicates", "ours": "fencepost DedupJob, default settings"}
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=COLOURS[role]) for role in labels]
-    panel.legend(handles, labels.values(), loc="lower right", frameon=False, title=f"Spark on {cores} cores")
+    # Above the bars: the longest bar is not always the one that leaves room.
+    figure.legend(
+        handles, labels.values(), loc="outside upper center", ncols=2, frameon=False, title=f"Spark on {cores} cores"
+    )
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 

@@ -169,6 +169,28 @@ def test_commands_have_the_options_that_pages_give_them(path: Path) -> None:
     assert wrong == {}
 
 
+OTHER_TOOLS = {"--properties", "--py-files", "--help"}
+"""Options of other tools that pages name by themselves."""
+
+
+def options_of(command: Any) -> set[str]:
+    own = {name for it in command.params for name in (*it.opts, *it.secondary_opts)}
+    return own.union(*(options_of(it) for it in getattr(command, "commands", {}).values()))
+
+
+def unknown_options(text: str, known: set[str]) -> list[str]:
+    """The options that a page names in its sentences and that no command has."""
+    return [it for it in re.findall(r"`(--[a-z][a-z-]+)", prose(text)) if it not in known]
+
+
+def test_pages_name_options_that_exist() -> None:
+    known = options_of(typer.main.get_command(app)) | OTHER_TOOLS
+    pages = [*pages_of_docs(), ROOT / "README.md", ROOT / "CHANGELOG.md"]  # pages of benchmarks name their own programs
+    unknown = {path.name: it for path in pages if (it := unknown_options(path.read_text("utf-8"), known))}
+    assert unknown == {}
+    assert unknown_options("with `--task-bytes-max`, not `--task-bites-max 3`", known) == ["--task-bites-max"]
+
+
 def test_a_command_that_is_wrong_is_found_out() -> None:
     text = "```sh\nls | fencepost audit a --fail-un b && fencepost odit a  # says\n```\n"
     assert commands_in(text) == [["audit", "a", "--fail-un", "b"], ["odit", "a"]]
