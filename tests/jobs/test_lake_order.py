@@ -9,7 +9,7 @@ import fencepost as fp
 import numpy as np
 import pyarrow as pa
 import pytest
-from fencepost.lake.order import hole_avoiding_order, overlapping
+from fencepost.lake.order import SAMPLED_MIN, hole_avoiding_order, overlapping
 from fencepost.lake.refused import merge_refused, refused_ranges
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -120,6 +120,27 @@ def test_an_order_of_rows_alone_leaves_no_holes() -> None:
     assert order is not None
     seq, key = (runs[name].to_numpy()[order] for name in ("seq", "pid"))
     assert (np.diff(seq)[np.diff(key) == 0] >= 0).mean() > 0.99
+
+
+@pytest.mark.parametrize("key", ["pid", "text"])
+@pytest.mark.parametrize(("step", "is_sorted"), [(1, True), (7, False)])
+def test_where_gaps_stay_in_any_order_nothing_is_sorted(key: str, step: int, is_sorted: bool) -> None:
+    """Scattered rows: 2,000 keys, and every sequence `step` above the one before it."""
+    rng = np.random.default_rng(1)
+    place = rng.permutation(4 * SAMPLED_MIN)
+    runs = pa.table(
+        {
+            "pid": place % 2_000,
+            "epoch": pa.array(np.zeros(len(place)), pa.int16()),
+            "partition": pa.array(np.zeros(len(place)), pa.int32()),
+            "seq": pa.array(place // 2_000 * step, pa.int32()),
+            "_length": pa.array(np.ones(len(place)), pa.uint32()),
+        }
+    )
+    runs = runs.append_column("text", runs["pid"].cast(pa.string()))
+    policy = fp.Policy.any_order().replace(columns=fp.Columns(pid=key))
+    order = hole_avoiding_order(runs, fp.StateTable(policy))
+    assert (order is not None) == is_sorted
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,27 @@ if TYPE_CHECKING:
     from fencepost.lake.run import Run
 
 
+Changelog = tuple[dict[str, Any], str] | None
+"""The decision's record of the file of changes in missing ranges, and its temporary name. None without changes."""
+
+
+def write_changelog(run: Run, judged: list[Judged]) -> Changelog:
+    """Write the changes in missing ranges, one file of all tasks."""
+    lines = [read_table(run.scratch, it.changelog) for it in judged if it.changelog]
+    if run.is_rebase:
+        # the whole list of missing ranges: nothing was known before
+        now = [it.drop_columns(["version", "change"]) for it in lines]
+        lines = corrections(run.job.sink.changelog(), now, run.version)
+    return write_lines(lines, run.outputs) if lines else None
+
+
 def make_decision(
-    run: Run, found: Found, judged: list[Judged], written: list[Written], counts: dict[str, int]
+    run: Run,
+    found: Found,
+    judged: list[Judged],
+    written: list[Written],
+    counts: dict[str, int],
+    changelog: Changelog,
 ) -> Decision | None:
     """Return the decision. Call it when all files that it names are durable, and state and sink have owners.
 
@@ -41,7 +60,7 @@ def make_decision(
         return None
     ordinals = np.cumsum(found.is_read) - 1
     outputs, winners = _outputs(run, found, written, ordinals)
-    sides, side_winners = _side_files(run, found, judged, written, ordinals)
+    sides, side_winners = _side_files(run, found, written, ordinals, changelog)
     marked = Marked.of(it | {"ordinal": int(ordinals[it["ordinal"]])} for group in written for it in group.marked)
     if not run.is_seed:
         check_kept(run, counts, outputs, marked)
@@ -129,7 +148,7 @@ def _staged(run: Run, outputs: Outputs, winners: dict[str, str]) -> dict[str, An
 
 
 def _side_files(
-    run: Run, found: Found, judged: list[Judged], written: list[Written], ordinals: npt.NDArray[np.int64]
+    run: Run, found: Found, written: list[Written], ordinals: npt.NDArray[np.int64], changelog: Changelog
 ) -> tuple[SideFiles, dict[str, str]]:
     """Return the files of refused rows and of changes in missing ranges, and their temporary names."""
     rejects = [it for group in written for it in group.rejects]
@@ -143,14 +162,9 @@ def _side_files(
         {"table": "rejects", "name": name, "rows": count, "bytes": size, "footer_crc": crc}
         for name, (_, _, _, count, size, crc) in zip(names, rejects, strict=True)
     ]
-    lines = [read_table(run.scratch, it.changelog) for it in judged if it.changelog]
-    if run.is_rebase:
-        # the whole list of missing ranges: nothing was known before
-        now = [it.drop_columns(["version", "change"]) for it in lines]
-        lines = corrections(run.job.sink.changelog(), now, run.version)
-    if lines:
-        row, missing = write_lines(lines, run.outputs)
-        places[row["name"]] = missing
+    if changelog is not None:
+        row, written_name = changelog
+        places[row["name"]] = written_name
         rows.append(row)
     return SideFiles.of(rows), places
 

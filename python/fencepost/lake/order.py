@@ -6,9 +6,14 @@ each other only if they have the same identity. So runs without a common positio
 key and sequence, and only overlapping runs keep their order.
 
 If rows come in waves, each wave may be reordered while all earlier waves were, because sequences then equal positions.
+
+Where sequences have gaps (a filtered topic), every order leaves the same holes, and sorting costs as much as judging.
+A sample of the keys decides whether it pays.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +26,80 @@ from fencepost.policy import Policy
 BORDER_MAX = 1 << 20
 """Maximum width of the border zone of the wrap. It is at most a quarter of the sequence space (`row-policies`, section
 3)."""
+SAMPLED_MIN = 1 << 16
+"""Minimum number of runs for which a sample is taken. Fewer are sorted at once."""
+SAMPLE = 64
+"""The sample has about one key in so many."""
 
 Numbers = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class _Spans:
+    """Runs as numbers."""
+
+    keys: list[Numbers]
+    """The parts of the key: integers unchanged, other values by dictionary index."""
+    epoch: Numbers
+    seq: Numbers
+    rows: Numbers
+
+    @staticmethod
+    def of(runs: pa.Table, policy: Policy) -> _Spans:
+        columns = policy.columns
+        return _Spans(
+            [_as_numbers(runs[name]) for name in (*columns.parts("pid"), *columns.parts("partition"))],
+            np.zeros(len(runs), np.int64) if columns.epoch is None else runs[columns.epoch].to_numpy(),
+            runs[columns.seq].to_numpy(),
+            runs[LENGTH].to_numpy(),
+        )
+
+    def sample(self) -> _Spans:
+        """Return all runs of some keys, chosen by a hash."""
+        hashed = np.zeros(len(self.seq), np.uint64)
+        for part in self.keys:
+            hashed ^= part.astype(np.uint64)
+            hashed *= np.uint64(0x9E3779B97F4A7C15)
+        wanted = np.flatnonzero(hashed >> np.uint64(40) < (1 << 24) // SAMPLE)
+        return _Spans([it[wanted] for it in self.keys], self.epoch[wanted], self.seq[wanted], self.rows[wanted])
+
+    def positions(self, policy: Policy) -> _Positions | None:
+        """Return None if there are too many positions, or if they depend on the order."""
+        more = self.rows.astype(np.int64) - 1
+        last = int((more + self.seq).max()) if len(more) else 0
+        border = border_of(policy)
+        if border is not None and last >= border:
+            return None
+        widths = [_width(column) for column in (*self.keys, self.epoch)] + [last + 1]
+        if not len(more) or np.prod([float(width) for width in widths]) >= 2.0**62:
+            return None
+        return _Positions(_packed([*self.keys, self.epoch, self.seq], widths), more, widths[-2], widths[-1])
+
+
+@dataclass(frozen=True)
+class _Positions:
+    """Where runs lie among all positions of all keys, which are ordered by key, epoch and sequence."""
+
+    first: Numbers
+    """The first position of each run."""
+    more: Numbers
+    """Number of rows after the first."""
+    epochs: int
+    seqs: int
+    """Number of epochs per key, and of positions per epoch."""
+
+    def mostly_gaps(self) -> bool:
+        """Return whether most runs, in sorted order, neither follow nor overlap the one before in their entry."""
+        order, first = _sorted(self.first)
+        if len(first) < 2:
+            return False
+        last = np.maximum.accumulate(first + self.more[order])
+        is_of_entry = first[1:] // self.seqs == first[:-1] // self.seqs
+        return bool((is_of_entry & (first[1:] > last[:-1] + 1)).mean() > 0.5)
+
+
 def hole_avoiding_order(runs: pa.Table, table: StateTable, is_reorderable: bool = False) -> Numbers | None:
-    """Return indexes that sort the runs so that holes are rare; None if the order may matter or sorting does not pay.
+    """Return indexes that sort the runs so that holes are rare. None if the order may matter or sorting does not pay.
 
     `is_reorderable`: whether everything in the table was judged in such an order.
 
@@ -36,8 +109,13 @@ def hole_avoiding_order(runs: pa.Table, table: StateTable, is_reorderable: bool 
     policy = table.policy
     if (len(table) and not is_reorderable) or not is_order_free(policy) or len(table.keep):
         return None
-    positions = _positions(runs, policy)
-    return None if positions is None else _by_clusters(*positions)
+    spans = _Spans.of(runs, policy)
+    if len(runs) >= SAMPLED_MIN:
+        sampled = spans.sample().positions(policy)
+        if sampled is not None and sampled.mostly_gaps():
+            return None
+    positions = spans.positions(policy)
+    return None if positions is None else _by_clusters(positions)
 
 
 def overlapping(runs: pa.Table, policy: Policy) -> Numbers | None:
@@ -45,41 +123,18 @@ def overlapping(runs: pa.Table, policy: Policy) -> Numbers | None:
 
     `policy`: must accept any order.
     """
-    positions = _positions(runs, policy)
+    positions = _Spans.of(runs, policy).positions(policy)
     if positions is None:
         return None
-    first, more, *_ = positions
-    order, first = _sorted(first)
-    last = np.maximum.accumulate(first + more[order])
+    order, first = _sorted(positions.first)
+    last = np.maximum.accumulate(first + positions.more[order])
     begins = np.append(True, first[1:] > last[:-1])
     is_alone = begins & np.append(begins[1:], True)
     together: Numbers = order[~is_alone]
     return together
 
 
-def _positions(runs: pa.Table, policy: Policy) -> tuple[Numbers, Numbers, int, int] | None:
-    """Return (first position of each run among all keys, number of rows after the first, widths of epochs and
-    sequences).
-
-    None if there are too many positions, or if they depend on the order.
-    """
-    columns = policy.columns
-    seq = runs[columns.seq].to_numpy().astype(np.int64)
-    more = runs[LENGTH].to_numpy().astype(np.int64) - 1
-    last = int((seq + more).max()) if len(seq) else 0
-    border = border_of(policy)
-    if border is not None and last >= border:
-        return None
-    keys = [_as_numbers(runs[name]) for name in (*columns.parts("pid"), *columns.parts("partition"))]
-    epoch = np.zeros(len(runs), np.int64) if columns.epoch is None else runs[columns.epoch].to_numpy()
-    widths = [_width(column) for column in (*keys, epoch)] + [last + 1]
-    if not len(seq) or np.prod([float(width) for width in widths]) >= 2.0**62:
-        return None
-    return _packed([*keys, epoch, seq], widths), more, widths[-2], widths[-1]
-
-
 def _as_numbers(column: pa.ChunkedArray) -> Numbers:
-    """Return key parts as numbers: integers unchanged, other values by dictionary index."""
     if not pa.types.is_integer(column.type):
         chunks = column.dictionary_encode().unify_dictionaries().chunks
         column = pa.chunked_array([chunk.indices for chunk in chunks], pa.int32())
@@ -110,17 +165,15 @@ def _packed(columns: list[Numbers], widths: list[int]) -> Numbers:
         packed *= width
         packed += column.astype(np.int64) - column.min().astype(np.int64)
     packed *= widths[-1]
-    packed += seq
+    packed += seq.astype(np.int64)
     return packed
 
 
-def _by_clusters(first: Numbers, more: Numbers, epochs: int, seqs: int) -> Numbers:
-    """Sort runs by first position. Overlapping runs, and those of keys with several epochs, keep their order.
-
-    `more`: number of rows after a run's first; `epochs`, `seqs`: number of positions per key, from `_packed`.
-    """
-    order, first = _sorted(first)
-    entry = first // seqs
+def _by_clusters(positions: _Positions) -> Numbers:
+    """Sort runs by first position. Overlapping runs, and those of keys with several epochs, keep their order."""
+    order, first = _sorted(positions.first)
+    more, epochs = positions.more, positions.epochs
+    entry = first // positions.seqs
     key = entry // epochs if epochs > 1 else entry
     of_key = np.append(True, key[1:] != key[:-1])
     last = first + more[order] if more.any() else first

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 from fencepost.lake.aligned import AlignItem, align, can_align
 from fencepost.lake.checks import check_verdicts
 from fencepost.lake.comparing import compare_repeats, sum_checksums
-from fencepost.lake.deciding import make_decision
+from fencepost.lake.deciding import make_decision, write_changelog
 from fencepost.lake.files import Files
 from fencepost.lake.found import Found
 from fencepost.lake.judge import Judged
@@ -68,8 +69,10 @@ def _prepare_once(run: Run, files: Files) -> Prepared:
     compare_repeats(run, found, judged, sum_checksums(run, items, found))
     with run.step("check"):
         counts = check_verdicts(run, found, judged)
-    written = [] if run.is_seed else write_outputs(run, items, found, judged)
-    return make_decision(run, found, judged, written, counts), found, judged, written
+    with ThreadPoolExecutor(1) as beside:  # tasks write rows; the driver would wait
+        changelog = beside.submit(write_changelog, run, judged)
+        written = [] if run.is_seed else write_outputs(run, items, found, judged)
+    return make_decision(run, found, judged, written, counts, changelog.result()), found, judged, written
 
 
 def _is_scanned_in_driver(run: Run, files: Files) -> bool:
@@ -124,7 +127,8 @@ def _prepare_aligned(run: Run, items: list[ScanItem], files: Files) -> Prepared 
         return None
     with run.step("check"):
         counts = check_verdicts(run, found, judged)
-    return make_decision(run, found, judged, written, counts), found, judged, written
+    changelog = write_changelog(run, judged)
+    return make_decision(run, found, judged, written, counts, changelog), found, judged, written
 
 
 def _fall_back(run: Run, problem: str) -> None:
