@@ -241,6 +241,28 @@ def test_missing_is_a_changelog(tmp_path: Path) -> None:
     assert changes == {"OPEN", "CLOSED", "SPLIT"}
 
 
+@pytest.mark.parametrize("ranges", [1_000, 150_000])
+def test_the_ranges_of_several_tasks_are_one_file(tmp_path: Path, ranges: int) -> None:
+    """Their small row groups become one; large ones stay. Keys are texts, each in one of two shards."""
+    pids = [f"device-{number}" for number in range(10)]
+    rows = 2 * ranges // len(pids) + 1
+    columns = {
+        "pid": np.repeat(pids, rows),
+        "epoch": np.zeros(rows * len(pids), np.int16),
+        "partition": np.zeros(rows * len(pids), np.int32),
+        "seq": np.tile(np.arange(rows) * 2, len(pids)),
+    }
+    land(tmp_path / "source", "1.parquet", pa.table(columns))
+    report = make_job(tmp_path, shards=2, engine=LocalEngine(2)).run()
+    assert report.missing_changes == {"OPEN": 2 * ranges}
+    (path,) = (tmp_path / "sink/run=1/_missing").iterdir()
+    assert pq.ParquetFile(path).metadata.num_row_groups == (1 if ranges == 1_000 else 2)
+    shown = pq.read_table(path, partitioning=None)
+    assert set(shown["change"].to_pylist()) == {"OPEN"}
+    now = pl.from_arrow(state.open(tmp_path / "state").missing())
+    assert pl.from_arrow(shown).select(now.columns).sort(now.columns).equals(now.sort(now.columns))
+
+
 def test_ranges_that_are_missing_in_two_laps_are_two(tmp_path: Path) -> None:
     """The same sequences, twice."""
     policy = fp.Policy.any_order().replace(wrap=40)

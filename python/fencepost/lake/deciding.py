@@ -6,40 +6,51 @@ import time
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 
+from fencepost._native import arrange, parquet_footer
 from fencepost.lake.asking import ask_footers
 from fencepost.lake.checks import check_kept
 from fencepost.lake.files import Files
 from fencepost.lake.found import Found
 from fencepost.lake.judge import Judged
 from fencepost.lake.schemas import to_text
+from fencepost.lake.storage import retry
 from fencepost.lake.write import Written
-from fencepost.state.changelog import corrections, write_lines
+from fencepost.state.changelog import NamedFile, as_side_file, corrections, read_piece, write_lines
 from fencepost.state.commit import NewRows
 from fencepost.state.decision import Decision, Deferred, Inputs, Marked, Outputs, Shards, SideFiles
 from fencepost.state.ledger import file_table
 from fencepost.state.retention import next_oldest
-from fencepost.state.scratch import read_table
 
 if TYPE_CHECKING:
     from fencepost.lake.run import Run
 
 
-Changelog = tuple[dict[str, Any], str] | None
-"""The decision's record of the file of changes in missing ranges, and its temporary name. None without changes."""
+def write_changelog(run: Run, judged: list[Judged]) -> NamedFile | None:
+    """Write the changes in missing ranges, one file of those of all tasks. Returns None without changes.
 
-
-def write_changelog(run: Run, judged: list[Judged]) -> Changelog:
-    """Write the changes in missing ranges, one file of all tasks."""
-    lines = [read_table(run.scratch, it.changelog) for it in judged if it.changelog]
+    Memory: a column of some row groups.
+    """
+    pieces = [it.changelog for it in judged if it.changelog]
     if run.is_rebase:
         # the whole list of missing ranges: nothing was known before
-        now = [it.drop_columns(["version", "change"]) for it in lines]
+        now = (read_piece(run.scratch, it).drop_columns(["version", "change"]) for it in pieces)
         lines = corrections(run.job.sink.changelog(), now, run.version)
-    return write_lines(lines, run.outputs) if lines else None
+        return write_lines(lines, run.outputs) if lines else None
+    if not pieces:
+        return None
+    sources = [run.scratch.place(it) for it in pieces]
+    objects = [run.scratch.object(it) for it in pieces]
+    rows = retry(lambda: [parquet_footer(path, object=it).rows for path, it in zip(sources, objects, strict=True)])
+    ranges = np.arange(len(rows)), np.zeros(len(rows), np.int64), np.array(rows)
+    name = f"{uuid4().hex}.missing"
+    with run.outputs.new(name, lasts=True) as path:
+        done = retry(lambda: arrange(sources, [(str(path), *ranges)], objects=objects))
+    return as_side_file(done.rows[0], done.bytes[0], done.footer_crc[0]), name
 
 
 def make_decision(
@@ -48,7 +59,7 @@ def make_decision(
     judged: list[Judged],
     written: list[Written],
     counts: dict[str, int],
-    changelog: Changelog,
+    changelog: NamedFile | None,
 ) -> Decision | None:
     """Return the decision. Call it when all files that it names are durable, and state and sink have owners.
 
@@ -148,7 +159,7 @@ def _staged(run: Run, outputs: Outputs, winners: dict[str, str]) -> dict[str, An
 
 
 def _side_files(
-    run: Run, found: Found, written: list[Written], ordinals: npt.NDArray[np.int64], changelog: Changelog
+    run: Run, found: Found, written: list[Written], ordinals: npt.NDArray[np.int64], changelog: NamedFile | None
 ) -> tuple[SideFiles, dict[str, str]]:
     """Return the files of refused rows and of changes in missing ranges, and their temporary names."""
     rejects = [it for group in written for it in group.rejects]

@@ -23,7 +23,7 @@ from fencepost.lake.refused import Refused, merge_refused, refused_ranges, write
 from fencepost.lake.repeats import find_resets
 from fencepost.lake.runs import joined
 from fencepost.lake.scan import LENGTH, Exchange, Reading, read_batch
-from fencepost.state.changelog import changes
+from fencepost.state.changelog import changes, write_piece
 from fencepost.state.decision import Shard
 from fencepost.state.scratch import Scratch, write_table
 from fencepost.state.segment_files import SegmentWriter, advance, held_positions, load_table
@@ -121,7 +121,7 @@ class Judged:
     conflicts: pa.Table = field(default_factory=lambda: pa.table({}))
     """`conflicts.Compared.samples`."""
     changelog: str | None = None
-    """An Arrow IPC file of `changelog.changes`."""
+    """The name of `changelog.write_piece`."""
     changes: dict[str, int] = field(default_factory=dict)
     bytes_read: int = 0
     bytes_written: int = 0
@@ -157,8 +157,10 @@ def judge(store: Store, scratch: Scratch, exchanges: ExchangeFiles, item: JudgeI
         judged.pairs = write_table(scratch, "pairs", pa.concat_tables(pairs))
     if ranges is not None:
         judged.accepted, judged.alone = ranges.write(scratch)
-    if changed:
-        _write_changes(changed, scratch, judged)
+    judged.changelog = write_piece(changed, scratch)
+    for table in changed:
+        for kind in pc.value_counts(table["change"]).to_pylist():
+            judged.changes[kind["values"]] = judged.changes.get(kind["values"], 0) + kind["counts"]
     return judged
 
 
@@ -298,16 +300,6 @@ def in_order(runs: pa.Table, order_by: tuple[str, ...]) -> pa.Table:
         return runs
     order = pc.sort_indices(runs.select(order_by), [(name, "ascending") for name in order_by])
     return runs.take(order)
-
-
-# Figures for the report
-
-
-def _write_changes(changed: list[pa.Table], scratch: Scratch, judged: Judged) -> None:
-    table = pa.concat_tables(changed, promote_options="permissive").unify_dictionaries()
-    judged.changelog = write_table(scratch, "changes", table)
-    for kind in pc.value_counts(table["change"]).to_pylist():
-        judged.changes[kind["values"]] = kind["counts"]
 
 
 def _ages(table: StateTable) -> pa.Table:

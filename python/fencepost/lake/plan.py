@@ -47,7 +47,7 @@ TASKS_PER_SLOT = 2
 FILE_BYTES = 256 << 10
 """The cost of opening a file, as the bytes that could be read in that time."""
 
-DRIVER_SPANS_MAX = 16 << 20
+DRIVER_SPANS_MAX = 16_000_000
 DRIVER_STATE_BYTES_MAX = 256 << 20
 """Up to this number of runs and of bytes of shard states, the driver judges without tasks, which would cost more."""
 JUDGE_RUNS, JUDGE_STATE_BYTES = 1 << 20, 64 << 20

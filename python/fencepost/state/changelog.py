@@ -29,6 +29,8 @@ from fencepost.state.decision import SideFiles
 from fencepost.state.scratch import Scratch
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     import numpy.typing as npt
 
@@ -41,6 +43,8 @@ OPEN, CLOSED, SPLIT, FINAL = KINDS = ("OPEN", "CLOSED", "SPLIT", "FINAL")
 FOLDER = "_missing"
 NAME = f"{FOLDER}/part-00000.parquet"
 NUMBERS_MAX = 1 << 62
+NamedFile: TypeAlias = tuple[dict[str, Any], str]
+"""The decision's record (`SideFiles`) of a file, and its name in the scratch."""
 TALLY_MIN = 1 << 20
 """Number of lines that a rollback collects before adding them up."""
 
@@ -101,21 +105,54 @@ def corrections(shown: Iterable[ArrowTable], missing: Iterable[ArrowTable], vers
     return found
 
 
-def write_lines(lines: list[ArrowTable], scratch: Scratch) -> tuple[dict[str, Any], str]:
-    """Write a version's file of changes durably. Returns the decision's record (`SideFiles`) and the name in the
-    scratch."""
-    import pyarrow as pa
+def write_piece(lines: list[ArrowTable], scratch: Scratch) -> str | None:
+    """Write a task's lines for the version's file: in Parquet, a hundredth of their size in memory.
+
+    Returns the name in the scratch. None without lines.
+    """
+    name = f"{uuid4().hex}.changes"
+    if not lines:
+        return None
+    with scratch.new(name) as path:
+        _write(lines, path)
+    return name
+
+
+def read_piece(scratch: Scratch, name: str) -> ArrowTable:
+    """Read the result of `write_piece`."""
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+    return pq.read_table(scratch.read(name), read_dictionary=["change"])
+
+
+def write_lines(lines: list[ArrowTable], scratch: Scratch) -> NamedFile:
+    """Write a version's file of changes durably."""
     name = f"{uuid4().hex}.missing"
-    table = pa.concat_tables(lines, promote_options="permissive").unify_dictionaries()
     with scratch.new(name, lasts=True) as path:
-        # Without Arrow's schema, readers see the kinds as text, as in files of all versions. Dictionaries and
-        # statistics of columns whose values all differ take half of the time and help nobody.
-        keys = ["version", "change", *_keys(table.drop_columns(["version", "change"]))]
-        pq.write_table(table, path, store_schema=False, use_dictionary=[*keys, "count"], write_statistics=keys)
-        facts = {"bytes": path.stat().st_size, "footer_crc": parquet_footer(path).footer_crc}
-    return {"table": "missing", "name": NAME, "rows": len(table), **facts}, name
+        rows = _write(lines, path)
+        size = path.stat().st_size
+        footer_crc = parquet_footer(path).footer_crc
+    return as_side_file(rows, size, footer_crc), name
+
+
+def as_side_file(rows: int, size: int, footer_crc: int) -> dict[str, Any]:
+    """Return the decision's record (`SideFiles`) of a version's file of changes."""
+    return {"table": "missing", "name": NAME, "rows": rows, "bytes": size, "footer_crc": footer_crc}
+
+
+def _write(lines: list[ArrowTable], path: Path) -> int:
+    """Write lines to a Parquet file. Returns their number."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.concat_tables(lines, promote_options="permissive").unify_dictionaries()
+    # Without Arrow's schema, readers see the kinds as text, as in files of all versions. Dictionaries of columns whose
+    # values all differ, statistics but of keys, and small batches take half of the time and help nobody.
+    keys = _keys(table.drop_columns(["version", "change"]))
+    coded = ["version", "change", *keys, "count"]
+    facts: dict[str, Any] = {"use_dictionary": coded, "write_statistics": keys, "write_batch_size": 1 << 14}
+    pq.write_table(table, path, store_schema=False, **facts)
+    return len(table)
 
 
 def prepare(sink: Sink, version: int, attempt: str, lines: list[ArrowTable]) -> tuple[SideFiles, str]:

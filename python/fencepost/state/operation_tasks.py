@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import fencepost
 from fencepost._native import StateTable
 from fencepost.policy import Columns, Policy
-from fencepost.state.changelog import changes
+from fencepost.state.changelog import changes, write_piece
 from fencepost.state.decision import Shard, SumPiece
 from fencepost.state.scratch import Scratch, write_table
 from fencepost.state.segment_files import SegmentWriter, advance, held_positions, load_table
@@ -64,7 +64,7 @@ class Done:
     sums: dict[int, tuple[SumPiece, ...]] = field(default_factory=dict)
     """By shard."""
     changelog: str | None = None
-    """An Arrow IPC file of `changelog.changes`."""
+    """The name of `changelog.write_piece`."""
     evicted: int = 0
     entries_before: int = 0
     positions_before: int = 0
@@ -94,14 +94,6 @@ def as_written(store: Store, shard: Shard, common: Common) -> tuple[StateTable, 
 def catch_up(table: StateTable, horizon_ms: int | None) -> int:
     """Forget what is at or before the horizon. Returns the number of forgotten entries."""
     return 0 if horizon_ms is None or table.horizon_ms == horizon_ms else table.evict(horizon_ms, 0)
-
-
-def _write_lines(scratch: Scratch, lines: list[Any]) -> str | None:
-    import pyarrow as pa
-
-    if not lines:
-        return None
-    return write_table(scratch, "changes", pa.concat_tables(lines, promote_options="permissive").unify_dictionaries())
 
 
 # Missing ranges
@@ -150,7 +142,7 @@ def evict(store: Store, scratch: Scratch, item: EvictItem) -> Done:
             done.shards.append(advance(table, shard, shard.shard, writer, held_positions(table), missing_after))
             if held.sums is not None:
                 done.sums[shard.shard] = _living_checksums(store, held.sums, table, writer)
-    done.changelog = _write_lines(scratch, lines)
+    done.changelog = write_piece(lines, scratch)
     return done
 
 
@@ -236,7 +228,7 @@ def reshard(store: Store, scratch: Scratch, item: ReshardItem) -> Done:
             missing = pa.table(table.missing())
             done.shards.append(advance(table, None, shard, writer, held_positions(table), missing))
         _deal_checksums(store, item, Path(folder), writer, done)
-    done.changelog = _write_lines(scratch, lines)
+    done.changelog = write_piece(lines, scratch)
     return done
 
 

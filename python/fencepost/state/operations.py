@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from fencepost.errors import PolicyError, SinkError, SnapshotError, StateConflictError
 from fencepost.state import operation_tasks
-from fencepost.state.changelog import corrections
+from fencepost.state.changelog import corrections, read_piece
 from fencepost.state.commit import Sink, commit, recover
 from fencepost.state.decision import (
     ABANDONED,
@@ -395,7 +395,7 @@ class _Attempt:
 
     def lines(self, done: list[Done]) -> list[Any]:
         """Read the lines of the changelog that tasks have written."""
-        return [read_table(self._scratch, it.changelog) for it in done if it.changelog is not None]
+        return [read_piece(self._scratch, it.changelog) for it in done if it.changelog is not None]
 
     def missing(self, shards: Shards) -> Iterator[Any]:
         """Yield the ranges that the changelog should contain for these shards, task by task."""
