@@ -1,10 +1,12 @@
 """The state table by size: what a row and an entry cost from 10 k to 100 M entries, with the limits and the targets.
 
-    python bench/curve.py                                       every shape and size: half an hour, up to 20 GB
+    python bench/curve.py                                       every shape, some at 100 M entries: up to 8 GB
     python bench/curve.py --entries 10k,1M --shapes kafka       some of them
 
 Runs `bench/rust/src/bin/curve` for each shape and size in a process of its own, so that none finds another's memory.
-Writes `curve.json`, `.md`, `.svg` and `.png`. Exits with 1 if a process failed: answers are checked in it.
+At 100 M entries only the parts that the figures to reach need are run. `bench/rust/src/bin/shapes` adds rows with gaps
+and late rows, and a run from Python compares spans of 20 with pyarrow's sum of the columns. Writes `curve.json`, `.md`,
+`.svg` and `.png`. Exits with 1 if a process failed: answers are checked in it.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ ROOT = HERE.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # instead of this folder, whose modules would come before installed ones of the same name
 
+from bench import compare, peers, workload  # noqa: E402
 from bench.markdown import table  # noqa: E402
-from bench.measure import machine, tell  # noqa: E402
+from bench.measure import Measurement, describe_revision, machine, revision, tell  # noqa: E402
 
 SHAPES = {
     "kafka": "`kafka`, 1000 partitions a producer",
@@ -38,13 +41,35 @@ SHAPES = {
     "lone_kafka": "`kafka`, one partition a producer",
     "lone_any": "`any_order`, one partition a producer",
 }
-SIZES = {"10k": 10_000, "100k": 100_000, "1M": 1_000_000, "10M": 10_000_000, "100M": 100_000_000}
+SIZES, LARGE = "10k,1M,10M", "100M"
+LARGE_SHAPES, LARGE_PARTS = ("any_order", "lone_any"), "build,random,snapshot"
 COLOURS = dict(zip(SHAPES, ("#c2410c", "#1d4ed8", "#7c3aed", "#0f766e", "#be185d", "#f59e0b", "#60a5fa"), strict=True))
 PORTABLE_ENTRIES = 1_000_000
 
-# At 100 M entries.
 BYTES_MAX = {"kafka": 12, "any_order": 16, "wide": 26, "strings": 16, "lone_kafka": 32, "lone_any": 32}
-NANOSECONDS_MAX = {"kafka": 20, "any_order": 25, "lone_kafka": 20, "lone_any": 20}
+BYTES_FROM = 10_000_000
+"""Of tables with so many entries or more."""
+BARE_TIMES_MAX = {1_000_000: 4, 10_000_000: 2.5, 100_000_000: 2.2}
+"""A row of a random key against a bare read, by entries."""
+SCAN_TIMES_MAX = 7
+"""The same against reading the columns, of 10,000 entries, which are in the cache."""
+BUILD_TIMES_MAX = 3
+"""An entry built in random order against a row of a random key, of 100 M entries."""
+SAVE_MIN, LOAD_MIN = 25, {"lone_any": 20}
+"""Millions of entries a second; of loads where less is asked for."""
+DISPLACED_TIMES_MAX, DISPLACED_TIMES_GOAL, GAPS_TIMES_MAX = 8, 6, 3
+PYTHON_RUNS_MIN = 0.5
+"""Of pyarrow's sum of the four columns."""
+ORDERS = {
+    "ordered": "in order, a row of a random key",
+    "gaps": "every row opens a gap of up to 10",
+    "wide_gaps": "every row opens a gap of up to 999",
+    "near": "one row in ten late",
+    "near_gaps": "one row in ten late, gaps of up to 10",
+    "shuffled": "random order",
+}
+"""Of `bench/rust/src/bin/shapes`."""
+ORDER_POLICIES = ("any_order", "in_order")
 
 Line = dict[str, Any]
 
@@ -57,6 +82,8 @@ class Target:
     wanted: str
     found: str | None
     is_met: bool = False
+    shortfall: float = 0.0
+    """How many times as much as wanted was found, or as little; below 1 if the target is met."""
 
     @property
     def state(self) -> str:
@@ -93,36 +120,43 @@ class Curve:
 
     def targets(self) -> Iterator[Target]:
         for shape, most in BYTES_MAX.items():
-            found = self.bytes_an_entry(shape, 100_000_000)
-            yield self._at_most(f"{shape}, 100 M entries: bytes an entry", most, found)
-        for shape, most in NANOSECONDS_MAX.items():
-            found = self.ns_a_row(shape, 100_000_000)
-            yield self._at_most(f"{shape}, 100 M entries: ns a row of random keys", most, found)
-        yield self._ratio("kafka, 100 M entries: a row against a bare read", 4, self._against_bare_read("kafka"))
-        build = self.find("build", "kafka", 100_000_000)
-        resident = build and build["resident_growth_bytes"] / 1e9
-        yield self._at_most("kafka, 100 M entries: GB resident", 1.3, resident)
-        for entries, nanoseconds in ((10_000, 7), (1_000_000, 9), (10_000_000, 15)):
-            for shape in ("kafka", "any_order"):
-                found = self.ns_a_row(shape, entries)
-                yield self._at_most(f"{shape}, {entries:,} entries: ns a row of random keys", nanoseconds, found)
+            entries = max(self.sizes(shape), default=0)
+            found = self.bytes_an_entry(shape, entries) if entries >= BYTES_FROM else None
+            yield self._at_most(f"{shape}, {max(entries, BYTES_FROM):,} entries: bytes an entry", most, found)
         for shape in ("kafka", "any_order"):
-            runs = self.find("runs", shape, 100_000)
+            yield self._scan_target(shape)
+            for entries, most in BARE_TIMES_MAX.items():
+                if entries <= BYTES_FROM or shape in LARGE_SHAPES:
+                    found = self._against_bare_read(shape, entries)
+                    yield self._ratio(f"{shape}, {entries:,} entries: a random row against a bare read", most, found)
+            runs = self.find("runs", shape, 1_000_000)
             found = runs and median(runs["ns_a_row"]) / median(runs["ns_a_row_read"])
-            yield self._ratio(f"{shape}, 100,000 entries: runs of 20 against reading the columns", 1.5, found)
-            yield from self._growth_targets(shape)
-            yield from self._snapshot_targets(shape)
+            yield self._ratio(f"{shape}, 1,000,000 entries: runs of 20 against reading the columns", 1.5, found)
             yield self._portable_target(shape)
+        for shape in LARGE_SHAPES:
+            yield from self._growth_targets(shape)
+        for shape in LARGE_SHAPES:
+            yield from self._snapshot_targets(shape)
         yield self._thread_target()
         yield from self._disorder_targets()
-        sweep = self.find("evict", "timestamps", 100_000_000)
+        for policy in ORDER_POLICIES:
+            yield from self._gap_targets(policy)
+        yield self._python_target()
+        sweep = self.find("evict", "timestamps", 10_000_000)
         found = sweep and median(sweep["seconds"])
-        yield self._at_most("timestamps, 100 M entries: seconds of a sweep that drops half", 2, found)
+        yield self._at_most("timestamps, 10 M entries: seconds of a sweep that drops half", 0.2, found)
+
+    def _scan_target(self, shape: str) -> Target:
+        random, runs = (self.find(part, shape, 10_000) for part in ("random", "runs"))
+        found = median(random["ns_a_row"]) / median(runs["ns_a_row_read"]) if random and runs else None
+        what = f"{shape}, 10,000 entries: a random row against reading the columns"
+        return self._ratio(what, SCAN_TIMES_MAX, found)
 
     def _growth_targets(self, shape: str) -> Iterator[Target]:
-        build = self.find("build", shape, 100_000_000)
+        build, random = (self.find(part, shape, 100_000_000) for part in ("build", "random"))
         what = f"{shape}, 100 M entries from nothing"
-        yield self._at_most(f"{what}: ns an entry", 60, build and median(build["ns_an_entry"]))
+        steady = median(build["ns_an_entry"]) / median(random["ns_a_row"]) if build and random else None
+        yield self._ratio(f"{what}, random order: an entry against a random row", BUILD_TIMES_MAX, steady)
         peak = build and build["peak_growth_bytes"] / build["resident_growth_bytes"]
         yield self._ratio(f"{what}: peak of resident bytes against the end", 1.35, peak)
         stall = build and build["longest_call_ns"] / build["median_call_ns"]
@@ -132,10 +166,9 @@ class Curve:
 
     def _snapshot_targets(self, shape: str) -> Iterator[Target]:
         line = self.find("snapshot", shape, 100_000_000)
-        for verb in ("save", "load"):
+        for verb, least in (("save", SAVE_MIN), ("load", LOAD_MIN.get(shape, SAVE_MIN))):
             what = f"{shape}, 100 M entries: M entries/s of a snapshot's {verb}"
-            found = line and 100 / line[f"{verb}_seconds"]
-            yield Target(what, "≥ 25", _figure(found), found is not None and found >= 25)
+            yield self._at_least(what, least, line and 100 / median(line[f"{verb}_seconds"]))
             extra = line and line[f"{verb}_extra_bytes"] / line["memory_bytes"] * 100
             yield self._at_most(f"{shape}, 100 M entries: % of extra memory for the {verb}", 5, extra)
         on_disk = line and line["file_bytes"] / 100_000_000
@@ -153,26 +186,52 @@ class Curve:
     def _thread_target(self) -> Target:
         line = self.find("threads", "kafka", 10_000_000)
         found = line and median(line["seconds_by_one"]) / median(line["seconds_by_two"])
-        what = "kafka, eight tables of 10 M entries in all: two threads against one"
-        return Target(what, "≥ 1.6 ×", _figure(found), found is not None and found >= 1.6)
+        return self._at_least("kafka, eight tables of 10 M entries in all: two threads against one", 1.6, found, " ×")
 
     def _disorder_targets(self) -> Iterator[Target]:
         line = self.find("disorder", "any_order", 1_000_000)
-        for name, what, times in (("any_order", "ordered rows", 1.3), ("displaced", "one row in ten displaced", 3)):
+        displaced = f"one row in ten displaced (goal {DISPLACED_TIMES_GOAL} ×)"
+        for name, what, times in (("any_order", "ordered rows", 1.3), ("displaced", displaced, DISPLACED_TIMES_MAX)):
             found = line and median(line[name]) / median(line["in_order"])
             yield self._ratio(f"any_order against in_order, 1,000,000 entries: {what}", times, found)
 
-    def _against_bare_read(self, shape: str, entries: int = 100_000_000) -> float | None:
+    def _gap_targets(self, policy: str) -> Iterator[Target]:
+        ordered, gaps = (self.order(policy, shape) for shape in ("ordered", "gaps"))
+        for field, what in (
+            ("first", "a row that opens a gap"),
+            ("again", "a repeat between gaps"),
+            ("list", "the list of a row's missing range"),
+        ):
+            found = median(gaps[field]) / median(ordered["first"]) if ordered and gaps else None
+            yield self._ratio(f"{policy}: {what}, against an ordered row of a random key", GAPS_TIMES_MAX, found)
+
+    def _python_target(self) -> Target:
+        its = {it.name: it for it in map(Measurement.from_json, self.facts.get("python_runs", []))}
+        total = min((it.median for it in its.values() if it.role == "limit"), default=None)
+        found = total / its["fencepost apply"].median if total else None
+        return self._at_least("runs of 20 from Python: of pyarrow's sum of the columns", PYTHON_RUNS_MIN, found)
+
+    def order(self, policy: str, shape: str) -> Line | None:
+        found = [it for it in self.facts.get("orders", []) if (it["policy"], it["shape"]) == (policy, shape)]
+        return found[0] if found else None
+
+    def _against_bare_read(self, shape: str, entries: int) -> float | None:
         line = self.find("random", shape, entries)
         return median(line["ns_a_row"]) / median(line["ns_a_bare_read"]) if line else None
 
     @staticmethod
-    def _at_most(what: str, limit: float, found: float | None) -> Target:
-        return Target(what, f"≤ {limit:g}", _figure(found), found is not None and found <= limit)
+    def _at_most(what: str, limit: float, found: float | None, unit: str = "") -> Target:
+        is_met = found is not None and found <= limit
+        return Target(what, f"≤ {limit:g}{unit}", _figure(found), is_met, (found or 0) / limit)
 
     @staticmethod
-    def _ratio(what: str, limit: float, found: float | None) -> Target:
-        return Target(what, f"≤ {limit:g} ×", _figure(found), found is not None and found <= limit)
+    def _at_least(what: str, limit: float, found: float | None, unit: str = "") -> Target:
+        is_met = found is not None and found >= limit
+        return Target(what, f"≥ {limit:g}{unit}", _figure(found), is_met, limit / found if found else 0)
+
+    @classmethod
+    def _ratio(cls, what: str, limit: float, found: float | None) -> Target:
+        return cls._at_most(what, limit, found, " ×")
 
     def differing(self) -> list[str]:
         """Parts whose verdicts the portable path gives otherwise."""
@@ -199,11 +258,14 @@ def measure(
     rows: int,
     profile: str = "release",
     portable_at: str = "1M",
+    large: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Every shape at every size, and the portable path at one size. A process that fails is recorded."""
+    """Every shape at every size, some at the `large` ones, the portable path at one size, orders of rows, and runs from
+    Python. A process that fails is recorded."""
     facts: dict[str, Any] = {
         "format": 1,
         "date": date.today().isoformat(),
+        "revision": revision(),
         "machine": machine(),
         "rounds": rounds,
         "rows": rows,
@@ -214,23 +276,33 @@ def measure(
         options = ["--rounds", str(rounds), "--rows", str(rows), "--folder", folder]
         for shape in shapes:
             for size in entries:
-                _run(facts, [], ["--shape", shape, "--entries", size, *options], profile)
+                facts["lines"] += _run(facts, [], ["--shape", shape, "--entries", size, *options], profile)
                 if shape in ("kafka", "any_order") and size == portable_at:
                     portable = ["--shape", shape, "--entries", size, "--parts", "random,runs", *options]
-                    _run(facts, ["--features", "portable"], portable, profile)
+                    facts["lines"] += _run(facts, ["--features", "portable"], portable, profile)
+            for size in large if shape in LARGE_SHAPES else ():
+                parts = ["--shape", shape, "--entries", size, "--parts", LARGE_PARTS, *options]
+                facts["lines"] += _run(facts, [], parts, profile)
+    order = ["--shape", ",".join(ORDERS), "--policy", ",".join(ORDER_POLICIES), "--rounds", str(rounds)]
+    order += ["--rows", str(rows), "--json", "true"]
+    facts["orders"] = _run(facts, [], order, profile, "shapes")
+    facts["python_runs"] = compare.compare(rows * 2, rounds, [workload.RUNS], ())["measurements"]
     return facts
 
 
-def _run(facts: dict[str, Any], features: Sequence[str], options: Sequence[str], profile: str) -> None:
-    cargo = ["cargo", "run", "--quiet", "--locked", "--package", "fencepost-bench", "--bin", "curve"]
+def _run(
+    facts: dict[str, Any], features: Sequence[str], options: Sequence[str], profile: str, program: str = "curve"
+) -> list[Line]:
+    """The lines that a program prints."""
+    cargo = ["cargo", "run", "--quiet", "--locked", "--package", "fencepost-bench", "--bin", program]
     command = [*cargo, "--profile", profile, *features, "--", *options]
-    tell(f"curve {' '.join([*features, *options[:4]])}")
+    tell(f"{program} {' '.join([*features, *options[:4]])}")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    facts["lines"] += [json.loads(line) for line in done.stdout.splitlines()]
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
         facts["failures"].append({"options": " ".join(options[:4]), "problem": last})
         tell(f"FAILED: {done.stderr}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 # As text
@@ -240,21 +312,44 @@ def to_markdown(curve: Curve, chart: str | None = None) -> str:
     facts = curve.facts
     parts = [
         "# The state table by size",
-        f"{facts['date']}, {facts['machine']['cores']} cores ({facts['machine']['architecture']}), "
-        f"{facts['machine']['memory_gb']} GB. Medians of {facts['rounds']} rounds of {facts['rows']:,} rows in calls "
-        "of 64 k; every answer checked against an exact count.",
+        f"{describe_revision(facts.get('revision'))}, {facts['date']}, {facts['machine']['cores']} cores "
+        f"({facts['machine']['architecture']}), {facts['machine']['memory_gb']} GB. Medians of "
+        f"{facts['rounds']} rounds of {facts['rows']:,} rows in calls of 64 k; every answer checked against an exact "
+        "count.",
     ]
     if chart:
         parts.append(f"![nanoseconds a row and bytes an entry by size]({chart})")
     parts += [f"**Failed:** {it['options']}: {it['problem']}" for it in facts["failures"]]
     parts += [f"**The portable path differs:** {it}" for it in curve.differing()]
-    targets = [(it.what, it.wanted, it.found or "", it.state) for it in curve.targets()]
-    parts += ["## Figures to reach", table(("what", "target", "found", ""), targets, "lrrl")]
+    targets = list(curve.targets())
+    worst = max(it.shortfall for it in targets)
+    rows = []
+    for it in targets:
+        is_worst = it.found is not None and it.shortfall == worst
+        cells = (
+            (f"**{it.what}**", f"**{it.wanted}**", f"**{it.found}**")
+            if is_worst
+            else (it.what, it.wanted, it.found or "")
+        )
+        rows.append((*cells, it.state))
+    about = "The row that is farthest from its target is in bold."
+    parts += ["## Figures to reach", about, table(("what", "target", "found", ""), rows, "lrrl")]
     for shape in curve.shapes():
         parts += [f"## {SHAPES[shape]}", _shape_table(curve, shape)]
     if snapshots := list(_snapshot_rows(curve)):
         head = ("table", "save, M entries/s", "sync, s", "load, M entries/s", "bytes an entry", "extra: save", "load")
         parts += ["## Snapshots to a file and back", table(head, snapshots, "lrrrrrr")]
+    if orders := list(_order_rows(curve)):
+        about = (
+            f"Nanoseconds of the processor for a row, {curve.facts['orders'][0]['keys']:,} keys: a row that comes "
+            "first, the same row again, and the list of what is missing. *Times*: a first row against one in order."
+        )
+        head = ("policy", "rows", "first", "again", "list", "times")
+        parts += ["## Rows by order", about, table(head, orders, "llrrrr")]
+    if measured := [Measurement.from_json(it) for it in facts.get("python_runs", [])]:
+        rows = [(it.name, f"{it.median / it.rows * 1e9:.2f}") for it in sorted(measured, key=lambda it: it.median)]
+        about = f"{measured[0].rows:,} rows of 100,000 keys, {len(measured[0].seconds)} rounds."
+        parts += ["## Runs of 20 from Python", about, table(("contestant", "ns a row"), rows, "lr")]
     return "\n\n".join(parts) + "\n"
 
 
@@ -305,13 +400,25 @@ def _snapshot_rows(curve: Curve) -> Iterator[tuple[str, ...]]:
             if line := curve.find("snapshot", shape, entries):
                 yield (
                     f"{shape}, {entries:,}",
-                    f"{entries / line['save_seconds'] / 1e6:.1f}",
-                    f"{line['sync_seconds']:.3f}",
-                    f"{entries / line['load_seconds'] / 1e6:.1f}",
+                    f"{entries / median(line['save_seconds']) / 1e6:.1f}",
+                    f"{median(line['sync_seconds']):.3f}",
+                    f"{entries / median(line['load_seconds']) / 1e6:.1f}",
                     f"{line['file_bytes'] / entries:.2f}",
                     f"{line['save_extra_bytes'] / line['memory_bytes']:.0%}",
                     f"{line['load_extra_bytes'] / line['memory_bytes']:.0%}",
                 )
+
+
+def _order_rows(curve: Curve) -> Iterator[tuple[str, ...]]:
+    """The slowest of each policy in bold."""
+    for policy in ORDER_POLICIES:
+        lines = {shape: line for shape in ORDERS if (line := curve.order(policy, shape))}
+        slowest = max((median(line["first"]) for line in lines.values()), default=0)
+        for shape, line in lines.items():
+            first, again, listed = (median(line[field]) for field in ("first", "again", "list"))
+            times = f"{first / median(lines['ordered']['first']):.1f}"
+            cells = (policy, ORDERS[shape], f"{first:.1f}", f"{again:.1f}", f"{listed:.1f}", times)
+            yield tuple(f"**{cell}**" for cell in cells) if first == slowest else cells
 
 
 # As a picture
@@ -336,7 +443,8 @@ def draw(curve: Curve, paths: Sequence[Path]) -> None:
         built = [entries for entries in curve.sizes(shape) if curve.find("build", shape, entries)]
         space.plot(built, [curve.bytes_an_entry(shape, entries) for entries in built], "o-", color=COLOURS[shape])
     limit = Line2D([], [], color="#64748b", linestyle="--", linewidth=0.8, label="a bare read of a line, same depth")
-    time.legend(handles=[*time.get_legend_handles_labels()[0], limit], frameon=False)
+    handles = [*time.get_legend_handles_labels()[0], limit]
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False)
     time.set_title("random keys, nanoseconds a row", loc="left", fontweight="bold")
     space.set_title("bytes an entry, without a dictionary of names", loc="left", fontweight="bold")
     for panel in (time, space):
@@ -346,7 +454,7 @@ def draw(curve: Curve, paths: Sequence[Path]) -> None:
         panel.grid(axis="y", color="#e2e8f0")
     space.set_xlabel("entries, logarithmic")
     for path in paths:
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
 
 
@@ -361,9 +469,13 @@ def write(curve: Curve, folder: Path, name: str = "curve") -> None:
 
 def main() -> int:
     options = _options()
-    facts = measure(options.entries.split(","), options.shapes.split(","), options.rounds, options.rows)
+    entries, shapes, large = (
+        list(filter(None, it.split(","))) for it in (options.entries, options.shapes, options.large)
+    )
+    peers.limit_threads()
+    facts = measure(entries, shapes, options.rounds, options.rows, large=large)
     curve = Curve(facts)
-    write(curve, options.results)
+    write(curve, options.results, options.name)
     print(to_markdown(curve))
     for differing in curve.differing():
         tell(f"WRONG: the portable path differs: {differing}")
@@ -372,11 +484,13 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entries", default=",".join(SIZES), help="sizes, such as 10k,1M")
+    parser.add_argument("--entries", default=SIZES, help="sizes, such as 10k,1M")
+    parser.add_argument("--large", default=LARGE, help=f"sizes at which only {', '.join(LARGE_SHAPES)} are run")
     parser.add_argument("--shapes", default=",".join(SHAPES), help=f"some of {', '.join(SHAPES)}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=4_000_000, help="of a round")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where to write")
+    parser.add_argument("--name", default="curve", help="of the results")
     return parser.parse_args()
 
 

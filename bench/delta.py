@@ -32,6 +32,7 @@ JARS = Path(__file__).parent.parent / ".tools" / "jars"
 SHAPE = next(shape for shape in SHAPES if shape.name == "scattered, runs of 20")
 ALL_ROWS, NEW_ROWS = "Delta: a whole table", "Delta: new rows"
 VECTORS, FILES, LOCAL = "in place, vectors", "in place, files", "in place, vectors, local engine"
+UNSYNCED = "in place, vectors, not synced"
 OVERWRITE, DELETE = f"{DROP_DUPLICATES.name}, overwrite", "MERGE that deletes"
 APPEND, INSERT = "append, then in place", "MERGE that inserts"
 SAME = " and ".join(f"t.{name} = s.{name}" for name in COLUMNS)
@@ -169,6 +170,7 @@ def _whole_contestants(spark: SparkSession, landed: Landed) -> dict[str, tuple[s
 
     return {
         VECTORS: ("ours", lambda place: _job(place, engine).run(), landed.kept),
+        UNSYNCED: ("ours", lambda place: _job(place, engine, sync=False).run(), landed.kept),
         LOCAL: ("ours", lambda place: _job(place, LocalEngine(THREADS)).run(), landed.kept),
         FILES: ("ours", lambda place: _without_vectors(place, engine), landed.kept),
         OVERWRITE: ("peer", overwrite, landed.kept),
@@ -193,8 +195,8 @@ def _new_contestants(spark: SparkSession, landed: Landed) -> dict[str, tuple[str
     return {APPEND: ("ours", append, landed.kept), INSERT: ("peer", insert, landed.kept)}
 
 
-def _job(place: Path, engine: Engine) -> DedupJob:
-    return DedupJob(place / "table", place / "state", place / "table", engine=engine, sync=False)
+def _job(place: Path, engine: Engine, *, sync: bool = True) -> DedupJob:
+    return DedupJob(place / "table", place / "state", place / "table", engine=engine, sync=sync)
 
 
 def _without_vectors(place: Path, engine: Engine) -> None:

@@ -8,11 +8,13 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -128,6 +130,29 @@ def memory_watched() -> Iterator[list[int]]:
 def _memory(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+@cache
+def revision() -> dict[str, Any]:
+    """The commit that is measured, and whether the work tree has no other changes. Results do not count: a run writes
+    them part by part."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parents[1]), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    try:
+        changes = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)bench/results")
+        return {"commit": git("rev-parse", "HEAD"), "is_clean": not changes}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": "unknown", "is_clean": False}
+
+
+def describe_revision(found: dict[str, Any] | None) -> str:
+    """As a page states it; of results from before revisions were recorded, that."""
+    if found is None:
+        return "Revision not recorded"
+    return f"Revision `{found['commit'][:12]}`" + ("" if found["is_clean"] else " with uncommitted changes")
 
 
 def machine() -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import date
@@ -15,6 +17,7 @@ from typing import Any
 from bench import (
     delta,
     kafka,
+    lake,
     lake_report,
     partition_log,
     peers,
@@ -28,7 +31,7 @@ from bench import (
     workload,
 )
 from bench.markdown import table
-from bench.measure import Measurement, Role, Target, machine
+from bench.measure import Measurement, Role, Target, describe_revision, machine, revision
 
 LIBRARIES = (
     "fencepost",
@@ -43,7 +46,11 @@ LIBRARIES = (
     "deltalake",
 )
 RUNS, RANDOM, NOOP, GAPS, PARQUET = workload.RUNS.name, workload.RANDOM.name, spark.NOOP, spark.GAPS, spark.PARQUET
-APPLY, CO_LOCATED, JOB = "fencepost apply", spark.CO_LOCATED.name, spark.JOB
+APPLY, CO_LOCATED = "fencepost apply", spark.CO_LOCATED.name
+DEFAULTS = (spark.SYNCED,)
+"""Contestants with default settings, where the first of ours has others."""
+WITHOUT_OUTPUT = (lake.AUDIT, lake.LINKED)
+"""They write no rows: the limit of those that do is not theirs."""
 PARTS = (
     "memory",
     "shapes",
@@ -58,7 +65,8 @@ PARTS = (
     "producer",
     "sql",
 )
-COLOURS = {"ours": "#c2410c", "peer": "#64748b", "limit": "#cbd5e1"}
+COLOURS = {"ours": "#c2410c", "peer": "#64748b", "limit": "#94a3b8"}
+WHISKER, GRID = "#0f172a", "#e2e8f0"
 
 
 class Results:
@@ -77,10 +85,29 @@ class Results:
         """Contestants whose answer was not the true one."""
         return [one for contest in self.contests.values() for one in contest.values() if not one.is_right]
 
-    def limit(self, contest: str) -> Measurement | None:
-        """The fastest of those that show how fast anything could be, if there are any."""
+    def reference(self, contest: str) -> Measurement | None:
+        """The fastest contestant that does not deduplicate, if there is one."""
         found = [it for it in self.contests[contest].values() if it.role == "limit"]
         return min(found, key=lambda it: it.median, default=None)
+
+    def faster_than(self, reference: Measurement) -> Measurement | None:
+        """The fastest contestant that does the work in less time: then the reference is not a limit."""
+        found = [
+            it
+            for it in self.contests[reference.contest].values()
+            if it.role != "limit" and it.name not in WITHOUT_OUTPUT and it.median < reference.median
+        ]
+        return min(found, key=lambda it: it.median, default=None)
+
+    def headline(self, contest: str) -> Measurement | None:
+        """Ours with default settings, if we take part."""
+        ours = [it for it in self.contests[contest].values() if it.role == "ours"]
+        return next((it for it in ours if it.name in DEFAULTS), ours[0] if ours else None)
+
+    @property
+    def rounds(self) -> int:
+        """The fewest that a contestant has."""
+        return min((len(one.seconds) for contest in self.contests.values() for one in contest.values()), default=0)
 
     def targets(self) -> Iterator[Target]:
         """The figures to reach, as far as their contests were held."""
@@ -99,7 +126,7 @@ class Results:
                 yield self.ratio_target(contest, spark.FILES.name, 2.5)
                 yield self.ratio_target(contest, spark.SHUFFLED.name, 1.1)
             yield self.ratio_target(PARQUET, CO_LOCATED, 2.5)
-            yield self.ratio_target(PARQUET, JOB, 3)
+            yield self.ratio_target(PARQUET, spark.SYNCED, 3)
         if delta.ALL_ROWS in self.contests:
             yield self.target_of(delta.ALL_ROWS, delta.VECTORS, delta.OVERWRITE, 30)
             yield self.target_of(delta.ALL_ROWS, delta.VECTORS, delta.DELETE, 30)
@@ -215,6 +242,7 @@ def collect(mode: str, **parts: Any) -> Results:
         "format": 1,
         "date": date.today().isoformat(),
         "mode": mode,
+        "revision": revision(),
         "machine": machine(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         **{name: part for name, part in parts.items() if part is not None},
@@ -240,12 +268,14 @@ def to_markdown(results: Results, chart: str | None = None) -> str:
     facts, machine = results.facts, results.facts["machine"]
     parts = [
         "# Benchmark results",
-        f"{facts['date']}, `--{facts['mode']}`, {machine['cores']} cores ({machine['architecture']}), "
-        f"{machine['memory_gb']} GB. Medians of alternated rounds of one run; every answer checked.",
+        f"{describe_revision(facts.get('revision'))}, {facts['date']}, `--{facts['mode']}`, {machine['cores']} cores "
+        f"({machine['architecture']}), {machine['memory_gb']} GB. Medians of {results.rounds} rounds or more of one "
+        "run, in each of which every contestant takes its turn; every answer checked.",
         ", ".join(f"{name} {number}" for name, number in facts["versions"].items()) + ".",
     ]
     if chart:
         parts.append(f"![rows a second by contestant]({chart})")
+    parts += _glance(results)
     targets = [(it.what, it.wanted, it.found, "met" if it.is_met else "**missed**") for it in results.targets()]
     if targets:
         parts += ["## Figures to reach, stated for `--full`", table(("what", "target", "found", ""), targets, "lllc")]
@@ -257,40 +287,82 @@ def to_markdown(results: Results, chart: str | None = None) -> str:
     for contest, measurements in results.contests.items():
         parts += [f"## {contest}", *_contest_table(results, contest, list(measurements.values()))]
     if "doors" in facts:
-        parts += ["## Every policy, shape and type of input (pytest-benchmark)", _doors_table(facts["doors"])]
+        about = "Five rounds. The slowest row of those with 100,000 rows or more is in bold."
+        parts += ["## Every policy, shape and type of input (pytest-benchmark)", about, _doors_table(facts["doors"])]
     return "\n\n".join(parts) + "\n"
 
 
-def _contest_table(results: Results, contest: str, measurements: Sequence[Measurement]) -> Iterator[str]:
-    ours, limit = measurements[0], results.limit(contest)
-    rounds = f"{ours.rows:,} rows, {len(ours.seconds)} rounds"
-    about = f" *Of the limit*: {limit.name} is 100 %." if limit else ""
-    yield f"{rounds}. *Times*: the time that {ours.name} takes is 1.{about}"
-    yield table(
-        ("contestant", "threads", "s", "min–max", "M rows/s", "times", "of the limit", "answer"),
-        [
-            (
-                f"**{it.name}**" if it.role == "ours" else it.name,
-                str(it.threads),
-                _digits(it.median),
-                f"{_digits(min(it.seconds))}–{_digits(max(it.seconds))}",
-                f"{it.rows_per_second / 1e6:,.1f}",
-                f"{it.median / ours.median:.2f}",
-                _share(limit.median / it.median) if limit else "",
-                ("all rows" if it.role == "limit" else "right") if it.is_right else f"**wrong: {it.answer}**",
+def _glance(results: Results) -> Iterator[str]:
+    """Ours with default settings against the fastest of the others, by contest."""
+    found = []
+    for contest, its in results.contests.items():
+        ours = results.headline(contest)
+        peer = min((it for it in its.values() if it.role == "peer"), key=lambda it: it.median, default=None)
+        if ours and peer and "shapes" not in results.facts:  # which have a table of their own
+            found.append((contest, ours, peer, peer.median / ours.median))
+    if found:
+        worst = min(found, key=lambda it: it[-1])
+        rows = [
+            _emphasized(
+                (contest, ours.name, _digits(ours.median), peer.name, _digits(peer.median), f"{times:.2f}"),
+                times == worst[-1],
             )
-            for it in sorted(measurements, key=lambda it: it.median)
-        ],
-        "lrrrrrrl",
-    )
+            for contest, ours, peer, times in found
+        ]
+        yield "## Against the fastest of the others"
+        yield "fencepost with default settings. *Times as fast*: below 1, the other is faster. Worst row in bold."
+        yield table(("contest", "fencepost", "s", "fastest other", "s", "times as fast"), rows, "llrlrr")
+
+
+def _emphasized(cells: tuple[str, ...], is_bold: bool) -> tuple[str, ...]:
+    return tuple(f"**{cell}**" for cell in cells) if is_bold else cells
+
+
+WHO: dict[Role, str] = {"ours": "fencepost", "peer": "other", "limit": "no deduplication"}
+
+
+def _contest_table(results: Results, contest: str, measurements: Sequence[Measurement]) -> Iterator[str]:
+    base = results.headline(contest) or measurements[0]
+    reference = results.reference(contest)
+    faster = results.faster_than(reference) if reference else None
+    limit = None if faster else reference
+    about = f"{base.rows:,} rows, {len(base.seconds)} rounds. *Times*: the time that {base.name} takes is 1."
+    if limit:
+        about += f" *Of the limit*: {limit.name} is 100 %."
+    elif reference and faster:
+        about += f" {reference.name} is not a limit: {faster.name} is faster."
+    yield about
+    head = ("contestant", "by", "threads", "s", "min–max", "M rows/s", "times", "answer")
+    rows = [
+        (
+            it.name,
+            WHO[it.role],
+            str(it.threads),
+            _digits(it.median),
+            f"{_digits(min(it.seconds))}–{_digits(max(it.seconds))}",
+            _rate(it.rows_per_second / 1e6),
+            f"{it.median / base.median:.2f}",
+            ("all rows" if it.role == "limit" else "right") if it.is_right else f"**wrong: {it.answer}**",
+            *([_share(limit.median / it.median) if it.name not in WITHOUT_OUTPUT else ""] if limit else []),
+        )
+        for it in sorted(measurements, key=lambda it: it.median)
+    ]
+    yield table((*head, "of the limit") if limit else head, rows, "llrrrrrl" + ("r" if limit else ""))
 
 
 def _doors_table(doors: Sequence[dict[str, Any]]) -> str:
+    each_ns = [it["median"] / it["rows"] * 1e9 for it in doors]
+    worst = max((ns for it, ns in zip(doors, each_ns, strict=True) if it["rows"] >= 100_000), default=0)
     rows = [
-        (it["name"], f"{it['rows']:,}", f"{it['median'] * 1e3:,.2f}", f"{it['median'] / it['rows'] * 1e9:,.2f}")
-        for it in doors
+        _emphasized((it["name"], f"{it['rows']:,}", f"{it['median'] * 1e3:,.2f}", f"{ns:,.2f}"), ns == worst)
+        for it, ns in zip(doors, each_ns, strict=True)
     ]
     return table(("what", "rows", "ms", "ns a row"), rows, "lrrr")
+
+
+def _rate(millions: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{millions:,.0f}" if millions >= 100 else f"{millions:.{max(0, 2 - math.floor(math.log10(millions)))}f}"
 
 
 def _digits(seconds: float) -> str:
@@ -319,56 +391,67 @@ def doors(path: Path) -> list[dict[str, Any]]:
 
 
 def draw(results: Results, paths: Sequence[Path]) -> None:
-    """Bars of rows a second on a logarithmic axis, a panel per contest, with whiskers from the slowest round to the
-    fastest."""
+    """Dots of rows a second, a panel per contest, all on one logarithmic axis, with whiskers from the slowest round to
+    the fastest. No bars: on a logarithmic axis their length says nothing."""
     import matplotlib
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "fencepost"  # equal figures, equal bytes
     matplotlib.rcParams["font.size"] = 9
     from matplotlib import pyplot
-    from matplotlib.patches import Patch
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     contests = {name: sorted(its.values(), key=lambda it: it.rows_per_second) for name, its in results.contests.items()}
     figure, panels = pyplot.subplots(
         len(contests),
-        figsize=(9, 0.9 * len(contests) + 0.27 * sum(map(len, contests.values()))),
+        figsize=(9, 0.9 + 0.75 * len(contests) + 0.24 * sum(map(len, contests.values()))),
         height_ratios=[len(its) + 1 for its in contests.values()],
+        sharex=True,
         squeeze=False,
         layout="constrained",
     )
     for panel, (name, its) in zip(panels[:, 0], contests.items(), strict=True):
-        rates = [it.rows_per_second / 1e6 for it in its]
-        slowest = [rate - it.rows / max(it.seconds) / 1e6 for it, rate in zip(its, rates, strict=True)]
-        quickest = [it.rows / min(it.seconds) / 1e6 - rate for it, rate in zip(its, rates, strict=True)]
-        labels = [it.name + ("" if it.is_right else " (wrong answer)") for it in its]
-        panel.barh(
-            labels,
-            rates,
-            color=[COLOURS[it.role] for it in its],
-            xerr=[slowest, quickest],
-            error_kw={"elinewidth": 0.8, "ecolor": "#0f172a"},
-        )
-        for place, rate in enumerate(rates):
-            end = rate + quickest[place]
-            panel.text(end * 1.06, place, f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}", va="center")
-        panel.set_xscale("log")
-        panel.xaxis.set_major_formatter("{x:g}")
-        panel.set_xlim(min(rates) / 3, max(rates) * 2.5)
-        panel.set_title(f"{name} ({its[0].rows:,} rows)", loc="left", fontweight="bold")
+        for place, it in enumerate(its):
+            rate, slowest, fastest = (it.rows / s / 1e6 for s in (it.median, max(it.seconds), min(it.seconds)))
+            error = [[rate - slowest], [fastest - rate]]
+            panel.errorbar(rate, place, xerr=error, fmt="o", color=COLOURS[it.role], ecolor=WHISKER, elinewidth=0.8)
+            panel.annotate(_rate(rate), (fastest, place), (7, 0), textcoords="offset points", va="center")
+        panel.set_yticks(range(len(its)), [it.name + ("" if it.is_right else " (wrong answer)") for it in its])
+        panel.set_ylim(-0.6, len(its) - 0.4)
+        panel.set_title(f"{name} ({its[0].rows:,} rows)", loc="left", fontweight="bold", wrap=True)
         panel.spines[["top", "right"]].set_visible(False)
-    panels[-1, 0].set_xlabel("million rows a second, logarithmic; whiskers: slowest and fastest round")
-    names = {"ours": "fencepost", "peer": "peers", "limit": "limits: no deduplication"}
+        panel.grid(axis="x", color=GRID)
+        panel.set_axisbelow(True)
+        panel.tick_params(labelbottom=True)
+    everyone = [it for its in contests.values() for it in its]
+    least, most = (limit(it.rows / end(it.seconds) / 1e6 for it in everyone) for limit, end in ((min, max), (max, min)))
+    low = 10 ** math.floor(math.log10(least))
+    axis = panels[-1, 0]
+    axis.set_xscale("log")
+    axis.set_xlim(low * 0.9, max(low * 10.5, most * 1.2 * (most / low) ** 0.13))  # room for the last label
+    for panel in panels[:, 0]:
+        panel.xaxis.set_major_locator(LogLocator(10, numticks=12))
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_xlabel(
+        "million rows a second, logarithmic, the same axis in all panels\nlines: slowest and fastest round", loc="right"
+    )
     figure.legend(
-        handles=[Patch(color=COLOURS[role], label=label) for role, label in names.items()],
+        handles=[Line2D([], [], marker="o", linestyle="", color=COLOURS[role], label=WHO[role]) for role in WHO],
         loc="outside upper right",
         ncols=3,
         frameon=False,
     )
     for path in paths:
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
 
 
 def _fastest(measurements: Iterable[Measurement], role: Role) -> Measurement:
     return min((it for it in measurements if it.role == role), key=lambda it: it.median)
+
+
+if __name__ == "__main__":  # writes the pages and pictures of measured results again
+    for given in map(Path, sys.argv[1:]):
+        write(Results(json.loads(given.read_text())), given.parent, given.stem)

@@ -58,7 +58,8 @@ TIMES_MAX = {COPIED.name: 2, REWRITTEN.name: 3}
 SPARK_TIMES = 5
 GETS_MAX, PUTS_MAX = 100, 60
 """Requests a GB of the source."""
-LOCAL, STORE, SPARK = "DedupJob, local disk", "DedupJob, S3", "dropDuplicates, s3a"
+LOCAL, STORE, SPARK = "DedupJob, local disk, not synced", "DedupJob, S3", "dropDuplicates, s3a"
+"""A store has nothing to sync, so the local disk is compared without it."""
 KINDS = ("GET", "PUT", "COPY", "HEAD", "LIST", "POST", "DELETE")
 
 

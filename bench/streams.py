@@ -1,9 +1,9 @@
 """A stream of Parquet files to Parquet, each event once: `foreach_batch` against `dropDuplicates` on a stream.
 
-10 k producers, each in one of four source partitions, which come as one file a batch; 5 % of the rows come again, in
-the same batch or a later one. An answer is (rows, sum of their sequences), read from the output after every round. What
-each leaves on the disk to remember the events by is weighed as well, of five times the rows by a hundred times the
-producers, without a payload: once, and without the default provider, which would need them all in the heap.
+Producers of 2000 rows, each in one of four source partitions, which come as one file a batch; 5 % of the rows come
+again, in the same batch or a later one. An answer is (rows, sum of their sequences), read from the output after every
+round. What each leaves on the disk to remember the events by is weighed as well, of five times the rows by a hundred
+times the producers, without a payload, and without the default provider, which would need them all in the heap.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 STREAM, MANY = "a stream", "a stream of many producers"
 MANY_ROWS, MANY_PRODUCERS = 5, 100
 """Times the rows and the producers of the other."""
-OURS, SYNCED, ROCKSDB, DEFAULT = "foreach_batch", "foreach_batch, synced", "dropDuplicates, RocksDB", "dropDuplicates"
+OURS, UNSYNCED, ROCKSDB, DEFAULT = (
+    "foreach_batch", "foreach_batch, not synced", "dropDuplicates, RocksDB", "dropDuplicates"
+)  # fmt: skip
 PROVIDER = "org.apache.spark.sql.execution.streaming.state.{}StateStoreProvider"
 STATE_STORE = "org.apache.spark.sql.execution.streaming.state.StateStore$"
-PRODUCERS, PARTITIONS, BATCHES, RUN = 10_000, 4, 8, 20
+ROWS_A_PRODUCER, PARTITIONS, BATCHES, RUN = 2_000, 4, 8, 20
 REPEATS = 0.05
 PAYLOAD_BYTES = 90
 WARM_UP = 20
@@ -97,12 +99,13 @@ def contest(
     rounds: int,
     data: Path = DATA,
     heap: str = "7g",
-    producers: int = PRODUCERS,
+    producers: int | None = None,
     batches: int = BATCHES,
     warm_up: bool = True,
     **settings: Any,
 ) -> dict[str, Any]:
     """What belongs into the results. `settings` of Spark: underscores in their names stand for dots."""
+    producers = producers or max(PARTITIONS, rows // ROWS_A_PRODUCER)
     scratch = data / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
     bytes_of: dict[str, dict[str, dict[str, int]]] = {STREAM: {}, MANY: {}}
@@ -115,7 +118,7 @@ def contest(
             )
         many = land(rows * MANY_ROWS, producers * MANY_PRODUCERS, batches, data, payload_bytes=0)
         contestants = [it for it in _contestants(spark, many, scratch, bytes_of[MANY]) if it.name in (OURS, ROCKSDB)]
-        measurements += alternate(MANY, contestants, many.rows, 1, partial(_make_ready, spark), warm_up=False)
+        measurements += alternate(MANY, contestants, many.rows, rounds, partial(_make_ready, spark), warm_up=False)
     shutil.rmtree(scratch, ignore_errors=True)
     facts = {"heap": heap, "producers": producers, "batches": batches, "state_bytes": bytes_of}
     return {**facts, "measurements": [it.to_json() for it in measurements]}
@@ -137,8 +140,8 @@ def _contestants(
 ) -> list[Contestant]:
     """`bytes_of`: gets what each remembers the events by."""
     works: dict[str, Callable[[Path], Path]] = {
-        OURS: lambda place: _foreach_batch(spark, events, place, sync=False),
-        SYNCED: lambda place: _foreach_batch(spark, events, place, sync=True),
+        OURS: lambda place: _foreach_batch(spark, events, place, sync=True),
+        UNSYNCED: lambda place: _foreach_batch(spark, events, place, sync=False),
         ROCKSDB: lambda place: _drop_duplicates(spark, events, place, "RocksDB"),
         DEFAULT: lambda place: _drop_duplicates(spark, events, place, "HDFSBacked"),
     }
@@ -149,7 +152,7 @@ def _contestants(
     def answer(result: tuple[str, Path]) -> Answer:
         name, state = result
         bytes_of[name] = {"events": events.rows, "bytes": _bytes(state)}
-        if name in (OURS, SYNCED):
+        if name in (OURS, UNSYNCED):
             opened = fencepost.state.open(state)
             bytes_of[name]["newest_version_bytes"] = sum(opened.version(opened.decided()).shards.bytes)
         found = answer_of(scratch / "out" / "sink")

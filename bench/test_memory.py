@@ -22,7 +22,7 @@ from bench import workload
 from bench.workload import LONE, RANDOM, RUNS, Rows
 
 ROWS = int(os.environ.get("FENCEPOST_BENCH_ROWS", "1000000"))
-ROUNDS = 5
+ROUNDS = int(os.environ.get("FENCEPOST_BENCH_ROUNDS", "5"))
 POLICIES = ("any_order", "in_order", "kafka", "strict", "watermark", "kafka_offsets")
 COLUMNS = {
     "watermark": fp.Columns(epoch=None),

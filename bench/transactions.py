@@ -1,15 +1,15 @@
 """What a transaction costs a producer, by the rows of a batch.
 
-    python bench/transactions.py [--rounds 5] [--share 1.0]
+    python -m bench.transactions PERCENT ROUNDS      PERCENT of the batches
 
 A producer sends batches to a Kafka log on this disk, and to a table of PostgreSQL, and waits for each: once without
 transactions, once in a transaction per batch, which stages the position of an input, decides, and writes its markers.
-The log and the database sync. Alternating, medians; afterwards every row is read back.
+The log and the database sync. Alternating, medians; afterwards every row is read back. `bench/run.py` makes a page of
+what this prints.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -26,6 +26,9 @@ from fencepost.kafka import read_records
 from fencepost.sql import ProducerRegistry, TransactionCoordinator
 from fencepost.transports import PartitionLogTransport, SqlTransport, read_committed
 from sqlalchemy import Engine
+
+from bench.markdown import table
+from bench.measure import tell as tell_person
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
@@ -93,8 +96,9 @@ def contest(
             times: list[list[float]] = [[], []]
             for place in places:
                 place.send(batch)  # the first one makes what the others find
-            for _ in range(rounds):
-                for place, taken in zip(places, times, strict=True):
+            for number in range(rounds):
+                turns = list(zip(places, times, strict=True))
+                for place, taken in turns if number % 2 else turns[::-1]:
                     began = time.perf_counter()
                     for _ in range(count):
                         place.send(batch)
@@ -103,7 +107,7 @@ def contest(
                 place.close()
             without, within = (statistics.median(it) for it in times)
             found[kind, rows] = without, within
-            tell(f"| {kind} | {rows:,} | {without:.1f} | {within:.1f} | {within / without - 1:+.0%} |")
+            tell(f"{kind}, {rows:,} rows: {without:.1f} ms without, {within:.1f} ms with")
     return found
 
 
@@ -112,18 +116,29 @@ def _values(rows: int) -> pa.Array:
     return pa.array([data[at : at + PAYLOAD_BYTES] for at in range(0, len(data), PAYLOAD_BYTES)], pa.binary())
 
 
+def to_markdown(found: dict[tuple[str, int], tuple[float, float]]) -> str:
+    """The row in which a transaction costs most is in bold."""
+    worst = max(within / without for without, within in found.values())
+    lines = []
+    for (kind, rows), (without, within) in found.items():
+        cells = (kind, f"{rows:,}", f"{without:.1f}", f"{within:.1f}", f"{within / without - 1:+.0%}")
+        lines.append(tuple(f"**{cell}**" for cell in cells) if within / without == worst else cells)
+    return table(("output", "rows a batch", "ms a batch without", "ms with", "cost"), lines, "lrrrr")
+
+
 def main() -> None:
     from support.postgres import PostgresServer
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--share", type=float, default=1.0, help="of the batches of a round")
-    given = parser.parse_args()
-    print("| output | rows a batch | ms a batch without | ms with | cost |\n|---|---:|---:|---:|---:|")
+    percent, rounds = map(int, sys.argv[1:])
     with PostgresServer(durable=True) as server, tempfile.TemporaryDirectory() as folder:
         engine = sqlalchemy.create_engine(server.new_database())
-        contest(engine, Path(folder), given.rounds, given.share, lambda line: print(line, flush=True))
+        found = contest(engine, Path(folder), rounds, percent / 100, tell_person)
         engine.dispose()
+    print(
+        "A transaction for each batch, against the same batches without transactions. Rows of 100 bytes. The log and "
+        "PostgreSQL sync; every row was read back. The worst row is in bold.\n"
+    )
+    print(to_markdown(found))
 
 
 if __name__ == "__main__":

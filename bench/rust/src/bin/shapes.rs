@@ -1,12 +1,13 @@
 //! Nanoseconds a row by the shape of the input: with gaps, displaced, shuffled, and as they ought to be.
 //!
 //! ```text
-//! shapes --rows 3000000 --keys 50000 --policy any_order,in_order --shape gaps,shuffled --rounds 3
+//! shapes --rows 3000000 --keys 50000 --policy any_order,in_order --shape gaps,shuffled --rounds 3 --json true
 //! ```
 //!
 //! Prints, for each policy and shape, the processor time of a row that comes first, of the same row again and of the
 //! call's list of missing ranges; the first divided by that of the shape `ordered`; and a checksum of all answers, by
-//! which two builds compare. Verdicts and what is missing at the end are checked against a model.
+//! which two builds compare. With `--json true` a JSON object a line instead, with the nanoseconds of each round. Shapes
+//! take turns, round by round. Verdicts and what is missing at the end are checked against a model.
 
 use fencepost_bench::random;
 use fencepost_core::{Admit, Batch, Policy, Seqs, StateTable, Verdict};
@@ -43,7 +44,7 @@ struct Shape {
     order: Order,
 }
 
-const SHAPES: [Shape; 13] = [
+static SHAPES: [Shape; 13] = [
     Shape { name: "ordered", step_max: 1, run: 1, order: Order::Random },
     Shape { name: "gaps", step_max: 11, run: 1, order: Order::Random },
     Shape { name: "few_gaps", step_max: 2, run: 20, order: Order::Random },
@@ -65,6 +66,7 @@ struct Options {
     rounds: usize,
     policies: Vec<String>,
     shapes: Vec<String>,
+    is_json: bool,
 }
 
 /// The rows of a stream by column.
@@ -203,23 +205,57 @@ fn cpu_ns() -> f64 {
 
 fn main() {
     let options = options(std::env::args().skip(1));
-    println!("{:<11} {:<14} {:>6} {:>6} {:>6} {:>7}  checksum", "policy", "shape", "first", "again", "list", "times");
+    if !options.is_json {
+        println!(
+            "{:<11} {:<14} {:>6} {:>6} {:>6} {:>7}  checksum",
+            "policy", "shape", "first", "again", "list", "times"
+        );
+    }
     for name in &options.policies {
         let policy = Policy::preset(name).unwrap_or_else(|| panic!("{name} is not a preset"));
+        let is_wanted = |it: &&Shape| it.name == "ordered" || options.shapes.iter().any(|name| it.name == name);
+        let contests: Vec<_> = SHAPES.iter().filter(is_wanted).map(|it| Contest::new(it, &policy, &options)).collect();
+        let mut rounds: Vec<Vec<Times>> = contests.iter().map(|_| Vec::new()).collect();
+        for round in 0..options.rounds {
+            for turn in 0..contests.len() {
+                let number = (round + turn) % contests.len();
+                rounds[number].push(measure(&contests[number].stream, policy.clone(), contests[number].expected));
+            }
+        }
         let mut ordered = None;
-        for shape in
-            SHAPES.iter().filter(|it| it.name == "ordered" || options.shapes.iter().any(|name| it.name == name))
-        {
-            let stream = Stream::new(shape, &options);
-            let expected = model(&stream, &policy, options.keys);
-            let rounds: Vec<_> = (0..options.rounds).map(|_| measure(&stream, policy, expected)).collect();
-            let best =
-                |of: fn(&Times) -> f64| rounds.iter().map(of).fold(f64::INFINITY, f64::min) / stream.pid.len() as f64;
+        for (contest, rounds) in contests.iter().zip(&rounds) {
+            let rows = contest.stream.pid.len() as f64;
+            let each = |of: fn(&Times) -> f64| rounds.iter().map(move |it| of(it) / rows);
+            let best = |of: fn(&Times) -> f64| each(of).fold(f64::INFINITY, f64::min);
+            let (shape, checksum) = (contest.shape.name, rounds[0].checksum);
+            if options.is_json {
+                let [first, again, list] = [each(|it| it.first), each(|it| it.again), each(|it| it.list)]
+                    .map(|of| of.map(|ns| ns.to_string()).collect::<Vec<_>>().join(", "));
+                println!(
+                    r#"{{"part": "order", "policy": "{name}", "shape": "{shape}", "rows": {rows}, "keys": {}, "first": [{first}], "again": [{again}], "list": [{list}], "checksum": "{checksum:016x}"}}"#,
+                    options.keys
+                );
+                continue;
+            }
             let (first, again, list) = (best(|it| it.first), best(|it| it.again), best(|it| it.list));
             let times = first / *ordered.get_or_insert(first);
-            let checksum = rounds[0].checksum;
-            println!("{name:<11} {:<14} {first:6.1} {again:6.1} {list:6.1} {times:7.1}  {checksum:016x}", shape.name);
+            println!("{name:<11} {shape:<14} {first:6.1} {again:6.1} {list:6.1} {times:7.1}  {checksum:016x}");
         }
+    }
+}
+
+/// A shape's rows and the right answer.
+struct Contest {
+    shape: &'static Shape,
+    stream: Stream,
+    expected: ([u64; 2], u64, u64),
+}
+
+impl Contest {
+    fn new(shape: &'static Shape, policy: &Policy, options: &Options) -> Contest {
+        let stream = Stream::new(shape, options);
+        let expected = model(&stream, policy, options.keys);
+        Contest { shape, stream, expected }
     }
 }
 
@@ -230,6 +266,7 @@ fn options(mut args: impl Iterator<Item = String>) -> Options {
         rounds: 3,
         policies: vec!["any_order".into(), "in_order".into()],
         shapes: SHAPES.iter().map(|it| it.name.into()).collect(),
+        is_json: false,
     };
     let names = |value: String| value.split(',').map(String::from).collect();
     while let Some(name) = args.next() {
@@ -240,7 +277,8 @@ fn options(mut args: impl Iterator<Item = String>) -> Options {
             "--rounds" => options.rounds = value.parse().expect("a number of rounds"),
             "--policy" => options.policies = names(value),
             "--shape" => options.shapes = names(value),
-            _ => panic!("no option {name}: --rows, --keys, --rounds, --policy, --shape"),
+            "--json" => options.is_json = value.parse().expect("true or false"),
+            _ => panic!("no option {name}: --rows, --keys, --rounds, --policy, --shape, --json"),
         }
     }
     options

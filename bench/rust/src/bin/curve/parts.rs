@@ -92,8 +92,10 @@ fn random_keys(tell: &Teller, table: &mut StateTable, stream: &mut Stream, optio
     let (mut spent, mut read, mut checksum, mut longest, mut median) = (vec![], vec![], None, 0, 0);
     // The first round warms up and is not counted.
     for round in 0..=options.rounds {
-        let tally = judge_all(table, &stream.random(SEED, options.rows, 1));
-        let seconds = lines.read(&indexes);
+        let batches = stream.random(SEED, options.rows, 1);
+        let before = (round % 2 == 0).then(|| lines.read(&indexes));
+        let tally = judge_all(table, &batches);
+        let seconds = before.unwrap_or_else(|| lines.read(&indexes));
         assert_eq!(*checksum.get_or_insert(tally.checksum), tally.checksum, "rounds differ in their verdicts");
         if round > 0 {
             spent.push(tally.ns_a_row());
@@ -142,9 +144,40 @@ fn runs(tell: &Teller, table: &mut StateTable, stream: &mut Stream, options: &Op
     );
 }
 
-/// To a file and back. The table that comes back must judge as the one that went would have.
-fn snapshot(tell: &Teller, table: StateTable, stream: &mut Stream, options: &Options) {
+/// To a file and back, so many times. The table that comes back must judge as the one that went would have. Memory is
+/// that of the first round: later ones find the allocator's leftovers.
+fn snapshot(tell: &Teller, mut table: StateTable, stream: &mut Stream, options: &Options) {
+    let rounds: Vec<_> = (0..options.rounds).map(|_| save_and_load(tell, &mut table, stream, options)).collect();
+    let each = |of: fn(&Saved) -> f64| list(&rounds.iter().map(of).collect::<Vec<_>>());
+    let first = &rounds[0];
+    tell.line(
+        "snapshot",
+        &[
+            ("save_seconds", each(|it| it.save)),
+            ("sync_seconds", each(|it| it.sync)),
+            ("load_seconds", each(|it| it.load)),
+            ("file_bytes", first.bytes.to_string()),
+            ("memory_bytes", first.memory_bytes.to_string()),
+            ("save_extra_bytes", first.save_extra.to_string()),
+            ("load_extra_bytes", first.load_extra.to_string()),
+        ],
+    );
+}
+
+/// What one way to a file and back took.
+struct Saved {
+    save: f64,
+    sync: f64,
+    load: f64,
+    bytes: u64,
+    memory_bytes: usize,
+    save_extra: u64,
+    load_extra: u64,
+}
+
+fn save_and_load(tell: &Teller, kept: &mut StateTable, stream: &mut Stream, options: &Options) -> Saved {
     let path = options.folder.join(format!("curve-{}.snapshot", std::process::id()));
+    let table = std::mem::replace(kept, tell.shape.table());
     forget_peak();
     let before = resident_bytes();
     let begin = Instant::now();
@@ -168,18 +201,9 @@ fn snapshot(tell: &Teller, table: StateTable, stream: &mut Stream, options: &Opt
 
     assert_eq!(table.len(), tell.entries, "every entry comes back");
     judge_all(&mut table, &stream.random(SEED + 2, options.rows.min(tell.entries), 1));
-    tell.line(
-        "snapshot",
-        &[
-            ("save_seconds", save.to_string()),
-            ("sync_seconds", sync.to_string()),
-            ("load_seconds", load.to_string()),
-            ("file_bytes", bytes.to_string()),
-            ("memory_bytes", table.memory_bytes().to_string()),
-            ("save_extra_bytes", save_extra.to_string()),
-            ("load_extra_bytes", load_extra.to_string()),
-        ],
-    );
+    let memory_bytes = table.memory_bytes();
+    *kept = table;
+    Saved { save, sync, load, bytes, memory_bytes, save_extra, load_extra }
 }
 
 /// One sweep that drops every other entry.
@@ -206,7 +230,9 @@ fn disorder(tell: &Teller, options: &Options) {
     let mut stream = Stream::after_first_rows(tell.shape, tell.entries);
     for round in 0..=options.rounds {
         let (ordered, displaced) = stream.ordered_and_displaced(SEED, options.rows, RUN, LAG_MAX);
-        for (number, (_, _, is_displaced)) in contests.into_iter().enumerate() {
+        for turn in 0..contests.len() {
+            let number = (round + turn) % contests.len();
+            let is_displaced = contests[number].2;
             let tally = judge_all(&mut tables[number], if is_displaced { &displaced } else { &ordered });
             if round > 0 {
                 spent[number].push(tally.ns_a_row());
