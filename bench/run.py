@@ -28,7 +28,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-sys.path[0] = str(ROOT)  # instead of this folder, whose modules would come before installed ones of the same name
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # instead of this folder, whose modules would come before installed ones of the same name
 
 from bench import report  # noqa: E402
 from bench.measure import describe_revision, machine, revision, tell  # noqa: E402

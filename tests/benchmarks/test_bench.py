@@ -31,6 +31,7 @@ from bench import (
     producer,
     report,
     retention,
+    run,
     shapes,
     spark,
     stores,
@@ -207,6 +208,45 @@ def part_of(contestants: list[tuple[str, measure.Role, float]], contest: str) ->
         one.seconds = [seconds]
         measured.append(one.to_json())
     return report.collect("quick", memory={"measurements": measured}).facts
+
+
+def test_a_full_run_is_of_five_rounds_and_an_hour() -> None:
+    assert run.ROUNDS >= 5
+    assert sum(step.minutes for step in run.STEPS) <= 70
+    pages = {page.stem for page in (ROOT / "bench" / "results").glob("*.md")}
+    assert pages == {step.results for step in run.STEPS}, "every published page is one of the full run"
+
+
+def test_one_command_writes_pages_that_state_their_revision(tmp_path: Path) -> None:
+    command = [sys.executable, "bench/run.py", "--quick", "--only", "landing_log", "--results", str(tmp_path)]
+    done = subprocess.run([*command, "--rows", "8"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    stated = run.stated_revisions(tmp_path)
+    assert list(stated) == ["quick-landing_log.md"]
+    assert re.fullmatch(r"Revision `\w+`( with uncommitted changes)?", stated["quick-landing_log.md"])
+    (tmp_path / "old.md").write_text("# Benchmark results\n\n2026-11-25, medians of two rounds\n")
+    assert run.stated_revisions(tmp_path)["old.md"] == ""
+
+
+def test_a_part_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    def measure_part(part: str, *_: Any) -> bool:
+        begun.append(part)
+        if part == "sql":
+            raise subprocess.CalledProcessError(1, "sql")
+        return True
+
+    monkeypatch.setattr(run, "_measure", measure_part)
+    command = ["run.py", "--quick", "--results", str(tmp_path), "--only"]
+    for only, code in (("sql,stores", 1), ("stores", 0)):
+        begun.clear()
+        monkeypatch.setattr(sys, "argv", [*command, only])
+        assert run.main() == code
+        assert begun == only.split(",")
+    monkeypatch.setattr(sys, "argv", [*command, "no such part"])
+    with pytest.raises(SystemExit):
+        run.main()
 
 
 def test_what_is_passed_is_not_a_limit() -> None:
