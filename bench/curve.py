@@ -207,8 +207,8 @@ class Curve:
 
     def _python_target(self) -> Target:
         its = {it.name: it for it in map(Measurement.from_json, self.facts.get("python_runs", []))}
-        total = min((it.median for it in its.values() if it.role == "limit"), default=None)
-        found = total / its["fencepost apply"].median if total else None
+        total = its.get(f"{peers.LIMIT}, pyarrow")
+        found = total.median / its["fencepost apply"].median if total else None
         return self._at_least("runs of 20 from Python: of pyarrow's sum of the columns", PYTHON_RUNS_MIN, found)
 
     def order(self, policy: str, shape: str) -> Line | None:
@@ -453,6 +453,7 @@ def draw(curve: Curve, paths: Sequence[Path]) -> None:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(axis="y", color="#e2e8f0")
     space.set_xlabel("entries, logarithmic")
+    space.xaxis.set_major_formatter(lambda entries, _: f"{entries:,.0f}")
     for path in paths:
         figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
