@@ -21,6 +21,7 @@ from fencepost.lake import LocalEngine
 from bench import (
     costs,
     curve,
+    doc_figures,
     lake,
     lake_report,
     layout,
@@ -494,6 +495,12 @@ def test_the_summary_figure_shows_the_published_figures(tmp_path: Path) -> None:
         "python -m bench.summary bench/results/lake.json"
     )
     assert drawn.count('<g id="patch_') >= 2 * len(results.contests), "a bar for each contestant of each shape"
+
+
+def test_what_docs_repeat_of_the_figures_is_found() -> None:
+    for passage in doc_figures.passages():
+        text = (ROOT / "docs" / passage.page).read_text()
+        assert len(re.findall(passage.pattern, text, re.DOTALL)) == 1, passage
 
 
 def test_what_versions_cost_does_not_grow(tmp_path: Path) -> None:
