@@ -105,8 +105,8 @@ class _Audit:
             else ""
         )
         if not report.missing_rows:
-            is_told = "gaps=report" in self._policy().rules
-            if not is_told:
+            is_reported = "gaps=report" in self._policy().rules
+            if not is_reported:
                 return Section(
                     "lost", question, "Not known", "Under this policy, gaps in sequences are normal.", "unknown"
                 )
@@ -115,7 +115,7 @@ class _Audit:
         numbered = report.missing_rows + report.counts.get("ACCEPTED", 0)
         answer = (
             f"never arrived. They left {plural(report.missing_ranges, 'gap')}. That is "
-            f"{share(report.missing_rows / numbered)} of what producers have numbered.{refused}"
+            f"{share(report.missing_rows / numbered)} of all numbered rows.{refused}"
         )
         rows = report.missing.sort_by([("count", "descending")])
         table = table_of("Largest gaps", rows, self._kinds(), names=self.names)
@@ -174,7 +174,7 @@ class _Audit:
             return Section("since", question, "Not known", answer, "unknown", _some(self.over_time()))
         answer = (
             f"is the time of the first finding (UTC). The last is at {utc(last, 'minutes')}. "
-            f"The data ends by {utc(self._end() + 1, 'minutes')}."
+            f"The data ends before {utc(self._end() + 1, 'minutes')}."
         )
         when = utc(first, "minutes").removesuffix(" UTC")
         return Section("since", question, when, answer, "note", _some(self.over_time()))
@@ -192,10 +192,12 @@ class _Audit:
         question = "Is a zombie writing?"
         if self._policy().epochs == "ignore":
             return Section(
-                "zombies", question, "Not known", "The data has no epochs, so zombies cannot be told.", "unknown"
+                "zombies", question, "Not known", "The data has no epochs, so zombies cannot be recognized.", "unknown"
             )
         if not report.stale_epoch:
-            return Section("zombies", question, "No", "No row is of an epoch that a later one had replaced.", "good")
+            return Section(
+                "zombies", question, "No", "No row came from an epoch that a later one had replaced.", "good"
+            )
         answer = (
             f"{plural(report.stale_epoch, 'row')} of {plural(len(report.stale), 'replaced epoch')} came after a higher "
             f"epoch of the same producer.{self._last_stale()}"
@@ -204,7 +206,7 @@ class _Audit:
         return Section(
             "zombies",
             question,
-            "Yes" if self._is_stale_now() else "It did",
+            "Yes" if self._is_stale_now() else "Not any more",
             answer,
             "bad",
             tables=[
@@ -212,7 +214,7 @@ class _Audit:
                 *self._examples("STALE", "Examples of rows of replaced epochs"),
                 *self._examples("FENCED", "Examples of refused rows of replaced epochs"),
             ],
-            notes=["A zombie is a process that writes on after another one took over its name with a higher epoch."],
+            notes=["A zombie is a process that still writes after another one took over its name with a higher epoch."],
             commands=self._dedup("Write a copy without these rows", fence),
         )
 
@@ -220,7 +222,7 @@ class _Audit:
         bins = [it for it in self.report.timeline.to_pylist() if it["stale"]]
         if self.unit != "ms" or not bins:
             return ""
-        return f" The last of them was made by {utc(bins[-1]['last'] + 1, 'minutes')}."
+        return f" The last one is from before {utc(bins[-1]['last'] + 1, 'minutes')}."
 
     def _is_stale_now(self) -> bool:
         """Return whether the last tenth of the data has stale rows."""
@@ -231,14 +233,11 @@ class _Audit:
     def _restarts(self) -> Section:
         report = self.report
         question = "Did a counter restart?"
-        renewed = f"{plural(len(report.resets), 'key')} began anew under a higher epoch, which is normal."
-        resets = table_of("Keys that began anew under another epoch", report.resets, self._kinds(), names=self.names)
+        renewed = f"{plural(len(report.resets), 'key')} started again under a higher epoch, which is normal."
+        resets = table_of("Keys that started again under another epoch", report.resets, self._kinds(), names=self.names)
         tables = [resets] if len(report.resets) else []
         if report.suspected_resets is None:
-            answer = (
-                "No timestamp column was named, so restarts under the same epoch cannot be told from repeats. "
-                f"{renewed}"
-            )
+            answer = f"No timestamp column was named, so restarts under the same epoch look like repeats. {renewed}"
             line = self._audit("--timestamp", "COLUMN")
             commands = [Command("Look for counters that restarted", line)]
             return Section("restarts", question, "Not known", answer, "unknown", tables=tables, commands=commands)
