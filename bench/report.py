@@ -278,7 +278,7 @@ def to_markdown(results: Results, chart: str | None = None) -> str:
     parts += _glance(results)
     targets = [(it.what, it.wanted, it.found, "met" if it.is_met else "**missed**") for it in results.targets()]
     if targets:
-        parts += ["## Figures to reach, stated for `--full`", table(("what", "target", "found", ""), targets, "lllc")]
+        parts += ["## Figures to reach", table(("what", "target", "found", ""), targets, "lllc")]
     if "shapes" in facts:
         parts += shapes.sections(results)
     parts += lake_report.sections(results)

@@ -1,6 +1,6 @@
 """The whole benchmark in one run: see README.md beside this file.
 
-    python bench/run.py --full                    every page of bench/results; about 65 minutes on two idle cores
+    python bench/run.py --full                    every page of bench/results; about 70 minutes on two idle cores
     python bench/run.py --full --only curve,sql   some parts
     python bench/run.py --quick                   few rows, to see that everything works
 
@@ -63,17 +63,17 @@ STEPS = (
     Step("lake", "costs", 20_000_000, 1_000_000, 3, "jobs over files: what they cost apart from their rows"),
     Step("curve", "curve", 2_000_000, 200_000, 7, "the state table from 10 k to 100 M entries; gaps; disorder"),
     Step("shapes", "shapes", 6_000_000, 1_000_000, 3, "fp.deduplicate and polars by shape of the rows"),
-    Step("memory", "compare", 6_300_000, 2_100_000, 2.5, "counting identities in memory", page="latest"),
+    Step("memory", "compare", 4_200_000, 2_100_000, 1.5, "counting identities in memory", page="latest"),
     Step("memory", "doors", 2_000_000, 500_000, 1, "every policy, shape and type of input", page="latest"),
-    Step("spark", "spark", 2_000_000, 500_000, 4, "DataFrames on Spark"),
-    Step("delta", "delta", 3_000_000, 500_000, 4, "Delta tables in place (make jars)"),
-    Step("streams", "streams", 1_000_000, 200_000, 4, "streams"),
+    Step("spark", "spark", 2_600_000, 500_000, 4.5, "DataFrames on Spark"),
+    Step("delta", "delta", 4_000_000, 500_000, 4.5, "Delta tables in place (make jars)"),
+    Step("streams", "streams", 3_000_000, 200_000, 5, "streams"),
     Step("kafka", "kafka", 10_000_000, 1_000_000, 2, "Kafka's log and its rules (make jars)"),
     Step("registry", "registry", 8_000_000, 1_000_000, 1, "producer identities from PostgreSQL"),
     Step("producer", "producer", 10_000_000, 1_000_000, 0.5, "numbers on rows, rows to partitions"),
     Step("partition_log", "partition_log", 20_000_000, 1_000_000, 0.5, "appends to a standalone log"),
     Step("landing_log", "landing_log", 200, 40, 0.5, "commits to a landing folder"),
-    Step("transactions", "transactions", 50, 10, 1, "what a transaction adds; rows: % of the batches"),
+    Step("transactions", "transactions", 25, 10, 0.5, "what a transaction adds; rows: % of the batches"),
     Step("sql", "sql", 1_050_000, 210_000, 6.5, "events to PostgreSQL and MariaDB"),
     Step("stores", "stores", 10_000_000, 1_000_000, 4, "an S3 server beside the local disk (make bench builds it)"),
 )

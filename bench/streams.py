@@ -2,7 +2,7 @@
 
 Producers of 2000 rows, each in one of four source partitions, which come as one file a batch; 5 % of the rows come
 again, in the same batch or a later one. An answer is (rows, sum of their sequences), read from the output after every
-round. What each leaves on the disk to remember the events by is weighed as well, of five times the rows by a hundred
+round. What each leaves on the disk to remember the events by is weighed as well, of twice the rows by forty
 times the producers, without a payload, and without the default provider, which would need them all in the heap.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 STREAM, MANY = "a stream", "a stream of many producers"
-MANY_ROWS, MANY_PRODUCERS = 5, 100
+MANY_ROWS, MANY_PRODUCERS = 2, 40
 """Times the rows and the producers of the other."""
 OURS, UNSYNCED, ROCKSDB, DEFAULT = (
     "foreach_batch", "foreach_batch, not synced", "dropDuplicates, RocksDB", "dropDuplicates"
