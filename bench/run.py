@@ -135,7 +135,9 @@ def _measure(part: str, options: argparse.Namespace, folder: Path) -> bool:
     steps = [step for step in STEPS if step.part == part]
     name = prefix + steps[0].results
     for step in steps:
-        rows = options.rows or (step.rows if options.full else step.quick_rows)
+        rows = step.rows if options.full else step.quick_rows
+        if options.rows:
+            rows = min(rows, options.rows) if part in AS_TEXT else options.rows
         tell(f"{part}: {step.what}: {rows:,} rows, {rounds} rounds")
         if part == OWN_PAGE:
             sizes = [] if options.full else ["--entries", "10k,1M", "--large", ""]
@@ -201,7 +203,11 @@ def _options() -> argparse.Namespace:
     size.add_argument("--full", action="store_true")
     parser.add_argument("--only", type=_parts, dest="parts", metavar="PART,...", help=", ".join(PARTS))
     parser.add_argument("--no-spark", action="store_true", help="without the parts that need Java")
-    parser.add_argument("--rows", type=int, help="instead of the table's number, in every part")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        help="instead of the table's number, in every part; at most, in those that count commits or batches",
+    )
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where to write")
     options = parser.parse_args()
     options.results = options.results.resolve()
