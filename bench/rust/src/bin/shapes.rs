@@ -219,7 +219,7 @@ fn main() {
         for round in 0..options.rounds {
             for turn in 0..contests.len() {
                 let number = (round + turn) % contests.len();
-                rounds[number].push(measure(&contests[number].stream, policy.clone(), contests[number].expected));
+                rounds[number].push(measure(&contests[number].stream, policy, contests[number].expected));
             }
         }
         let mut ordered = None;
