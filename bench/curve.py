@@ -131,7 +131,7 @@ class Curve:
                     yield self._ratio(f"{shape}, {entries:,} entries: a random row against a bare read", most, found)
             runs = self.find("runs", shape, 1_000_000)
             found = runs and median(runs["ns_a_row"]) / median(runs["ns_a_row_read"])
-            yield self._ratio(f"{shape}, 1,000,000 entries: runs of 20 against reading the columns", 1.5, found)
+            yield self._ratio(f"{shape}, 1,000,000 entries: spans of 20 against reading the columns", 1.5, found)
             yield self._portable_target(shape)
         for shape in LARGE_SHAPES:
             yield from self._growth_targets(shape)
@@ -209,7 +209,7 @@ class Curve:
         its = {it.name: it for it in map(Measurement.from_json, self.facts.get("python_runs", []))}
         total = its.get(f"{peers.LIMIT}, pyarrow")
         found = total.median / its["fencepost apply"].median if total else None
-        return self._at_least("runs of 20 from Python: of pyarrow's sum of the columns", PYTHON_RUNS_MIN, found)
+        return self._at_least("spans of 20 from Python: of pyarrow's sum of the columns", PYTHON_RUNS_MIN, found)
 
     def order(self, policy: str, shape: str) -> Line | None:
         found = [it for it in self.facts.get("orders", []) if (it["policy"], it["shape"]) == (policy, shape)]
@@ -359,7 +359,7 @@ def _shape_table(curve: Curve, shape: str) -> str:
         "built, ns an entry",
         "random keys, ns a row",
         "a bare read, ns",
-        "runs of 20, ns a row",
+        "spans of 20, ns a row",
         "reading the columns, ns a row",
         "two threads, times",
         "bytes an entry",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JARS = Path(__file__).parent.parent / ".tools" / "jars"
-SHAPE = next(shape for shape in SHAPES if shape.name == "scattered, runs of 20")
+SHAPE = next(shape for shape in SHAPES if shape.name == "scattered, spans of 20")
 ALL_ROWS, NEW_ROWS = "Delta: a whole table", "Delta: new rows"
 VECTORS, FILES, LOCAL = "in place, vectors", "in place, files", "in place, vectors, local engine"
 UNSYNCED = "in place, vectors, not synced"

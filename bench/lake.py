@@ -74,7 +74,7 @@ class Shape:
 
 WHOLE_KEYS = Shape(name="whole keys per file, repeats in every file", times=12)
 CLEAN = Shape(name="whole keys per file, no repeats", times=25, repeats=0)
-ONE_ROW = Shape(name="scattered, runs of one row", times=6, is_scattered=True, run=1)
+ONE_ROW = Shape(name="scattered, spans of one row", times=6, is_scattered=True, run=1)
 WIDE = Shape(name="whole keys per file, repeats in every file, 1 KB payload", times=12, payload_bytes=1_000)
 """Of a tenth of the rows."""
 INTERLEAVED = Shape(name="interleaved keys, gaps, repeats in every file", times=12, is_interleaved=True, step=STEP)
@@ -83,12 +83,12 @@ SHAPES = (
     Shape(name="whole keys per file, repeats in one file in ten", times=25, where="files"),
     Shape(name="whole keys per file, repeats clustered in time", times=25, where="tail"),
     CLEAN,
-    Shape(name="scattered, runs of 20", times=8, is_scattered=True),
+    Shape(name="scattered, spans of 20", times=8, is_scattered=True),
     ONE_ROW,
     WIDE,
     INTERLEAVED,
     replace(INTERLEAVED, name="interleaved keys, gaps, repeats in one file in ten", times=25, where="files"),
-    Shape(name="scattered, runs of 20, gaps", times=12, is_scattered=True, step=STEP),
+    Shape(name="scattered, spans of 20, gaps", times=12, is_scattered=True, step=STEP),
 )
 AUDIT_TIMES = 30
 SYNCED, LOCAL, LINKED, INTERVAL = (

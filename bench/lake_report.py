@@ -200,10 +200,10 @@ def _cluster_rows(facts: Facts | None) -> list[tuple[str, str, str]]:
 
 
 CLUSTER = {
-    "scan": ("core time to read the identity of a row, runs of 20", "{:.1f} ns"),
-    "scan₁": ("the same, runs of one row", "{:.1f} ns"),
+    "scan": ("core time to read the identity of a row, spans of 20", "{:.1f} ns"),
+    "scan₁": ("the same, spans of one row", "{:.1f} ns"),
     "run": ("core time to judge a run of 20 rows", "{:.0f} ns"),
-    "run₁": ("the same, runs of one row", "{:.0f} ns"),
+    "run₁": ("the same, spans of one row", "{:.0f} ns"),
     "write": ("core time to write a row with 90 bytes where each row group loses some", "{:.1f} ns"),
     "clean": ("the same where nothing is lost", "{:.1f} ns"),
     "drop": ("core time of `dropDuplicates` to Parquet for a row", "{:.0f} ns"),

@@ -68,11 +68,11 @@ class Shape:
 ONE_A_RUN = 1 << 62
 
 SHAPES = (
-    Shape(name="runs of 20", run=20, times_min=10),
+    Shape(name="spans of 20", run=20, times_min=10),
     Shape(name="contiguous"),
     Shape(name="contiguous, key after key", order="by_key", times_min=10),
     Shape(name="gaps", step_max=11),
-    Shape(name="gaps, runs of 20", run=20, step_max=11),
+    Shape(name="gaps, spans of 20", run=20, step_max=11),
     Shape(name="displaced", order="displaced"),
     Shape(name="displaced, gaps", order="displaced", step_max=11),
     Shape(name="falling", order="falling"),

@@ -46,7 +46,7 @@ sys.path.append(str(ROOT / "tests"))
 ALL, ONE_BY_ONE = "events to PostgreSQL, in bulk", "events to PostgreSQL, one by one"
 OURS, OURS_SMALL, BY_ID = "SqlSink, sequence", "SqlSink, sequence, pieces of 1000", "SqlSink, message_id"
 BULK, LOOP, COPY = "processed messages, in bulk", "processed messages, a loop", "COPY alone"
-SHAPE = Workload(name="runs of 20, 1000 keys", keys=1_000, run=20, partitions=10)
+SHAPE = Workload(name="spans of 20, 1000 keys", keys=1_000, run=20, partitions=10)
 EVENTS, PIECE_ROWS, COMMIT_ROWS, SLICE = 1_050_000, 50_000, 1_000, 25
 """At most so many events; rows of a call; rows of a transaction of the loop; the loop gets one in so many."""
 PAYLOAD_BYTES = 100

@@ -45,7 +45,7 @@ class Rows:
         return batches
 
 
-RUNS = Workload(name="runs of 20, 100 k keys", keys=100_000, run=20)
+RUNS = Workload(name="spans of 20, 100 k keys", keys=100_000, run=20)
 RANDOM = Workload(name="random keys, 1 M entries", keys=1_000_000, run=1)
 LONE = Workload(name="random keys, 1 M producers of one partition", keys=1_000_000, run=1, partitions=1)
 

@@ -111,7 +111,7 @@ def plain_scan(call: Call) -> PlainScan:
         raise NotPlainError("Spark Connect does not show the plan of a frame")
     plan = df._jdf.queryExecution().optimizedPlan()
     if not plan.deterministic():
-        raise NotPlainError("some columns are drawn anew with every use")
+        raise NotPlainError("some columns get other values with every use")
     sources, relation = _traced(plan, df.columns)
     _check_relation(df, relation)
     columns = _renamed(call, sources)
@@ -133,7 +133,7 @@ def is_known(df: DataFrame, scan: PlainScan) -> Column:
     problem = functions.concat(
         functions.lit("fencepost: the file "),
         path,
-        functions.lit(" was not there when deduplicate(df) was called: read the files anew and call it again"),
+        functions.lit(" was not there when deduplicate(df) was called: read the files again and call it again"),
     )
     known = [word for words in scan.words for word in words]
     return _first_word(path).isin(known) | functions.raise_error(problem).cast("boolean")
@@ -194,7 +194,7 @@ def _check_relation(df: DataFrame, relation: Any) -> None:
     if kind != PARQUET:
         raise NotPlainError(f"the files are read by {kind.rpartition('.')[2]}, not as plain Parquet")
     if listing != LISTING:
-        raise NotPlainError(f"the files are listed by {listing.rpartition('.')[2]}, perhaps anew with each query")
+        raise NotPlainError(f"the files are listed by {listing.rpartition('.')[2]}, perhaps again for each query")
     if relation.bucketSpec().isDefined():
         raise NotPlainError("the table is bucketed")
     options = {name.lower(): value for name, value in _entries(relation.options())}

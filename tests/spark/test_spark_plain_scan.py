@@ -330,7 +330,7 @@ class TestTheGeneralWay:
             (lambda df: df.join(df.select("pid").distinct(), "pid"), "it has a "),
             (lambda df: df.withColumn("note", F.explode(F.array("note", "note"))), "it has a Generate"),
             (lambda df: df.withColumn("note", F.udf(str.upper)(F.lit("x"))), "EvalPython"),
-            (lambda df: df.withColumn("note", F.rand()), "some columns are drawn anew with every use"),
+            (lambda df: df.withColumn("note", F.rand()), "some columns get other values with every use"),
             (lambda df: df.withColumn("seq", F.col("seq") + 1), "column 'seq' is computed, or stands in the"),
             (lambda df: df.withColumn("source", F.lit("x")), "column 'source' is never null, so it is not a column"),
             (lambda df: df.withColumn("partition", F.lit(1)), "column 'partition' is computed"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from fencepost.errors import PolicyError
 from fencepost.kafka.finding import Finding
+from fencepost.pages.tables import plural
 
 FINDINGS = ("missing", "repeated", "fenced", "hanging", "snapshot", "index", "damage")
 """The kinds of findings that `LogAudit.count_findings` accepts."""
@@ -144,7 +145,8 @@ class PartitionAudit:
         if self.log_start is not None:
             newest = _time(self.newest_timestamp)
             yield "offsets", f"{self.log_start} to {self.log_end}, stable to {self.last_stable_offset}; newest {newest}"
-            yield "holes", f"{self._offsets_missing:,} offsets without a record, in {len(self.holes):,} places"
+            places = plural(len(self.holes), "place")
+            yield "holes", f"{plural(self._offsets_missing, 'offset')} without a record, in {places}"
         yield "producers", f"{len(self.producers):,}, and {self.untracked:,} batches without one"
         aborted, still_open = len(self.aborted), len(self.open)
         yield (
@@ -279,7 +281,7 @@ class LogAudit:
         sums = self.total()
         found = ", ".join(f"{kind} {count:,}" for kind, count in self.count_findings().items()) or "nothing"
         figures = ", ".join(f"{sums[name]:,} {name}" for name in _SUMMED)
-        partitions = f"{sums['partitions']:,} partitions, {sums['with_findings']:,} with findings"
+        partitions = f"{plural(sums['partitions'], 'partition')}, {sums['with_findings']:,} with findings"
         return f"total: {partitions}; {figures}\n  found          {found}"
 
 

@@ -233,7 +233,7 @@ def _merge_figures(parts: list[JudgedPart], before: Shard | None) -> None:
     accepted = sum(it.judged.counts.get("ACCEPTED", 0) for it in parts)
     noted = sum(it.accepted.rows for it in parts if it.accepted is not None)
     if accepted != noted:
-        raise AssertionError(f"shard {parts[0].shard}: {accepted} rows were accepted, its state is told of {noted}")
+        raise AssertionError(f"shard {parts[0].shard}: {accepted} rows were accepted, its parts reported {noted}")
     if not accepted and before is not None:
         parts[0].judged.shards.append(before)
     stale = [table for it in parts for table in it.judged.stale]

@@ -3,7 +3,7 @@
 | plan | exchanges | use |
 |---|---|---|
 | interval | runs: one line for consecutive rows | always correct; the default |
-| row | runs of one row | for comparison |
+| row | spans of one row | for comparison |
 | aligned | what each task has kept: a few ranges per key | each key is in one group of files; else interval |
 
 All plans keep the same rows and produce the same state. The decision contains the choice and its reason.
