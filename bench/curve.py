@@ -197,12 +197,13 @@ class Curve:
 
     def _gap_targets(self, policy: str) -> Iterator[Target]:
         ordered, gaps = (self.order(policy, shape) for shape in ("ordered", "gaps"))
+        base = median(ordered["first"]) if ordered else 0  # 0 also where few rows take less than the clock's step
         for field, what in (
             ("first", "a row that opens a gap"),
             ("again", "a repeat between gaps"),
             ("list", "the list of a row's missing range"),
         ):
-            found = median(gaps[field]) / median(ordered["first"]) if ordered and gaps else None
+            found = median(gaps[field]) / base if base and gaps else None
             yield self._ratio(f"{policy}: {what}, against an ordered row of a random key", GAPS_TIMES_MAX, found)
 
     def _python_target(self) -> Target:
@@ -414,9 +415,10 @@ def _order_rows(curve: Curve) -> Iterator[tuple[str, ...]]:
     for policy in ORDER_POLICIES:
         lines = {shape: line for shape in ORDERS if (line := curve.order(policy, shape))}
         slowest = max((median(line["first"]) for line in lines.values()), default=0)
+        base = median(lines["ordered"]["first"]) if lines else 0
         for shape, line in lines.items():
             first, again, listed = (median(line[field]) for field in ("first", "again", "list"))
-            times = f"{first / median(lines['ordered']['first']):.1f}"
+            times = f"{first / base:.1f}" if base else ""
             cells = (policy, ORDERS[shape], f"{first:.1f}", f"{again:.1f}", f"{listed:.1f}", times)
             yield tuple(f"**{cell}**" for cell in cells) if first == slowest else cells
 
