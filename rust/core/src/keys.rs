@@ -333,4 +333,22 @@ mod tests {
         }
         assert_eq!(decode_parts(&kinds, b"no end"), None);
     }
+
+    #[test]
+    fn shards_on_disk_are_found_again() {
+        use KeyRef::{Encoded, Plain};
+        let hashes = [
+            (Plain(0), Plain(0), 0x0aa0_d81f_768d_95cb),
+            (Plain(7), Plain(23), 0xf1b4_effc_3c89_8e1e),
+            (Plain(7), Plain(24), 0x3a7b_8348_1395_cce6),
+            (Plain(-1), Plain(5), 0x2d22_75b6_08ab_ecea),
+            (Encoded(b"device-17"), Plain(0), 0x9465_77b4_8464_ac4c),
+            (Plain(7), Encoded(b"a"), 0x4763_e1f7_3e5b_8113),
+            (Encoded(b"12345678"), Encoded(b""), 0x5b7b_0fcb_4664_e042_u64),
+        ];
+        for (number, (pid, partition, hash)) in hashes.into_iter().enumerate() {
+            assert_eq!(shard_hash(pid, partition), hash, "key {number}");
+        }
+        assert_eq!(shard_hash(Plain(7), Plain(0)), shard_hash(Plain(7), Plain(23)), "partitions of one block");
+    }
 }
