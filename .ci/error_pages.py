@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "errors"
 PACKAGES = (ROOT / "python" / "fencepost", ROOT / "spark_udf" / "fencepost_spark")
-CRATES = ("core", "lake", "kafka", "log", "binding")
+CRATES = ("core", "lake", "kafka", "log", "columns", "binding")
 LINES_MAX = 280
 VARIANTS_MAX = 12
 DEPTH_MAX = 4
@@ -84,19 +84,18 @@ RUST_VARIANTS = {
 }
 """How constructors of errors in Rust arrive in Python."""
 RUST_FILES = {
-    "binding/src/arrow_out.rs": "BatchError",
-    "binding/src/batches.rs": "BatchError",
     "binding/src/broker.rs": "PolicyError",
-    "binding/src/identity.rs": "BatchError",
     "binding/src/kafka.rs": "SourceError",
     "binding/src/keys.rs": "BatchError",
-    "binding/src/log_rows.rs": "BatchError",
     "binding/src/parquet.rs": "ValueError",
     "binding/src/partition_log.rs": "BatchError",
     "binding/src/rows.rs": "BatchError",
     "binding/src/scan.rs": "ValueError",
     "binding/src/table.rs": "PolicyError",
     "binding/src": "BatchError",
+    "columns/src/panics.rs": "SourceError",
+    "columns/src/scan.rs": "SourceError",
+    "columns/src": "BatchError",
     "core/src/broker.rs": "SnapshotError",
     "core/src/policy.rs": "PolicyError",
     "core/src/snapshot": "SnapshotError",
@@ -122,6 +121,7 @@ RUST_SUBJECTS = {
     "kafka": "Kafka's log",
     "log": "Partition logs",
     "core": "State tables and rows",
+    "columns": "State tables and rows",
     "binding": "State tables and rows",
 }
 

@@ -3,10 +3,11 @@
 
 mod inputs;
 
-use _native::library::{Columns, apply, missing, restore, scan, without_panic};
 use arrow_array::ffi_stream::{ArrowArrayStreamReader, FFI_ArrowArrayStream};
 use arrow_array::{ArrayRef, Int16Array, Int32Array, Int64Array, RecordBatch, RecordBatchIterator, StringArray};
+use fencepost_columns::{ColumnNames, restore, without_panic};
 use fencepost_core::Epochs;
+use fencepost_fuzz::binding::{apply, missing_of, scan};
 use fencepost_fuzz::{Named, POLICIES, binding, bounded};
 use fencepost_lake::{ParquetFile, ReadAt};
 use fencepost_testkit::pair::Rules;
@@ -78,12 +79,13 @@ impl ReadAt for Memory {
 /// What is read at all shows that the corpus reaches behind the checks.
 #[test]
 fn the_corpus_is_read() {
-    let columns = Columns {
+    let columns = ColumnNames {
         pid: vec!["pid".into(), "name".into()],
         epoch: Some("epoch".into()),
         partition: vec!["partition".into()],
         seq: "seq".into(),
         timestamp: Some("timestamp".into()),
+        length: None,
     };
     let committed = corpus("binding_parquet");
     for bytes in files() {
@@ -105,8 +107,8 @@ fn the_corpus_is_restored() {
         assert_eq!(delta < bytes.len(), number % 2 == 0);
         let (snapshot, delta) = bytes.split_at(delta);
         let deltas: &[&[u8]] = &[delta];
-        let table = restore(snapshot, &deltas[usize::from(delta.is_empty())..]).expect("its own bytes");
-        holes += missing(&table).iter().map(RecordBatch::num_rows).sum::<usize>();
+        let table = restore(snapshot, deltas[usize::from(delta.is_empty())..].iter().copied()).expect("its own bytes");
+        holes += missing_of(&table).iter().map(RecordBatch::num_rows).sum::<usize>();
     }
     assert!(holes > 5, "{holes}");
 }
@@ -215,12 +217,13 @@ fn snapshots() -> Vec<Vec<u8>> {
     let snapshot = |(number, &(preset, fields, keeps_timestamp)): (usize, &Named)| {
         let rules = Rules::new(preset, fields, keeps_timestamp);
         let mut table = rules.table();
-        let columns = Columns {
+        let columns = ColumnNames {
             pid: if number % 3 == 0 { vec!["pid".into(), "name".into()] } else { vec!["pid".into()] },
             epoch: (rules.core.epochs != Epochs::Ignore).then(|| "epoch".into()),
             partition: vec!["partition".into()],
             seq: "seq".into(),
             timestamp: keeps_timestamp.then(|| "timestamp".into()),
+            length: None,
         };
         let rows = rows();
         apply(&mut table, vec![rows.slice(0, 13), rows.slice(25, 3)], &columns).expect("valid rows");

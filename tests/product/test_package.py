@@ -279,13 +279,20 @@ def test_crates_depend_downwards() -> None:
         "fencepost-kafka": set(),
         "fencepost-lake": set(),
         "fencepost-log": {"fencepost-core", "fencepost-kafka"},
-        "fencepost-python": {"fencepost-core", "fencepost-kafka", "fencepost-lake", "fencepost-log"},
-        "fencepost-bench": {"fencepost-core"},
-        "fencepost-fuzz": {
+        "fencepost-columns": {"fencepost-core", "fencepost-kafka", "fencepost-lake"},
+        "fencepost-python": {
+            "fencepost-columns",
             "fencepost-core",
             "fencepost-kafka",
             "fencepost-lake",
-            "fencepost-python",
+            "fencepost-log",
+        },
+        "fencepost-bench": {"fencepost-core"},
+        "fencepost-fuzz": {
+            "fencepost-columns",
+            "fencepost-core",
+            "fencepost-kafka",
+            "fencepost-lake",
             "fencepost-testkit",
         },
     }

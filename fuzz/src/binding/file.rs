@@ -1,8 +1,9 @@
+use super::calls::{self, Scanned};
 use crate::memory::bounded;
-use _native::library::{self as binding, Columns, Refused, Scanned};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{UInt32Type, UInt64Type};
 use arrow_array::{BooleanArray, RecordBatch};
+use fencepost_columns::{ColumnNames, Failure};
 use fencepost_lake::{Arranging, ParquetFile, ReadAt, RowRanges, Rows, Target, arrange, rewrite};
 use std::io;
 use std::ops::Range;
@@ -56,14 +57,14 @@ pub fn parquet(bytes: &[u8]) {
         && scanned.is_end
     {
         let rewritten = ParquetFile::open(&target.0).expect("what was written");
-        let again = of.scan(&rewritten).unwrap_or_else(|refused| panic!("what was written: {}", refused.0));
+        let again = of.scan(&rewritten).unwrap_or_else(|refused| panic!("what was written: {refused:?}"));
         of.compare(&scanned, &again, &order);
     }
 }
 
 /// What is asked of a file.
 struct Of {
-    columns: Columns,
+    columns: ColumnNames,
     order_by: Vec<String>,
     by_row: bool,
     keeps: bool,
@@ -75,12 +76,13 @@ impl Of {
         let has = |bit: u8| options >> bit & 1 == 1;
         let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
         Of {
-            columns: Columns {
+            columns: ColumnNames {
                 pid: names(if has(0) { &["pid", "name"] } else { &["pid"] }),
                 epoch: has(1).then(|| "epoch".into()),
                 partition: names(if has(2) { &[] } else { &["partition"] }),
                 seq: "seq".into(),
                 timestamp: has(3).then(|| "timestamp".into()),
+                length: None,
             },
             order_by: names(if has(4) { &["name"] } else { &[] }),
             by_row: !has(5),
@@ -89,8 +91,8 @@ impl Of {
         }
     }
 
-    fn scan(&self, file: &ParquetFile) -> Result<Scanned, Refused> {
-        binding::scan(file, &self.columns, self.order_by.clone(), self.by_row, BATCHES_MAX)
+    fn scan(&self, file: &ParquetFile) -> Result<Scanned, Failure> {
+        calls::scan(file, &self.columns, self.order_by.clone(), self.by_row, BATCHES_MAX)
     }
 
     /// The rows that are written, in their order: those of the range or all others, arranged with the last ones first.
@@ -122,7 +124,7 @@ impl Of {
         }
         for shard in 0..2 {
             let of = |scanned: &Scanned, range: &Range<u64>| -> Vec<RecordBatch> {
-                let own = scanned.runs.iter().filter(|(it, _)| *it == shard);
+                let own = scanned.spans.iter().filter(|(it, _)| *it == shard);
                 own.flat_map(|(_, batch)| single_rows(batch, range)).collect()
             };
             let kept: Vec<RecordBatch> = order.iter().flat_map(|range| of(before, range)).collect();
@@ -147,7 +149,7 @@ fn rows_of(scanned: &Scanned) -> u64 {
         let lengths = batch.column(batch.num_columns() - 3).as_primitive::<UInt32Type>();
         lengths.values().iter().map(|&length| u64::from(length)).sum()
     };
-    scanned.runs.iter().map(|(_, batch)| lengths(batch)).sum()
+    scanned.spans.iter().map(|(_, batch)| lengths(batch)).sum()
 }
 
 /// Ends the process where code of this repository panics. Decoders of other crates may: what reads files makes errors of

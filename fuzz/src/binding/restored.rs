@@ -1,5 +1,6 @@
 use crate::memory::bounded;
-use _native::library as binding;
+use arrow_array::RecordBatch;
+use fencepost_columns::{Failure, entries_batches, has_epochs, insert_entries, missing_batches};
 use fencepost_core::StateTable;
 
 /// What a call may hold whatever the bytes are, and for each of them.
@@ -19,15 +20,15 @@ fn check(bytes: &[u8]) {
     let delta = bytes.windows(MAGIC.len()).skip(1).position(|it| it == MAGIC).map_or(bytes.len(), |at| at + 1);
     let (snapshot, delta) = bytes.split_at(delta);
     let deltas = if delta.is_empty() { &[][..] } else { &[delta][..] };
-    let Ok(table) = bounded(limit, || binding::restore(snapshot, deltas)) else { return };
+    let Ok(table) = bounded(limit, || fencepost_columns::restore(snapshot, deltas.iter().copied())) else { return };
     // Each range and entry names its key in full.
     let keys = &table.keys();
     let key_bytes = |pid: i64, partition: i32| 64 + keys.pid.bytes_of(pid) + keys.partition.bytes_of(partition.into());
     let named: usize = table.missing().map(|it| key_bytes(it.pid, it.partition)).sum();
-    let missing = bounded(limit + 8 * named, || binding::missing(&table));
+    let missing = bounded(limit + 8 * named, || missing_of(&table));
     assert_eq!(missing.iter().map(|batch| batch.num_rows()).sum::<usize>(), table.missing().count());
     let named: usize = table.entries().map(|it| 64 * (1 + it.holes.len()) + key_bytes(it.pid, it.partition)).sum();
-    let entries = bounded(limit + 8 * named, || binding::entries(&table));
+    let entries = bounded(limit + 8 * named, || entries_batches(&table));
     let empty = StateTable::new(table.policy()).expect("a policy that a table has");
     let empty = empty
         .with_untracked(table.untracked())
@@ -35,15 +36,26 @@ fn check(bytes: &[u8]) {
         .with_keep_timestamp(table.keeps_timestamp())
         .with_label(table.label().into())
         .with_horizon_ms(table.horizon_ms());
-    let schema = entries[0].schema();
-    let again = bounded(2 * limit + 32 * named, || binding::insert(empty, &schema, entries.clone()));
+    let again = bounded(2 * limit + 32 * named, || insert(empty, entries.clone()));
     match again {
         // Without an entry, nothing says what the parts of keys are.
-        Ok(again) => assert!(table.is_empty() || binding::entries(&again) == entries, "entries do not come back"),
+        Ok(again) => assert!(table.is_empty() || entries_batches(&again) == entries, "entries do not come back"),
         // Snapshots take integers as parts of keys that rows may not have, and without a key any width of one.
-        Err(refused) => {
-            let is_wide = table.is_empty() && refused.0.contains("a part of a key has at most");
-            assert!(is_wide || refused.0.contains("is outside 0..="), "its own entries: {}", refused.0);
+        Err(Failure::Batch { message, .. }) => {
+            let is_wide = table.is_empty() && message.contains("a part of a key has at most");
+            assert!(is_wide || message.contains("is outside 0..="), "its own entries: {message}");
         }
+        Err(other) => panic!("its own entries: {other:?}"),
     }
+}
+
+/// As `StateTable.missing`.
+pub fn missing_of(table: &StateTable) -> Vec<RecordBatch> {
+    missing_batches(table.keys(), has_epochs(table), table.missing())
+}
+
+/// As `StateTable.from_entries`: puts entries into an empty table.
+pub(super) fn insert(table: StateTable, entries: Vec<RecordBatch>) -> Result<StateTable, Failure> {
+    let schema = entries[0].schema();
+    insert_entries(table, &schema, Box::new(entries.into_iter().map(Ok)))
 }

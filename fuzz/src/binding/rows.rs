@@ -1,11 +1,13 @@
+use super::calls::{apply, apply_spans, check};
 use super::columns::Form;
+use super::restored::{insert, missing_of};
 use crate::bytes::Bytes;
 use crate::memory::bounded;
 use crate::operations::POLICIES;
-use _native::library::{self as binding, Columns};
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
 use arrow_cast::cast;
 use arrow_schema::{DataType, Field, Schema};
+use fencepost_columns::{ColumnNames, entries_batches, restore};
 use fencepost_core::StateTable;
 use fencepost_testkit::pair::Rules;
 use std::sync::Arc;
@@ -34,10 +36,10 @@ pub fn rows(bytes: &[u8]) {
         let (beside, batches) = (input.next(), stream.batches(&mut input));
         stream.apply(&mut table, &batches, beside, bytes.len());
     }
-    let entries = binding::entries(&table);
-    let again = binding::insert(stream.rules.table(), &entries[0].schema(), entries.clone()).expect("its own entries");
-    assert!(binding::entries(&again) == entries, "entries do not come back");
-    let missing: usize = binding::missing(&table).iter().map(RecordBatch::num_rows).sum();
+    let entries = entries_batches(&table);
+    let again = insert(stream.rules.table(), entries.clone()).expect("its own entries");
+    assert!(entries_batches(&again) == entries, "entries do not come back");
+    let missing: usize = missing_of(&table).iter().map(RecordBatch::num_rows).sum();
     assert_eq!(missing, table.missing().count());
 }
 
@@ -71,7 +73,7 @@ fn lengths(bytes: &mut Bytes<'_>, lines: usize) -> Vec<Option<i64>> {
 /// How the rows of an input come: policy, columns and their types.
 struct Stream {
     rules: Rules,
-    columns: Columns,
+    columns: ColumnNames,
     forms: [Form; NAMES.len()],
 }
 
@@ -87,7 +89,7 @@ impl Stream {
         let rules = Rules::new(preset, fields, keeps_timestamp);
         let (roles, name) = (bytes.next(), |at: usize| NAMES[at].to_string());
         let has_epochs = rules.core.epochs != fencepost_core::Epochs::Ignore;
-        let columns = Columns {
+        let columns = ColumnNames {
             pid: [name(PID), name(MORE)][..1 + usize::from(roles & 7 == 1)].to_vec(),
             epoch: has_epochs.then(|| name(EPOCH)),
             partition: match roles >> 3 & 7 {
@@ -97,6 +99,7 @@ impl Stream {
             },
             seq: name(SEQ),
             timestamp: keeps_timestamp.then(|| name(TIMESTAMP)),
+            length: None,
         };
         Stream { rules, columns, forms: std::array::from_fn(|_| Form::read(bytes)) }
     }
@@ -148,7 +151,7 @@ impl Stream {
 
     /// Whether every column that is read holds integers, or texts as a key.
     fn is_plain(&self) -> bool {
-        let Columns { pid, partition, .. } = &self.columns;
+        let ColumnNames { pid, partition, .. } = &self.columns;
         let fits = |at: usize| self.forms[at].is_integer() || matches!(at, PID | PARTITION) && self.forms[at].is_text();
         pid.len() == 1 && partition.len() < 2 && (0..MORE).all(fits)
     }
@@ -157,21 +160,21 @@ impl Stream {
     fn apply(&self, table: &mut StateTable, values: &[Values], beside: u8, bytes: usize) {
         let batches: Vec<RecordBatch> = values.iter().map(|values| self.batch(values, None)).collect();
         let before = table.snapshot();
-        let looked = beside.is_multiple_of(3).then(|| binding::check(table, batches.clone(), &self.columns));
+        let looked = beside.is_multiple_of(3).then(|| check(table, batches.clone(), &self.columns));
         assert!(looked.is_none() || table.snapshot() == before, "a look ahead shows");
         let limit = BYTES_FREE + BYTES_PER_BYTE * bytes;
-        let judged = bounded(limit, || binding::apply(table, batches.clone(), &self.columns));
+        let judged = bounded(limit, || apply(table, batches.clone(), &self.columns));
         match (&judged, looked) {
             (_, None) => {}
             (Ok(judged), Some(Ok(looked))) => assert_eq!(*judged, looked, "a look ahead says something else"),
-            (Err(judged), Some(Err(looked))) => assert_eq!(judged.0, looked.0),
+            (Err(judged), Some(Err(looked))) => assert_eq!(format!("{judged:?}"), format!("{looked:?}")),
             (Err(_), Some(Ok(_))) => panic!("a look ahead is not refused"),
-            (Ok(_), Some(Err(looked))) => panic!("a look ahead is refused: {}", looked.0),
+            (Ok(_), Some(Err(looked))) => panic!("a look ahead is refused: {looked:?}"),
         }
         if beside % 3 == 1 && self.is_plain() {
             let mut twin = restored(&before);
             let plain = values.iter().map(|values| self.plain(values, None)).collect();
-            let plain = binding::apply(&mut twin, plain, &self.columns);
+            let plain = apply(&mut twin, plain, &self.columns);
             assert_eq!(judged.as_ref().ok(), plain.as_ref().ok(), "types show: {judged:?} {plain:?}");
             assert!(twin.snapshot() == table.snapshot(), "types show in the table");
         }
@@ -182,7 +185,7 @@ impl Stream {
         if beside % 3 == 2 && self.rules.core.intervals_max.is_none() {
             let mut twin = restored(&before);
             let pieces = batches.iter().flat_map(pieces);
-            let cut = pieces.flat_map(|rows| binding::apply(&mut twin, vec![rows], &self.columns).expect("valid rows"));
+            let cut = pieces.flat_map(|rows| apply(&mut twin, vec![rows], &self.columns).expect("valid rows"));
             assert_eq!(cut.collect::<Vec<u8>>(), judged, "a cut shows");
             assert!(content(&twin) == content(table), "a cut shows in the table");
         }
@@ -221,7 +224,7 @@ impl Stream {
         }
         let before = table.snapshot();
         let limit = BYTES_FREE + BYTES_PER_BYTE * bytes;
-        let judged = bounded(limit, || binding::apply_spans(table, lines.clone(), "length", &self.columns));
+        let judged = bounded(limit, || apply_spans(table, lines.clone(), &self.columns));
         let Ok(judged) = judged else {
             assert!(table.snapshot() == before, "a refused call shows");
             return;
@@ -229,7 +232,7 @@ impl Stream {
         assert!(sum <= ROWS_MAX, "{sum} rows were judged");
         if let Some(rows) = self.expanded(values, form, lengths) {
             let mut twin = restored(&before);
-            let single = binding::apply(&mut twin, rows, &self.columns).expect("valid rows");
+            let single = apply(&mut twin, rows, &self.columns).expect("valid rows");
             assert_eq!(single, judged, "runs show");
             assert!(content(&twin) == content(table), "runs show in the table");
         }
@@ -295,10 +298,10 @@ fn batch<'a>(columns: impl Iterator<Item = (&'a str, ArrayRef)>) -> RecordBatch 
 }
 
 fn restored(snapshot: &[u8]) -> StateTable {
-    binding::restore(snapshot, &[]).expect("its own snapshot")
+    restore(snapshot, [].into_iter()).expect("its own snapshot")
 }
 
 /// Entries, whose keys may have other numbers.
 fn content(table: &StateTable) -> Vec<RecordBatch> {
-    binding::entries(table)
+    entries_batches(table)
 }

@@ -1,21 +1,20 @@
 //! `fencepost.BrokerTable`.
 
-use crate::arrow_out::producers_batches;
-use crate::batches::{BatchNames, Produced};
-use crate::failure::Failure;
+use crate::files::{READ_BYTES, read_snapshot, replace};
 use crate::keys::KeyValue;
-use crate::rows::Rows;
-use crate::table::READ_BYTES;
+use crate::names::batch_names;
+use crate::raise::Raise;
+use crate::rows::take_rows;
 use crate::verdicts::Verdicts;
-use fencepost_core::{self as core, BrokerOptions, Error, KeyKind, ProduceBatches, ProducerEntry};
+use fencepost_columns::{BatchCall, Failure, Produced, judge_batches, producers_batches};
+use fencepost_core::{self as core, BrokerOptions, KeyKind, ProducerEntry};
 use fencepost_kafka as kafka;
 use fencepost_log as log;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use pyo3_arrow::PyTable;
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
@@ -63,7 +62,7 @@ impl BrokerTable {
         batches: &Bound<'_, PyAny>,
         columns: Option<&Bound<'_, PyAny>>,
         keeps_keys: bool,
-        call: Call,
+        call: BatchCall,
     ) -> PyResult<Verdicts> {
         let default;
         let columns = match columns {
@@ -73,13 +72,13 @@ impl BrokerTable {
                 &default
             }
         };
-        let names = BatchNames::of(columns)?;
-        let rows = Rows::take(batches, Some(&names.all()))?;
+        let names = batch_names(columns)?;
+        let rows = take_rows(batches, Some(&names.all()))?;
         let needs_partitions = self.with(py, |table| Ok(table.follows_log_ends()))?;
         // Before the table is locked: a stream may be a Python generator that asks this table something.
         let produced = py.detach(|| Produced::read(&names, rows, needs_partitions));
         let produced = produced.map_err(|failure| failure.raise(py))?;
-        self.with(py, |table| judge_and_keep(table, &produced, &names, keeps_keys, call))
+        self.with(py, |table| judge_batches(table, &produced, &names, keeps_keys, call)).map(Verdicts)
     }
 
     /// A partition as the table has numbered it, a new number if it has none and `is_new` allows it.
@@ -87,38 +86,6 @@ impl BrokerTable {
         let kind = self.with(py, |table| Ok(table.keys().partition.kind().clone()))?;
         KeyValue::of(partition, &kind, "partition").map_err(|failure| failure.raise(py))
     }
-}
-
-/// Judges batches with `call`. What it learns of partitions is kept only if `keeps_keys` and nothing fails.
-pub(crate) fn judge_and_keep(
-    table: &mut core::BrokerTable,
-    produced: &Produced,
-    names: &BatchNames,
-    keeps_keys: bool,
-    call: Call,
-) -> Result<Verdicts, Failure> {
-    let before = table.keys().mark();
-    let judged = judge_produced(table, produced, call).map_err(|error| match error {
-        Error::Batch { column, row, problem } => Failure::batch(&names.of_role(column), row, problem),
-        other => Failure::from(other),
-    });
-    let verdicts = judged.map(|judged| Verdicts::of_batches(judged, table.keys()));
-    // Where nothing was accepted either, no key is in use: the next call may bring keys of another type.
-    if verdicts.is_err() || !keeps_keys || table.is_blank() {
-        table.keys_mut().go_back(before);
-    }
-    verdicts
-}
-
-/// What judges batches.
-pub(crate) type Call = fn(&mut core::BrokerTable, &[ProduceBatches<'_>]) -> core::Result<core::BrokerJudged>;
-
-fn judge_produced(table: &mut core::BrokerTable, produced: &Produced, call: Call) -> core::Result<core::BrokerJudged> {
-    if let Some(partition) = produced.partition_kind() {
-        table.keys_mut().fix(KeyKind::Plain, partition)?;
-    }
-    let partitions = produced.number(table.keys_mut())?;
-    call(table, &produced.batches(&partitions))
 }
 
 #[pymethods]
@@ -255,7 +222,7 @@ impl BrokerTable {
     /// Writes the snapshot to a file: beside it first, synced, then put in its place.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.with(py, |table| {
-            let saved = crate::files::replace(&path, |file| {
+            let saved = replace(&path, |file| {
                 let mut out = io::BufWriter::with_capacity(READ_BYTES, file);
                 table.write_snapshot(&mut out)?;
                 io::Write::flush(&mut out)
@@ -267,7 +234,9 @@ impl BrokerTable {
     /// The table that a file holds. Raises SnapshotError for other files.
     #[staticmethod]
     fn load(py: Python<'_>, path: PathBuf) -> PyResult<BrokerTable> {
-        py.detach(|| load(&path)).map(BrokerTable::wrap).map_err(|failure| failure.raise(py))
+        py.detach(|| read_snapshot(&path, |input, _| core::BrokerTable::read_snapshot(input)))
+            .map(BrokerTable::wrap)
+            .map_err(|failure| failure.raise(py))
     }
 
     /// The producers of one partition as a broker wrote them to its own ``.snapshot`` (Kafka's version 1): of each the
@@ -311,7 +280,7 @@ impl BrokerTable {
             let number = key.number(&table.keys().partition).and_then(|number| i32::try_from(number).ok());
             let entries = number.map_or(Ok(Vec::new()), |number| kafka_entries(table, number, &self.order_read))?;
             let bytes = kafka::snapshot::write(&entries);
-            let saved = crate::files::replace(&path, |file| io::Write::write_all(file, &bytes));
+            let saved = replace(&path, |file| io::Write::write_all(file, &bytes));
             saved.map_err(|error| Failure::Io(error, path.display().to_string()))
         })
     }
@@ -396,18 +365,6 @@ fn kafka_entries(
     let mut entries = of_partition.map(entry).collect::<Result<Vec<_>, _>>()?;
     entries.sort_by_key(|entry| ranks.get(&entry.pid).copied().unwrap_or(usize::MAX));
     Ok(entries)
-}
-
-fn load(path: &Path) -> Result<core::BrokerTable, Failure> {
-    let unreadable = |error| Failure::Io(error, path.display().to_string());
-    let mut input = BufReader::with_capacity(READ_BYTES, File::open(path).map_err(unreadable)?);
-    // What cannot be read at all is the system's error, not the snapshot's.
-    input.fill_buf().map_err(unreadable)?;
-    let table = core::BrokerTable::read_snapshot(&mut input).map_err(|error| Failure::from(error).in_file(path))?;
-    match io::copy(&mut input, &mut io::sink()).map_err(unreadable)? {
-        0 => Ok(table),
-        more => Err(Failure::snapshot(format!("{more} bytes follow the snapshot")).in_file(path)),
-    }
 }
 
 fn entry_dict<'py>(

@@ -1,7 +1,9 @@
-//! Files that are replaced whole or not at all.
+//! Files of snapshots: replaced whole or not at all, and read to their end.
 
+use fencepost_columns::Failure;
+use fencepost_core as core;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,4 +37,25 @@ fn write_synced<T>(path: &Path, write: impl FnOnce(&mut File) -> io::Result<T>) 
     let done = write(&mut file)?;
     file.sync_all()?;
     Ok(done)
+}
+
+/// Bytes of a file that are read or written at once.
+pub(crate) const READ_BYTES: usize = 1 << 20;
+
+/// What `read` reads from a file, which must end there. `read` also gets the bytes of the file.
+pub(crate) fn read_snapshot<T>(
+    path: &Path,
+    read: impl FnOnce(&mut BufReader<File>, u64) -> core::Result<T>,
+) -> Result<T, Failure> {
+    let unreadable = |error| Failure::Io(error, path.display().to_string());
+    let file = File::open(path).map_err(unreadable)?;
+    let bytes = file.metadata().map_err(unreadable)?.len();
+    let mut input = BufReader::with_capacity(READ_BYTES.min(bytes as usize + 1), file);
+    // What cannot be read at all is the system's error, not the snapshot's.
+    input.fill_buf().map_err(unreadable)?;
+    let table = read(&mut input, bytes).map_err(|error| Failure::from(error).in_file(path))?;
+    match io::copy(&mut input, &mut io::sink()).map_err(unreadable)? {
+        0 => Ok(table),
+        more => Err(Failure::snapshot(format!("{more} bytes follow the snapshot")).in_file(path)),
+    }
 }

@@ -1,10 +1,11 @@
 //! Kafka's log for Python: Arrow streams that read segments as they are pulled, and the small files beside them.
 
-use crate::failure::Failure;
-use crate::kafka_columns::{BatchArrays, RecordArrays};
 use crate::objects::{Blocks, Object, interrupt_again};
+use crate::raise::Raise;
 use arrow_array::{Int16Array, Int32Array, Int64Array, RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
+use fencepost_columns::Failure;
+use fencepost_columns::{BatchArrays, RecordArrays, without_panic};
 use fencepost_kafka as kafka;
 use kafka::index::IndexCheck;
 use pyo3::exceptions::PyValueError;
@@ -15,7 +16,6 @@ use pyo3_arrow::{PyRecordBatch, PyRecordBatchReader, PyTable};
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -39,19 +39,6 @@ const BROKEN: &str = "an earlier read of this stream failed midway; open the str
 impl From<kafka::Error> for Stop {
     fn from(error: kafka::Error) -> Stop {
         Stop::Damage(error)
-    }
-}
-
-impl From<kafka::Error> for Failure {
-    fn from(error: kafka::Error) -> Failure {
-        let message = error.to_string();
-        match error.kind {
-            kafka::Kind::Storage(errno) => {
-                let system = errno.map_or_else(|| io::Error::other(error.reason), io::Error::from_raw_os_error);
-                Failure::Read { error: system, path: error.path, message }
-            }
-            _ => Failure::Source { path: error.path, position: error.position, message },
-        }
     }
 }
 
@@ -196,16 +183,6 @@ impl KafkaStream {
         let finding = |it: kafka::Error| class.call1((it.kind.name(), it.path, it.position, it.reason));
         findings.into_iter().map(finding).collect()
     }
-}
-
-/// What a stream gives. A panic becomes an error: it must not leave through the C functions that readers of an Arrow
-/// stream call, which would end the process.
-pub fn without_panic<T>(pull: impl FnOnce() -> Option<Result<T, ArrowError>>) -> Option<Result<T, ArrowError>> {
-    catch_unwind(AssertUnwindSafe(pull)).unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<String>().map(String::as_str);
-        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-        Some(Err(ArrowError::ExternalError(format!("the stream failed: {said}").into())))
-    })
 }
 
 /// The stream for a reader that may hold the interpreter or not.

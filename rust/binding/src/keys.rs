@@ -1,6 +1,6 @@
 //! One key, given from Python.
 
-use crate::failure::Failure;
+use fencepost_columns::Failure;
 use fencepost_core::{KEY_BYTES_MAX, KeyKind, KeySpace, PartKind, encode_bytes, encode_int};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyString, PyTuple};

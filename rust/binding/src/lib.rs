@@ -1,42 +1,33 @@
-//! The extension module `fencepost._native`: Arrow in, interpreter released, core called, Arrow out.
-//!
-//! As a library it has what needs no interpreter: [`library`].
+//! The extension module `fencepost._native`: rows taken from Python, interpreter released, `fencepost_columns` called,
+//! Arrow given back.
 
-mod arrow_out;
-mod batches;
 mod broker;
-mod failure;
 mod files;
-mod identity;
 mod kafka;
-mod kafka_columns;
 mod keys;
-pub mod library;
-mod log_rows;
+mod names;
 mod objects;
 mod parquet;
 mod partition_log;
+mod raise;
 mod rows;
 mod scan;
 mod table;
 mod transactions;
 mod verdicts;
 
-use crate::failure::Failure;
-use crate::identity::{Chunk, ColumnNames, Identity, Parts};
-use arrow_array::ArrayRef;
-use arrow_array::builder::{ArrayBuilder, UInt32Builder};
+use crate::names::column_names;
+use crate::raise::Raise;
+use crate::rows::take_rows;
 use arrow_array::cast::AsArray;
-use arrow_buffer::ArrowNativeType;
-use fencepost_core::{Column, KeyRef, PRESETS, Policy, shard_hash};
+use fencepost_columns::{Failure, Identity, shard_of_rows};
+use fencepost_core::{PRESETS, Policy};
 use pyo3::prelude::*;
 use pyo3_arrow::input::AnyArray;
 use pyo3_arrow::{PyArray, PyTable};
-use std::sync::Arc;
 
 /// Pages of Parquet files are buffers of a megabyte that come and go. The system's allocator gives each back to the
 /// system, and rewriting a file then spends two fifths of its time in page faults.
-#[cfg(feature = "allocator")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -101,69 +92,16 @@ fn shards(
         return Err(pyo3::exceptions::PyValueError::new_err("count=0: at least one shard is needed"));
     }
     let columns = py.import("fencepost.policy")?.call_method1("columns_or_default", (columns,))?;
-    let names = ColumnNames::of(&columns)?;
-    let rows = rows::Rows::take(rows, Some(&names.keys()))?;
+    let names = column_names(&columns)?;
+    let rows = take_rows(rows, Some(&names.keys()))?;
     let of_row = py.detach(|| shard_of_rows(&Identity::read_keys(&names, rows, 0)?, &names, count));
     of_row.map(PyArray::from_array_ref).map_err(|failure: Failure| failure.raise(py))
-}
-
-/// Neighbours often share a key, and then it is hashed once.
-fn shard_of_rows(keys: &Identity, names: &ColumnNames, count: u32) -> Result<ArrayRef, Failure> {
-    let mut of_row = UInt32Builder::new();
-    let (mut pids, mut partitions) = (Vec::new(), Vec::new());
-    for Chunk { rows, pid, partition, .. } in keys.chunks() {
-        let mut before: Option<(usize, u32)> = None;
-        for row in 0..*rows {
-            if pid.is_untracked(row) {
-                of_row.append_null();
-                continue;
-            }
-            let shard = match before {
-                Some((same, shard)) if pid.is_same(same, row) && partition.is_same(same, row) => shard,
-                _ => {
-                    let pid = key_ref(pid, row, &mut pids);
-                    let partition = key_ref(partition, row, &mut partitions);
-                    let fail = |role, problem| Failure::batch(&names.of_role(role), Some(of_row.len()), problem);
-                    check_plain(pid, i64::MAX).map_err(|problem| fail(Column::Pid, problem))?;
-                    check_plain(partition, i32::MAX.into()).map_err(|problem| fail(Column::Partition, problem))?;
-                    shard_of(pid, partition, count)
-                }
-            };
-            before = Some((row, shard));
-            of_row.append_value(shard);
-        }
-    }
-    Ok(Arc::new(of_row.finish()))
-}
-
-/// The shard of a key.
-fn shard_of(pid: KeyRef<'_>, partition: KeyRef<'_>, count: u32) -> u32 {
-    ((u128::from(shard_hash(pid, partition)) * u128::from(count)) >> 64) as u32
-}
-
-/// What is wrong with a plain key. Encoded ones were checked when they were read.
-fn check_plain(key: KeyRef<'_>, value_max: i64) -> Result<(), String> {
-    match key {
-        KeyRef::Plain(value @ ..0) => Err(format!("value {value} is outside 0..={value_max}")),
-        _ => Ok(()),
-    }
-}
-
-fn key_ref<'a, T: ArrowNativeType + Into<i64>>(parts: &Parts<T>, row: usize, bytes: &'a mut Vec<u8>) -> KeyRef<'a> {
-    match parts {
-        Parts::Plain(values) => KeyRef::Plain(values[row].into()),
-        Parts::Several(parts) => {
-            bytes.clear();
-            parts.iter().for_each(|part| part.encode(row, bytes));
-            KeyRef::Encoded(bytes)
-        }
-    }
 }
 
 /// Anything tabular as an Arrow table that can be read more than once.
 #[pyfunction]
 fn collect(py: Python<'_>, rows: &Bound<'_, PyAny>) -> PyResult<PyTable> {
-    let rows = rows::Rows::take(rows, None)?;
+    let rows = take_rows(rows, None)?;
     let (schema, batches) = py.detach(|| rows.collect()).map_err(|failure| failure.raise(py))?;
     PyTable::try_new(batches, schema)
 }

@@ -1,12 +1,13 @@
 //! Parquet files for Python: footers, and files without some of their rows.
 
-use crate::failure::Failure;
 use crate::objects::{Blocks, Object};
+use crate::raise::Raise;
 use arrow_array::cast::AsArray;
 use arrow_array::types::UInt64Type;
 use arrow_array::{Array, ArrayRef};
 use arrow_cast::{CastOptions, cast_with_options};
 use arrow_schema::{DataType, SchemaRef};
+use fencepost_columns::Failure;
 use fencepost_lake as lake;
 use pyo3::prelude::*;
 use pyo3_arrow::PySchema;

@@ -1,14 +1,10 @@
 //! What `fencepost.kafka.PartitionLog` writes with.
 
-use crate::batches::read_timestamps;
 use crate::broker::broker_options;
-use crate::failure::Failure;
-use crate::identity::wrong_type;
 use crate::kafka::{KafkaStream, record_stream};
-use crate::rows::Rows;
-use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef};
-use arrow_schema::{DataType, Field, Fields};
+use crate::raise::Raise;
+use crate::rows::take_rows;
+use fencepost_columns::{Failure, HEADERS, KEY, RECORD_COLUMNS, Rows, VALUE, build_records};
 use fencepost_core::{Control, Error};
 use fencepost_kafka::{self as kafka, BatchBuilder, Compression, RecordScan, Stamp};
 use fencepost_log as log;
@@ -18,12 +14,6 @@ use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The columns of records that come as Arrow.
-const KEY: &str = "key";
-const VALUE: &str = "value";
-const TIMESTAMP: &str = "timestamp";
-const HEADERS: &str = "headers";
 
 /// The log of a partition, open for writing; see ``fencepost.kafka.PartitionLog``.
 #[pyclass(frozen, module = "fencepost._native")]
@@ -70,15 +60,15 @@ impl PartitionLog {
             let compression = found.ok_or_else(unknown)?;
             let broker = broker_options(version, window, first, "assign", max_idle_ms)?;
             let options = log::Options { broker, policy, segment_bytes, cuts_damage };
-            let unopened = |error| log::Error::Io {
+            let unopened = |error| Failure::Refused {
                 error,
                 path: path.display().to_string(),
                 state: "the log was not opened".into(),
             };
             let folder = log::Folder::create(&path).map_err(unopened)?;
             let lock = folder.lock().map_err(unopened)?;
-            let lock = lock.ok_or_else(|| log::Error::Locked(path.display().to_string()))?;
-            let log = log::PartitionLog::open(Arc::new(folder), Some(lock), options)?;
+            let lock = lock.ok_or_else(|| failure_of(log::Error::Locked(path.display().to_string())))?;
+            let log = log::PartitionLog::open(Arc::new(folder), Some(lock), options).map_err(failure_of)?;
             Ok(PartitionLog { log, topic, partition, compression })
         };
         py.detach(open).map_err(|failure: Failure| failure.raise(py))
@@ -117,7 +107,7 @@ impl PartitionLog {
                     let failure = Failure::batch(&column.to_string(), None, problem);
                     if count > 1 { failure.in_batch(row) } else { failure }
                 }
-                other => other.into(),
+                other => failure_of(other),
             })?;
             Ok(appended.into_iter().map(|it| (it.verdict as u8, it.offset)).collect())
         };
@@ -154,7 +144,7 @@ impl PartitionLog {
                 transaction_version,
                 bytes: kafka::marker(pid, epoch, is_commit, coordinator_epoch, now_ms),
             }];
-            let appended = self.log.append(&mut marker)?;
+            let appended = self.log.append(&mut marker).map_err(failure_of)?;
             Ok((appended[0].verdict as u8, appended[0].offset))
         };
         py.detach(append).map_err(|failure: Failure| failure.raise(py))
@@ -163,19 +153,19 @@ impl PartitionLog {
     /// The records from an offset on, as they are now.
     fn read(&self, py: Python<'_>, from_offset: i64, is_committed: bool) -> PyResult<KafkaStream> {
         let reading = py.detach(|| self.log.read(from_offset, is_committed));
-        let reading = reading.map_err(|error| Failure::from(error).raise(py))?;
+        let reading = reading.map_err(|error| failure_of(error).raise(py))?;
         let scan = RecordScan::new(reading.partition, reading.view, kafka::BATCH_BYTES_MAX);
         Ok(record_stream(self.topic.clone(), Some(self.partition), scan))
     }
 
     #[getter]
     fn log_end(&self, py: Python<'_>) -> PyResult<i64> {
-        py.detach(|| self.log.log_end()).map_err(|error| Failure::from(error).raise(py))
+        py.detach(|| self.log.log_end()).map_err(|error| failure_of(error).raise(py))
     }
 
     #[getter]
     fn last_stable_offset(&self, py: Python<'_>) -> PyResult<i64> {
-        py.detach(|| self.log.last_stable_offset()).map_err(|error| Failure::from(error).raise(py))
+        py.detach(|| self.log.last_stable_offset()).map_err(|error| failure_of(error).raise(py))
     }
 
     /// State, states that were passed over, batches that were followed, bytes that were cut off.
@@ -186,15 +176,15 @@ impl PartitionLog {
     }
 
     fn evict(&self, py: Python<'_>, now_ms: i64) -> PyResult<usize> {
-        py.detach(|| self.log.evict(now_ms)).map_err(|error| Failure::from(error).raise(py))
+        py.detach(|| self.log.evict(now_ms)).map_err(|error| failure_of(error).raise(py))
     }
 
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.log.sync()).map_err(|error| Failure::from(error).raise(py))
+        py.detach(|| self.log.sync()).map_err(|error| failure_of(error).raise(py))
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.log.close()).map_err(|error| Failure::from(error).raise(py))
+        py.detach(|| self.log.close()).map_err(|error| failure_of(error).raise(py))
     }
 }
 
@@ -225,16 +215,14 @@ impl PartitionLog {
     }
 }
 
-impl From<log::Error> for Failure {
-    fn from(error: log::Error) -> Failure {
-        match error {
-            log::Error::Damaged(error) => error.into(),
-            log::Error::Batch(error) => error.into(),
-            log::Error::Io { error, path, state } => Failure::Refused { error, path, state },
-            log::Error::Poisoned(message) => Failure::PoisonedLog(message),
-            locked @ log::Error::Locked(_) => Failure::Locked(locked.to_string()),
-            other @ (log::Error::Closed | log::Error::Value(_)) => Failure::Value(other.to_string()),
-        }
+fn failure_of(error: log::Error) -> Failure {
+    match error {
+        log::Error::Damaged(error) => error.into(),
+        log::Error::Batch(error) => error.into(),
+        log::Error::Io { error, path, state } => Failure::Refused { error, path, state },
+        log::Error::Poisoned(message) => Failure::PoisonedLog(message),
+        locked @ log::Error::Locked(_) => Failure::Locked(locked.to_string()),
+        other @ (log::Error::Closed | log::Error::Value(_)) => Failure::Value(other.to_string()),
     }
 }
 
@@ -259,7 +247,7 @@ impl Records {
                 let wanted = "a list of bytes, (key, value) or (key, value, headers), or an Arrow table";
                 return Err(PyTypeError::new_err(format!("records of type {kind}: {wanted} is needed")));
             }
-            return Ok(Records::Rows(Rows::take(records, Some(&[KEY, VALUE, TIMESTAMP, HEADERS]))?));
+            return Ok(Records::Rows(take_rows(records, Some(&RECORD_COLUMNS))?));
         };
         let mut builder = BatchBuilder::with_capacity(capacity);
         for (row, record) in list.iter().enumerate() {
@@ -274,7 +262,7 @@ impl Records {
     fn build(self, now_ms: i64) -> Result<BatchBuilder, Failure> {
         match self {
             Records::Built(builder) => Ok(builder),
-            Records::Rows(rows) => build_from_arrow(rows, now_ms),
+            Records::Rows(rows) => build_records(rows, now_ms),
         }
     }
 }
@@ -316,68 +304,6 @@ fn push_tuple(builder: &mut BatchBuilder, record: &Bound<'_, PyAny>, row: usize,
         headers.into_iter(),
     );
     Ok(())
-}
-
-/// Columns value and, where there are some, key, timestamp and headers.
-fn build_from_arrow(rows: Rows, now_ms: i64) -> Result<BatchBuilder, Failure> {
-    let names: Vec<&str> =
-        [VALUE, KEY, TIMESTAMP, HEADERS].into_iter().filter(|&name| name == VALUE || rows.has(name)).collect();
-    let mut builder = BatchBuilder::default();
-    for columns in rows.select(&names)? {
-        let of = |name: &str| names.iter().position(|&it| it == name).map(|at| &columns[at]);
-        let before = builder.count() as usize;
-        let value = of(VALUE).map(|column| to_binary(VALUE, column)).transpose()?;
-        let key = of(KEY).map(|column| to_binary(KEY, column)).transpose()?;
-        let times = of(TIMESTAMP).map(|column| read_timestamps(TIMESTAMP, column, before)).transpose()?;
-        let headers = of(HEADERS).map(to_headers).transpose()?;
-        let rows = columns.first().map_or(0, |column| column.len());
-        let headers_of = |row: usize| {
-            let Some(headers) = headers.as_ref().filter(|it| it.is_valid(row)) else { return Ok(Vec::new()) };
-            let pairs = headers.as_list::<i32>().value(row);
-            let (names, values) = (pairs.as_struct().column(0).clone(), pairs.as_struct().column(1).clone());
-            let pair = |at: usize| {
-                if names.is_null(at) {
-                    return Err(Failure::batch(HEADERS, Some(before + row), "a header without a name"));
-                }
-                let value = values.is_valid(at).then(|| values.as_binary::<i32>().value(at).to_vec());
-                Ok((names.as_string::<i32>().value(at).to_string(), value))
-            };
-            (0..pairs.len()).map(pair).collect::<Result<Vec<_>, _>>()
-        };
-        fn bytes_of(column: &Option<ArrayRef>, row: usize) -> Option<&[u8]> {
-            column.as_ref().filter(|it| it.is_valid(row)).map(|it| it.as_binary::<i64>().value(row))
-        }
-        for row in 0..rows {
-            let timestamp = times.as_ref().map_or(now_ms, |times| times[row]);
-            if timestamp < 0 {
-                let problem = format!("value {timestamp} is outside 0..={}, or null", i64::MAX);
-                return Err(Failure::batch(TIMESTAMP, Some(before + row), problem));
-            }
-            let headers = headers_of(row)?;
-            let pairs: Vec<_> = headers.iter().map(|(name, value)| (name.as_bytes(), value.as_deref())).collect();
-            builder.push(timestamp, bytes_of(&key, row), bytes_of(&value, row), pairs.into_iter());
-        }
-    }
-    Ok(builder)
-}
-
-fn to_binary(name: &str, column: &ArrayRef) -> Result<ArrayRef, Failure> {
-    let kind = match column.data_type() {
-        DataType::Dictionary(_, values) => values,
-        kind => kind,
-    };
-    let is_bytes = kind.is_string() || kind.is_binary() || kind.is_null();
-    if !is_bytes {
-        return Err(wrong_type(name, column.data_type(), "binary or strings"));
-    }
-    Ok(arrow_cast::cast(column, &DataType::LargeBinary)?)
-}
-
-fn to_headers(column: &ArrayRef) -> Result<ArrayRef, Failure> {
-    let pair = vec![Field::new("key", DataType::Utf8, true), Field::new("value", DataType::Binary, true)];
-    let wanted = DataType::new_list(DataType::Struct(Fields::from(pair)), true);
-    let wrong = || wrong_type(HEADERS, column.data_type(), "lists of structs of key (utf8) and value (binary)");
-    arrow_cast::cast(column, &wanted).map_err(|_| wrong())
 }
 
 /// An int in a range; None is -1 where that is in it.

@@ -1,117 +1,31 @@
 //! Anything tabular: a stream or a batch by the PyCapsule protocol, or a mapping of names to arrays.
 
-use crate::failure::Failure;
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchIterator, RecordBatchReader, make_array, new_empty_array};
-use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use crate::raise::Raise;
+use arrow_schema::DataType;
+use fencepost_columns::{Column, Failure, Rows};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyMapping, PyMemoryView};
 use pyo3_arrow::PyArray;
 use pyo3_arrow::input::{AnyArray, AnyRecordBatch};
-use std::sync::Arc;
 
-/// Rows taken from Python; reading them needs the interpreter no more.
-pub(crate) enum Rows {
-    Stream(Box<dyn RecordBatchReader + Send>),
-    /// Columns that are not wanted are known by name only.
-    Mapping(Vec<(String, Option<Column>)>),
-}
-
-/// A column of a mapping. Its type, for there may be no chunk to show it.
-pub(crate) struct Column {
-    kind: DataType,
-    chunks: Vec<ArrayRef>,
-    /// Whether the values lie in memory that other threads of Python may write.
-    is_writable: bool,
-}
-
-/// The columns that were asked for, chunk by chunk: all chunks have the same columns in that order.
-pub(crate) type Chunks = Vec<Vec<ArrayRef>>;
-
-/// Batches of one schema.
-pub(crate) type Batches = Box<dyn Iterator<Item = Result<RecordBatch, Failure>> + Send>;
-
-impl Rows {
-    /// `wanted`: the columns that will be asked for, every one if `None`. Others may be of any type.
-    pub(crate) fn take(rows: &Bound<'_, PyAny>, wanted: Option<&[&str]>) -> PyResult<Rows> {
-        if rows.hasattr("__arrow_c_stream__")? || rows.hasattr("__arrow_c_array__")? {
-            return take_stream(rows);
-        }
-        let Ok(mapping) = rows.cast::<PyMapping>() else { return Err(not_tabular(rows, "")) };
-        let mut columns = Vec::new();
-        for item in mapping.items()? {
-            let (name, values): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
-            let Ok(name) = name.extract::<String>() else {
-                return Err(not_tabular(rows, &format!(" ({} is not a column name)", name.repr()?)));
-            };
-            let is_wanted = wanted.is_none_or(|wanted| wanted.contains(&name.as_str()));
-            let column = if is_wanted { Some(take_column(&name, &values)?) } else { None };
-            columns.push((name, column));
-        }
-        Ok(Rows::Mapping(columns))
+/// Takes rows from Python. `wanted`: the columns that will be asked for, every one if `None`. Others may be of any type.
+pub(crate) fn take_rows(rows: &Bound<'_, PyAny>, wanted: Option<&[&str]>) -> PyResult<Rows> {
+    if rows.hasattr("__arrow_c_stream__")? || rows.hasattr("__arrow_c_array__")? {
+        return take_stream(rows);
     }
-
-    /// Whether there is a column of that name.
-    pub(crate) fn has(&self, name: &str) -> bool {
-        match self {
-            Rows::Stream(reader) => reader.schema().field_with_name(name).is_ok(),
-            Rows::Mapping(columns) => columns.iter().any(|(known, _)| known == name),
-        }
+    let Ok(mapping) = rows.cast::<PyMapping>() else { return Err(not_tabular(rows, "")) };
+    let mut columns = Vec::new();
+    for item in mapping.items()? {
+        let (name, values): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+        let Ok(name) = name.extract::<String>() else {
+            return Err(not_tabular(rows, &format!(" ({} is not a column name)", name.repr()?)));
+        };
+        let is_wanted = wanted.is_none_or(|wanted| wanted.contains(&name.as_str()));
+        let column = if is_wanted { Some(take_column(&name, &values)?) } else { None };
+        columns.push((name, column));
     }
-
-    pub(crate) fn of_batch(batch: RecordBatch) -> Rows {
-        let schema = batch.schema();
-        Rows::of_batches(schema, vec![batch])
-    }
-
-    pub(crate) fn of_batches(schema: SchemaRef, batches: Vec<RecordBatch>) -> Rows {
-        Rows::Stream(Box::new(RecordBatchIterator::new(batches.into_iter().map(Ok), schema)))
-    }
-
-    /// The named columns. Every name must be there once.
-    pub(crate) fn select(self, names: &[&str]) -> Result<Chunks, Failure> {
-        match self {
-            Rows::Stream(reader) => {
-                let schema = reader.schema();
-                let found: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-                let positions = positions(&found, names)?;
-                let project = |batch: RecordBatch| positions.iter().map(|&at| batch.column(at).clone()).collect();
-                reader.map(|batch| Ok(project(batch?))).collect()
-            }
-            Rows::Mapping(columns) => {
-                let found: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
-                let positions = positions(&found, names)?;
-                let one =
-                    |&at: &usize| columns[at].1.as_ref().map_or_else(|| unreachable!("wanted"), Column::one_array);
-                let arrays = positions.iter().map(one).collect::<Result<Vec<_>, _>>()?;
-                check_lengths(names, &arrays)?;
-                Ok(vec![arrays])
-            }
-        }
-    }
-
-    /// Everything, as batches.
-    pub(crate) fn collect(self) -> Result<(SchemaRef, Vec<RecordBatch>), Failure> {
-        let (schema, batches) = self.batches()?;
-        Ok((schema, batches.collect::<Result<_, _>>()?))
-    }
-
-    /// Everything, one batch after the other: no more of them is held than the source holds.
-    pub(crate) fn batches(self) -> Result<(SchemaRef, Batches), Failure> {
-        match self {
-            Rows::Stream(reader) => Ok((reader.schema(), Box::new(reader.map(|batch| Ok(batch?))))),
-            Rows::Mapping(columns) => {
-                let taken = || columns.iter().filter_map(|(name, column)| Some((name.as_str(), column.as_ref()?)));
-                let names: Vec<&str> = taken().map(|(name, _)| name).collect();
-                let arrays = taken().map(|(_, column)| column.one_array()).collect::<Result<Vec<_>, _>>()?;
-                check_lengths(&names, &arrays)?;
-                let field = |(name, array): (&&str, &ArrayRef)| Field::new(*name, array.data_type().clone(), true);
-                let schema = Arc::new(Schema::new(names.iter().zip(&arrays).map(field).collect::<Vec<_>>()));
-                let batch = RecordBatch::try_new(schema.clone(), arrays)?;
-                Ok((schema, Box::new(std::iter::once(Ok(batch)))))
-            }
-        }
-    }
+    Ok(Rows::Mapping(columns))
 }
 
 fn take_stream(rows: &Bound<'_, PyAny>) -> PyResult<Rows> {
@@ -186,60 +100,4 @@ fn take_flags(values: &Bound<'_, PyAny>) -> PyResult<AnyArray> {
     let flags = arrow_select::concat::concat(&bytes).and_then(|bytes| arrow_cast::cast(&bytes, &DataType::Boolean));
     let flags = flags.map_err(|error| PyValueError::new_err(error.to_string()))?;
     Ok(AnyArray::Array(PyArray::from_array_ref(flags)))
-}
-
-impl Column {
-    /// The values as one array that nobody writes to: validated and judged, they are read more than once.
-    fn one_array(&self) -> Result<ArrayRef, Failure> {
-        match &self.chunks[..] {
-            [] => Ok(new_empty_array(&self.kind)),
-            [one] if self.is_writable => copied(one),
-            [one] => Ok(one.clone()),
-            several => {
-                let several: Vec<_> = several.iter().map(|chunk| chunk.as_ref()).collect();
-                Ok(arrow_select::concat::concat(&several)?)
-            }
-        }
-    }
-}
-
-/// Numbers in memory of their own. `Failure::Memory` where there is none.
-fn copied(numbers: &ArrayRef) -> Result<ArrayRef, Failure> {
-    let data = numbers.to_data();
-    let (Some(width), [buffer]) = (data.data_type().primitive_width(), data.buffers()) else {
-        unreachable!("NumPy's arrays are of numbers")
-    };
-    let bytes = &buffer[data.offset() * width..][..data.len() * width];
-    let mut copy = Vec::new();
-    let count = bytes.len();
-    let refused = |_| Failure::Memory(format!("the rows need {count} bytes more, but the system has no memory left"));
-    copy.try_reserve_exact(count).map_err(refused)?;
-    copy.extend_from_slice(bytes);
-    let copy = data.into_builder().offset(0).buffers(vec![copy.into()]).align_buffers(true);
-    Ok(make_array(copy.build()?))
-}
-
-fn positions(found: &[&str], names: &[&str]) -> Result<Vec<usize>, Failure> {
-    let position = |&name: &&str| {
-        let mut places = (0..found.len()).filter(|&at| found[at] == name);
-        match (places.next(), places.next()) {
-            (Some(at), None) => Ok(at),
-            (None, _) => {
-                Err(Failure::batch(name, None, format!("missing; the rows have the columns {}", found.join(", "))))
-            }
-            (Some(_), Some(_)) => Err(Failure::batch(name, None, "occurs twice in the rows")),
-        }
-    };
-    names.iter().map(position).collect()
-}
-
-fn check_lengths(names: &[&str], arrays: &[ArrayRef]) -> Result<(), Failure> {
-    let Some(first) = arrays.first() else { return Ok(()) };
-    for (name, array) in names.iter().zip(arrays) {
-        if array.len() != first.len() {
-            let problem = format!("has {} rows, column '{}' has {}", array.len(), names[0], first.len());
-            return Err(Failure::batch(name, None, problem));
-        }
-    }
-    Ok(())
 }

@@ -1,21 +1,20 @@
-use crate::arrow_out::{bytes_of_key, entries_batch, entries_of, has_epochs, in_batches, key_names, missing_batches};
-use crate::failure::Failure;
-use crate::identity::{ColumnNames, Identity};
+use crate::files::{read_snapshot, replace};
 use crate::keys::KeyValue;
-use crate::rows::{Batches, Rows};
-use crate::verdicts::{Verdicts, bits};
-use arrow_array::{BooleanArray, RecordBatch};
-use arrow_buffer::BooleanBuffer;
-use arrow_schema::SchemaRef;
-use fencepost_core::{self as core, Entry, KeyKind, Policy, Untracked};
+use crate::names::column_names;
+use crate::raise::Raise;
+use crate::rows::take_rows;
+use crate::verdicts::Verdicts;
+use arrow_array::BooleanArray;
+use fencepost_columns::{
+    Call, ColumnNames, Failure, Identity, apply_and_keep, entries_batches, has_epochs, insert_entries, judge_and_keep,
+    keep, missing_batches, restore,
+};
+use fencepost_core::{self as core, KeyKind, Policy, Untracked};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use pyo3_arrow::{PyArray, PyTable};
-use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -65,7 +64,7 @@ impl StateTable {
     fn wrap(py: Python<'_>, core: core::StateTable) -> PyResult<StateTable> {
         let policies = py.import("fencepost.policy")?;
         let policy = policies.call_method1("from_label", (core.policy().to_string(), core.label()))?;
-        let columns = ColumnNames::of(&policy.getattr("columns")?)?;
+        let columns = column_names(&policy.getattr("columns")?)?;
         let keeps_timestamp = core.keeps_timestamp();
         Ok(StateTable { core: Mutex::new(core), policy: policy.unbind(), columns, keeps_timestamp })
     }
@@ -95,7 +94,7 @@ impl StateTable {
             None => self.columns.clone(),
             Some(columns) => {
                 let policies = py.import("fencepost.policy")?;
-                ColumnNames::of(&policies.call_method1("resolve_columns", (&self.policy, columns))?)?
+                column_names(&policies.call_method1("resolve_columns", (&self.policy, columns))?)?
             }
         };
         Ok(names.keeping_timestamps(self.keeps_timestamp))
@@ -110,76 +109,11 @@ impl StateTable {
         keeps_keys: bool,
         call: Call,
     ) -> PyResult<Verdicts> {
-        let rows = Rows::take(rows, Some(&names.all()))?;
+        let rows = take_rows(rows, Some(&names.all()))?;
         // Before the table is locked: a stream may be a Python generator that asks this table something.
         let identity = py.detach(|| Identity::read(&names, rows)).map_err(|failure| failure.raise(py))?;
-        self.with(py, |table| judge_and_keep(table, &identity, &names, keeps_keys, call))
+        self.with(py, |table| judge_and_keep(table, &identity, &names, keeps_keys, call)).map(Verdicts)
     }
-}
-
-/// Judges rows with `call`. What it learns of keys is kept only if `keeps_keys` and nothing fails.
-pub(crate) fn judge_and_keep(
-    table: &mut core::StateTable,
-    identity: &Identity,
-    names: &ColumnNames,
-    keeps_keys: bool,
-    call: Call,
-) -> Result<Verdicts, Failure> {
-    let before = table.keys().mark();
-    let judged = judge_identity(table, identity, call).map_err(|error| Failure::of_core(error, names));
-    let verdicts = judged.map(|judged| Verdicts::new(judged, table));
-    // Where no row was accepted either, no key is in use: the next call may bring keys of other types.
-    if verdicts.is_err() || !keeps_keys || table.is_empty() {
-        table.keys_mut().go_back(before);
-    }
-    verdicts
-}
-
-/// Which rows to keep, for a table that advances.
-fn apply_and_keep(
-    table: &mut core::StateTable,
-    identity: &Identity,
-    names: &ColumnNames,
-) -> Result<BooleanBuffer, Failure> {
-    let verdicts =
-        judge_and_keep(table, identity, names, true, |table, batches, _| table.apply_without_missing(batches))?;
-    Ok(verdicts.kept_bits())
-}
-
-/// The same, for an empty table that nobody uses afterwards: what it learns depends on how the rows are judged.
-pub(crate) fn keep(
-    table: &mut core::StateTable,
-    identity: &Identity,
-    names: &ColumnNames,
-) -> Result<BooleanBuffer, Failure> {
-    let found = fix_keys(table, identity)
-        .and_then(|()| table.find_repeats(&identity.keyed(), identity.has_plain_keys()))
-        .map_err(|error| Failure::of_core(error, names))?;
-    let Some(mut found) = found else {
-        return apply_and_keep(table, identity, names);
-    };
-    let others = std::mem::take(&mut found.others);
-    if !others.is_empty() {
-        let kept = apply_and_keep(table, &identity.take(&others)?, names)?;
-        others.iter().zip(&kept).filter(|&(_, is_kept)| !is_kept).for_each(|(&row, _)| found.drop_row(row));
-    }
-    Ok(bits(found.kept, identity.rows()))
-}
-
-/// What judges batches; their lines' lengths are given where rows are gathered into runs.
-pub(crate) type Call = fn(&mut core::StateTable, &[core::Batch<'_>], &[&[u32]]) -> core::Result<core::Judged>;
-
-/// The types of keys of an empty table are those of the first rows.
-fn fix_keys(table: &mut core::StateTable, identity: &Identity) -> core::Result<()> {
-    identity.key_kinds().map_or(Ok(()), |(pid, partition)| table.keys_mut().fix(pid, partition))
-}
-
-fn judge_identity(table: &mut core::StateTable, identity: &Identity, call: Call) -> core::Result<core::Judged> {
-    fix_keys(table, identity)?;
-    let chunks = identity.number(table.keys_mut())?;
-    let batches: Vec<_> = chunks.iter().map(|chunk| chunk.batch()).collect();
-    let lengths: Vec<_> = chunks.iter().map(|chunk| chunk.lengths()).collect();
-    call(table, &batches, &lengths)
 }
 
 #[pymethods]
@@ -224,7 +158,7 @@ impl StateTable {
             .with_entries_max(entries_max.map(|entries| entries as u64))
             .with_keep_timestamp(keeps_timestamp)
             .with_label(label);
-        let columns = ColumnNames::of(&columns)?;
+        let columns = column_names(&columns)?;
         Ok(StateTable { core: Mutex::new(core), policy: policy.unbind(), columns, keeps_timestamp })
     }
 
@@ -257,7 +191,7 @@ impl StateTable {
         is_last: bool,
     ) -> PyResult<PyArray> {
         let names = self.columns_or(py, columns)?;
-        let rows = Rows::take(rows, Some(&names.all()))?;
+        let rows = take_rows(rows, Some(&names.all()))?;
         let identity = py.detach(|| Identity::read(&names, rows)).map_err(|failure| failure.raise(py))?;
         let kept = self.with(py, |table| {
             if is_last { keep(table, &identity, &names) } else { apply_and_keep(table, &identity, &names) }
@@ -484,7 +418,7 @@ impl StateTable {
     /// file stays whole until the new one is.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.with(py, |table| {
-            let saved = crate::files::replace(&path, |file| table.write_snapshot(file));
+            let saved = replace(&path, |file| table.write_snapshot(file));
             table.begin_changes(saved.map_err(|error| Failure::Io(error, path.display().to_string()))?);
             Ok(())
         })
@@ -495,7 +429,7 @@ impl StateTable {
     fn save_delta(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.with(py, |table| {
             let delta = table.delta()?;
-            let saved = crate::files::replace(&path, |file| delta.write(file));
+            let saved = replace(&path, |file| delta.write(file));
             table.begin_changes(saved.map_err(|error| Failure::Io(error, path.display().to_string()))?);
             Ok(())
         })
@@ -511,7 +445,7 @@ impl StateTable {
         deltas: Vec<PathBuf>,
     ) -> PyResult<StateTable> {
         let core = py.detach(|| {
-            let mut table = load(&path)?;
+            let mut table = read_snapshot(&path, |input, bytes| core::StateTable::read_snapshot(input, bytes))?;
             deltas.iter().try_for_each(|delta| load_delta(&mut table, delta))?;
             Ok(table)
         });
@@ -535,7 +469,7 @@ impl StateTable {
         keep: Option<Vec<String>>,
         horizon_ms: Option<i64>,
     ) -> PyResult<StateTable> {
-        let (schema, batches) = Rows::take(rows, None)?.batches().map_err(|failure| failure.raise(py))?;
+        let (schema, batches) = take_rows(rows, None)?.batches().map_err(|failure| failure.raise(py))?;
         let policies = py.import("fencepost.policy")?;
         let options = policies.call_method1("options_of", (schema.metadata().clone(), policy))?;
         let (policy, kept, entries_max, untracked, horizon): (Bound<'_, PyAny>, _, _, String, Option<i64>) =
@@ -591,90 +525,7 @@ impl StateTable {
     }
 }
 
-/// The table that a snapshot holds, and the deltas that followed it.
-pub(crate) fn restore<'a>(snapshot: &[u8], deltas: impl Iterator<Item = &'a [u8]>) -> core::Result<core::StateTable> {
-    let mut table = core::StateTable::restore(snapshot)?;
-    for delta in deltas {
-        table.apply_delta(delta)?;
-    }
-    Ok(table)
-}
-
-/// What `entries` gives.
-pub(crate) fn entries_batches(table: &core::StateTable) -> Vec<RecordBatch> {
-    let mut metadata = HashMap::from([
-        ("fencepost.policy".to_string(), table.policy().to_string()),
-        ("fencepost.columns".to_string(), table.label().to_string()),
-        ("fencepost.options".to_string(), options_json(table)),
-    ]);
-    if let Some(horizon_ms) = table.horizon_ms() {
-        metadata.insert("fencepost.horizon".into(), horizon_ms.to_string());
-    }
-    let keys = table.keys();
-    let weight = |it: &Entry| bytes_of_key(keys, it.pid, it.partition).saturating_add(it.holes.len());
-    in_batches(table.entries(), weight, |some| entries_batch(table, some, metadata.clone()))
-}
-
-fn options_json(table: &core::StateTable) -> String {
-    let keep = if table.keeps_timestamp() { r#"["timestamp"]"# } else { "[]" };
-    let entries_max = table.entries_max().map_or("null".to_string(), |entries| entries.to_string());
-    let untracked = if table.untracked() == Untracked::Keep { "keep" } else { "fail" };
-    format!(r#"{{"keep": {keep}, "entries_max": {entries_max}, "untracked": "{untracked}"}}"#)
-}
-
-/// Bytes that are read from a file at once.
-pub(crate) const READ_BYTES: usize = 1 << 20;
-
-fn load(path: &Path) -> Result<core::StateTable, Failure> {
-    let unreadable = |error| Failure::Io(error, path.display().to_string());
-    let file = File::open(path).map_err(unreadable)?;
-    let bytes = file.metadata().map_err(unreadable)?.len();
-    let mut input = BufReader::with_capacity(READ_BYTES.min(bytes as usize + 1), file);
-    // What cannot be read at all is the system's error, not the snapshot's.
-    input.fill_buf().map_err(unreadable)?;
-    let table = core::StateTable::read_snapshot(&mut input, bytes).map_err(|it| Failure::from(it).in_file(path))?;
-    match io::copy(&mut input, &mut io::sink()).map_err(unreadable)? {
-        0 => Ok(table),
-        more => Err(Failure::snapshot(format!("{more} bytes follow the snapshot")).in_file(path)),
-    }
-}
-
 fn load_delta(table: &mut core::StateTable, path: &Path) -> Result<(), Failure> {
     let bytes = std::fs::read(path).map_err(|error| Failure::Io(error, path.display().to_string()))?;
     table.apply_delta(&bytes).map_err(|error| Failure::from(error).in_file(path))
-}
-
-/// Puts the entries that batches tell into an empty table.
-pub(crate) fn insert_entries(
-    mut table: core::StateTable,
-    schema: &SchemaRef,
-    batches: Batches,
-) -> Result<core::StateTable, Failure> {
-    let names = ColumnNames {
-        length: None,
-        pid: key_names(schema, "pid")?,
-        partition: key_names(schema, "partition")?,
-        epoch: None,
-        seq: "first".into(),
-        timestamp: None,
-    };
-    let has_epochs = has_epochs(&table);
-    let mut rows_before = 0;
-    for batch in batches {
-        let batch = batch?;
-        let rows = batch.num_rows();
-        let entries = entries_of(&batch, has_epochs, rows_before)?;
-        let keys = Identity::read_keys(&names, Rows::of_batch(batch), rows_before)?;
-        if let Some((pid, partition)) = keys.key_kinds().filter(|_| rows > 0) {
-            table.keys_mut().fix(pid, partition).map_err(|error| Failure::of_core(error, &names))?;
-        }
-        let numbered = keys.number(table.keys_mut())?;
-        let numbers = numbered.iter().flat_map(|chunk| chunk.keys());
-        for (row, (entry, (pid, partition))) in entries.into_iter().zip(numbers).enumerate() {
-            let inserted = table.insert(&Entry { pid, partition, ..entry });
-            inserted.map_err(|error| Failure::from(error).in_row(rows_before + row))?;
-        }
-        rows_before += rows;
-    }
-    Ok(table)
 }

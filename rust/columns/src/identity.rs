@@ -11,7 +11,7 @@ use arrow_array::{
     Array, ArrayRef, BinaryViewArray, BooleanArray, FixedSizeBinaryArray, Int64Array, PrimitiveArray, StringViewArray,
     UInt32Array,
 };
-use arrow_buffer::ScalarBuffer;
+use arrow_buffer::{ArrowNativeType, ScalarBuffer};
 use arrow_cast::{CastOptions, cast_with_options};
 use arrow_schema::{DataType, TimeUnit};
 use arrow_select::nullif::nullif;
@@ -20,49 +20,42 @@ use fencepost_core::{
     self as core, Batch, Dictionary, KEY_BYTES_MAX, KeyColumns, KeyKind, KeyedRows, Keys, PartKind, Seqs, Strings,
     encode_bytes, encode_int, fold_bytes, fold_hash, prefetch,
 };
-use pyo3::prelude::*;
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// The columns of each role, by their names in the input.
 #[derive(Clone, Debug)]
-pub(crate) struct ColumnNames {
-    pub(crate) pid: Vec<String>,
-    pub(crate) epoch: Option<String>,
-    pub(crate) partition: Vec<String>,
-    pub(crate) seq: String,
+pub struct ColumnNames {
+    /// Columns of the producer.
+    pub pid: Vec<String>,
+    /// Column of its epoch, if it has one.
+    pub epoch: Option<String>,
+    /// Columns of the partition; none where rows have no partition.
+    pub partition: Vec<String>,
+    /// Column of the sequence number.
+    pub seq: String,
     /// Only of tables that keep timestamps.
-    pub(crate) timestamp: Option<String>,
+    pub timestamp: Option<String>,
     /// Only of rows that are gathered into runs: how many each line stands for.
-    pub(crate) length: Option<String>,
+    pub length: Option<String>,
 }
 
 impl ColumnNames {
-    /// Those of a Python `Columns`.
-    pub(crate) fn of(columns: &Bound<'_, PyAny>) -> PyResult<ColumnNames> {
-        Ok(ColumnNames {
-            pid: columns.call_method1("parts", ("pid",))?.extract()?,
-            epoch: columns.getattr("epoch")?.extract()?,
-            partition: columns.call_method1("parts", ("partition",))?.extract()?,
-            seq: columns.getattr("seq")?.extract()?,
-            timestamp: columns.getattr("timestamp")?.extract()?,
-            length: None,
-        })
-    }
-
     /// With the column that is read for timestamps: the one named "timestamp" unless another is; none where they
     /// are not kept.
-    pub(crate) fn keeping_timestamps(self, is_kept: bool) -> ColumnNames {
+    pub fn keeping_timestamps(self, is_kept: bool) -> ColumnNames {
         let timestamp = is_kept.then(|| self.timestamp.unwrap_or_else(|| "timestamp".into()));
         ColumnNames { timestamp, ..self }
     }
 
-    pub(crate) fn keys(&self) -> Vec<&str> {
+    /// The columns of pid and partition.
+    pub fn keys(&self) -> Vec<&str> {
         self.pid.iter().chain(&self.partition).map(String::as_str).collect()
     }
 
-    pub(crate) fn all(&self) -> Vec<&str> {
+    /// All columns, in the order in which they are converted.
+    pub fn all(&self) -> Vec<&str> {
         let mut names = self.keys();
         names.extend(self.epoch.as_deref());
         names.push(&self.seq);
@@ -73,17 +66,17 @@ impl ColumnNames {
 }
 
 /// The identity of some rows, chunk by chunk.
-pub(crate) struct Identity {
+pub struct Identity {
     chunks: Vec<Chunk>,
 }
 
 /// One chunk: the key columns, and what is not part of the key.
-pub(crate) struct Chunk {
-    pub(crate) rows: usize,
+pub struct Chunk {
+    pub rows: usize,
     /// Whether the type of a key column says nothing: there are but nulls in it, so no row has a key.
     is_keyless: bool,
-    pub(crate) pid: Parts<i64>,
-    pub(crate) partition: Parts<i32>,
+    pub pid: Parts<i64>,
+    pub partition: Parts<i32>,
     epoch: Option<ScalarBuffer<i16>>,
     seq: SeqColumn,
     /// Milliseconds of each row, where they are read.
@@ -101,7 +94,7 @@ enum SeqColumn {
 const VALUE_BYTES_MAX: usize = KEY_BYTES_MAX / 256;
 
 /// A pid or a partition.
-pub(crate) enum Parts<T: arrow_buffer::ArrowNativeType> {
+pub enum Parts<T: ArrowNativeType> {
     /// One integer column; -1 where a pid is null.
     Plain(ScalarBuffer<T>),
     /// Anything else.
@@ -109,7 +102,7 @@ pub(crate) enum Parts<T: arrow_buffer::ArrowNativeType> {
 }
 
 /// One column of a key that is not one plain integer column.
-pub(crate) enum Part {
+pub enum Part {
     Int(Int64Array),
     Utf8(StringViewArray),
     Binary(BinaryViewArray),
@@ -118,19 +111,19 @@ pub(crate) enum Part {
 
 impl Identity {
     /// Reads and converts every identity column.
-    pub(crate) fn read(names: &ColumnNames, rows: Rows) -> Result<Identity, Failure> {
+    pub fn read(names: &ColumnNames, rows: Rows) -> Result<Identity, Failure> {
         Self::convert(names, rows.select(&names.all())?, 0)
     }
 
     /// Converts columns that were read already, in the order of [`ColumnNames::all`]. `rows_before`: where these rows
     /// begin in what they are part of.
-    pub(crate) fn of_columns(names: &ColumnNames, columns: Vec<ArrayRef>, rows_before: usize) -> Result<Self, Failure> {
+    pub fn of_columns(names: &ColumnNames, columns: Vec<ArrayRef>, rows_before: usize) -> Result<Self, Failure> {
         Self::convert(names, vec![columns], rows_before)
     }
 
     /// Reads and converts the key columns alone; the others are left empty. `rows_before`: where these rows begin in
     /// what they are part of.
-    pub(crate) fn read_keys(names: &ColumnNames, rows: Rows, rows_before: usize) -> Result<Identity, Failure> {
+    pub fn read_keys(names: &ColumnNames, rows: Rows, rows_before: usize) -> Result<Identity, Failure> {
         Self::convert(names, rows.select(&names.keys())?, rows_before)
     }
 
@@ -148,28 +141,28 @@ impl Identity {
     }
 
     /// How many rows there are.
-    pub(crate) fn rows(&self) -> usize {
+    pub fn rows(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.rows).sum()
     }
 
     /// The types of pid and partition, if there is a chunk that shows them.
-    pub(crate) fn key_kinds(&self) -> Option<(KeyKind, KeyKind)> {
+    pub fn key_kinds(&self) -> Option<(KeyKind, KeyKind)> {
         let first = self.chunks.first().filter(|chunk| !chunk.is_keyless);
         first.map(|chunk| (chunk.pid.kind(), chunk.partition.kind()))
     }
 
     /// The columns as they are, keys not numbered.
-    pub(crate) fn keyed(&self) -> Vec<KeyedRows<'_, Chunk>> {
+    pub fn keyed(&self) -> Vec<KeyedRows<'_, Chunk>> {
         self.chunks.iter().map(|keys| KeyedRows { keys, epoch: keys.epoch.as_deref(), seq: keys.seqs() }).collect()
     }
 
     /// Whether keys are plain integers, which need no numbering.
-    pub(crate) fn has_plain_keys(&self) -> bool {
+    pub fn has_plain_keys(&self) -> bool {
         self.chunks.iter().all(|chunk| matches!((&chunk.pid, &chunk.partition), (Parts::Plain(_), Parts::Plain(_))))
     }
 
     /// Some of the rows, by number in rising order.
-    pub(crate) fn take(&self, rows: &[u32]) -> Result<Identity, Failure> {
+    pub fn take(&self, rows: &[u32]) -> Result<Identity, Failure> {
         let (mut chunks, mut rest, mut before) = (Vec::new(), rows, 0);
         for chunk in &self.chunks {
             let of_chunk;
@@ -181,13 +174,13 @@ impl Identity {
     }
 
     /// Numbers the keys that are not plain integers, and gives the columns as the core takes them.
-    pub(crate) fn number(&self, keys: &mut Keys) -> core::Result<Vec<NumberedChunk<'_>>> {
+    pub fn number(&self, keys: &mut Keys) -> core::Result<Vec<NumberedChunk<'_>>> {
         self.chunks.iter().map(|chunk| chunk.number(keys)).collect()
     }
 }
 
 /// A chunk whose keys are all numbers.
-pub(crate) struct NumberedChunk<'a> {
+pub struct NumberedChunk<'a> {
     pid: ScalarBuffer<i64>,
     partition: ScalarBuffer<i32>,
     chunk: &'a Chunk,
@@ -195,16 +188,16 @@ pub(crate) struct NumberedChunk<'a> {
 
 impl NumberedChunk<'_> {
     /// How many rows each line stands for; none where each is one.
-    pub(crate) fn lengths(&self) -> &[u32] {
+    pub fn lengths(&self) -> &[u32] {
         self.chunk.length.as_deref().unwrap_or(&[])
     }
 
     /// Pid and partition of each row.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = (i64, i32)> + '_ {
+    pub fn keys(&self) -> impl Iterator<Item = (i64, i32)> + '_ {
         self.pid.iter().copied().zip(self.partition.iter().copied())
     }
 
-    pub(crate) fn batch(&self) -> Batch<'_> {
+    pub fn batch(&self) -> Batch<'_> {
         let (seq, Chunk { epoch, timestamp, .. }) = (self.chunk.seqs(), self.chunk);
         Batch {
             pid: &self.pid,
@@ -220,43 +213,6 @@ impl NumberedChunk<'_> {
 const ROWS_TOGETHER: usize = 512;
 const BYTES_TOGETHER: usize = 1 << 16;
 
-/// The number of each row's key; -1 where the row is untracked. Neighbours often share a key, and then
-/// it is looked up once. Errors leave what was numbered before: go back to a mark of the keys.
-pub(crate) fn number_keys<T: From<i32> + Copy>(
-    parts: &[Part],
-    rows: usize,
-    dictionary: &mut Dictionary,
-    is_untracked: impl Fn(usize) -> bool,
-    widen: impl Fn(i32) -> T,
-) -> core::Result<Vec<T>> {
-    let mut numbers = Vec::with_capacity(rows);
-    // The keys of some rows, each once where neighbours share it, and which of them each row has.
-    let (mut strings, mut of_rows, mut found) = (Strings::default(), Vec::new(), Vec::new());
-    while numbers.len() < rows {
-        strings.clear();
-        of_rows.clear();
-        found.clear();
-        let mut before = None;
-        for row in numbers.len()..rows {
-            if of_rows.len() == ROWS_TOGETHER || strings.bytes_len() > BYTES_TOGETHER {
-                break;
-            }
-            if is_untracked(row) {
-                of_rows.push(None);
-                continue;
-            }
-            if !before.is_some_and(|same| parts.iter().all(|part| part.is_same(same, row))) {
-                strings.push_with(|bytes| parts.iter().for_each(|part| part.encode(row, bytes)));
-                before = Some(row);
-            }
-            of_rows.push(Some(strings.len() - 1));
-        }
-        dictionary.intern_all(&strings, |number| found.push(number as i32))?;
-        numbers.extend(of_rows.iter().map(|of_row| widen(of_row.map_or(-1, |string: usize| found[string]))));
-    }
-    Ok(numbers)
-}
-
 impl Chunk {
     fn seqs(&self) -> Seqs<'_> {
         match &self.seq {
@@ -267,7 +223,7 @@ impl Chunk {
 
     /// Some of the rows.
     fn take(&self, rows: &[u32]) -> Result<Chunk, Failure> {
-        fn some<T: arrow_buffer::ArrowNativeType>(values: &ScalarBuffer<T>, rows: &[u32]) -> ScalarBuffer<T> {
+        fn some<T: ArrowNativeType>(values: &ScalarBuffer<T>, rows: &[u32]) -> ScalarBuffer<T> {
             rows.iter().map(|&row| values[row as usize]).collect()
         }
         Ok(Chunk {
@@ -286,20 +242,8 @@ impl Chunk {
     }
 
     fn number(&self, keys: &mut Keys) -> core::Result<NumberedChunk<'_>> {
-        let pid = match &self.pid {
-            Parts::Plain(values) => values.clone(),
-            Parts::Several(parts) => {
-                let is_untracked = |row| self.pid.is_untracked(row);
-                number_keys(parts, self.rows, &mut keys.pid.dictionary, is_untracked, i64::from)?.into()
-            }
-        };
-        let partition = match &self.partition {
-            Parts::Plain(values) => values.clone(),
-            Parts::Several(parts) => {
-                let dictionary = &mut keys.partition.dictionary;
-                number_keys(parts, self.rows, dictionary, |row| pid[row] == -1, |it| it)?.into()
-            }
-        };
+        let pid = self.pid.number(self.rows, &mut keys.pid.dictionary, |row| self.pid.is_untracked(row))?;
+        let partition = self.partition.number(self.rows, &mut keys.partition.dictionary, |row| pid[row] == -1)?;
         Ok(NumberedChunk { pid, partition, chunk: self })
     }
 
@@ -313,13 +257,7 @@ impl Chunk {
         let pid = convert_pid(&names.pid, pids, rows_before)?;
         let is_untracked = |row| pid.is_untracked(row);
         let reader = |name| IntReader { name, rows_before, is_untracked: &is_untracked };
-        let partition = match (partitions, &names.partition[..]) {
-            ([], _) => Parts::Plain(vec![0; rows].into()),
-            ([one], [name]) if is_integer(one) || is_nothing(one) => {
-                Parts::Plain(reader(name).read::<Int32Type>(one, "0..=2147483647")?)
-            }
-            _ => Parts::Several(convert_partition(&names.partition, partitions, &reader)?),
-        };
+        let partition = Parts::of_partition(&names.partition, partitions, rows, &reader)?;
         let mut rest = rest.iter();
         let epoch = names.epoch.as_ref().and_then(|name| Some((name, rest.next()?)));
         let epoch = epoch.map(|(name, epoch)| reader(name).read::<Int16Type>(epoch, "0..=32767")).transpose()?;
@@ -334,7 +272,7 @@ impl Chunk {
         let timestamp = timestamp.map(|(name, column)| reader(name).read_timestamps(column)).transpose()?;
         let length = names.length.as_ref().and_then(|name| Some((name, rest.next()?)));
         let length = length.map(|(name, column)| {
-            let reader = IntReader { name, rows_before, is_untracked: &|_| false };
+            let reader = IntReader { name, rows_before, is_untracked: &never };
             reader.read::<UInt32Type>(column, "1..=4294967295")
         });
         let length = length.transpose()?;
@@ -395,7 +333,6 @@ fn convert_pid(names: &[String], columns: &[ArrayRef], rows_before: usize) -> Re
     if columns.iter().any(is_nothing) {
         return Ok(Parts::Plain(vec![-1; columns[0].len()].into()));
     }
-    let never = |_| false;
     if let ([name], [column]) = (names, columns)
         && is_integer(column)
     {
@@ -413,7 +350,25 @@ fn convert_pid(names: &[String], columns: &[ArrayRef], rows_before: usize) -> Re
     Ok(Parts::Several(parts))
 }
 
-pub(crate) fn convert_partition<'a>(
+impl Parts<i32> {
+    /// Converts the columns of a partition; where there are none, every row has the partition 0.
+    pub fn of_partition<'a>(
+        names: &'a [String],
+        columns: &[ArrayRef],
+        rows: usize,
+        reader: &dyn Fn(&'a str) -> IntReader<'a>,
+    ) -> Result<Parts<i32>, Failure> {
+        Ok(match (names, columns) {
+            (_, []) => Parts::Plain(vec![0; rows].into()),
+            ([name], [one]) if is_integer(one) || is_nothing(one) => {
+                Parts::Plain(reader(name).read::<Int32Type>(one, "0..=2147483647")?)
+            }
+            _ => Parts::Several(convert_parts(names, columns, reader)?),
+        })
+    }
+}
+
+fn convert_parts<'a>(
     names: &'a [String],
     columns: &[ArrayRef],
     reader: &dyn Fn(&'a str) -> IntReader<'a>,
@@ -458,35 +413,51 @@ fn fits_32_bits(kind: &DataType) -> bool {
     matches!(value_type(kind), Int8 | Int16 | Int32 | UInt8 | UInt16)
 }
 
+/// For columns in which no row is excused.
+pub(crate) fn never(_: usize) -> bool {
+    false
+}
+
 /// Reads integers of any width into one width; untracked rows may hold anything.
-pub(crate) struct IntReader<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) rows_before: usize,
-    pub(crate) is_untracked: &'a dyn Fn(usize) -> bool,
+pub struct IntReader<'a> {
+    pub name: &'a str,
+    pub rows_before: usize,
+    pub is_untracked: &'a dyn Fn(usize) -> bool,
 }
 
 impl IntReader<'_> {
     /// The same, with a value in the place of nulls.
-    pub(crate) fn read_or<T: ArrowPrimitiveType>(
+    pub fn read_or<T: ArrowPrimitiveType>(
         name: &str,
         column: &ArrayRef,
         rows_before: usize,
         range: &str,
         in_place_of_null: T::Native,
     ) -> Result<ScalarBuffer<T::Native>, Failure> {
+        Self::fill(name, column, rows_before, |reader| reader.read::<T>(column, range), |_| in_place_of_null)
+    }
+
+    /// What `read` reads, with other values in the place of nulls.
+    pub fn fill<T: ArrowNativeType>(
+        name: &str,
+        column: &ArrayRef,
+        rows_before: usize,
+        read: impl FnOnce(&IntReader<'_>) -> Result<ScalarBuffer<T>, Failure>,
+        in_place_of_null: impl Fn(usize) -> T,
+    ) -> Result<ScalarBuffer<T>, Failure> {
         let nulls = column.logical_nulls().filter(|nulls| nulls.null_count() > 0);
         let is_null = |row| nulls.as_ref().is_some_and(|nulls| nulls.is_null(row));
-        let values = IntReader { name, rows_before, is_untracked: &is_null }.read::<T>(column, range)?;
+        let values = read(&IntReader { name, rows_before, is_untracked: &is_null })?;
         Ok(match &nulls {
             None => values,
             Some(nulls) => {
-                let filled = nulls.iter().zip(values.iter());
-                filled.map(|(is_valid, &value)| if is_valid { value } else { in_place_of_null }).collect()
+                let filled = nulls.iter().zip(values.iter()).enumerate();
+                filled.map(|(row, (is_valid, &value))| if is_valid { value } else { in_place_of_null(row) }).collect()
             }
         })
     }
 
-    pub(crate) fn read<T: ArrowPrimitiveType>(
+    pub fn read<T: ArrowPrimitiveType>(
         &self,
         column: &ArrayRef,
         range: &str,
@@ -510,7 +481,7 @@ impl IntReader<'_> {
     }
 
     /// Milliseconds, from integers that are just that or from timestamps of any unit: the millisecond that has begun.
-    pub(crate) fn read_timestamps(&self, column: &ArrayRef) -> Result<ScalarBuffer<i64>, Failure> {
+    pub fn read_timestamps(&self, column: &ArrayRef) -> Result<ScalarBuffer<i64>, Failure> {
         const RANGE: &str = "the milliseconds that 64 bits can hold";
         let kind = value_type(column.data_type());
         let DataType::Timestamp(unit, _) = kind else {
@@ -553,6 +524,7 @@ impl IntReader<'_> {
     }
 }
 
+/// A column of a type that cannot be read.
 pub(crate) fn wrong_type(name: &str, kind: &DataType, wanted: &str) -> Failure {
     let hint =
         if kind.is_floating() { "; pandas makes floats of integers with nulls: use the dtype Int64" } else { "" };
@@ -573,18 +545,16 @@ pub(crate) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<Array
     }
 }
 
-impl<T: arrow_buffer::ArrowNativeType> Parts<T> {
-    pub(crate) fn kind(&self) -> KeyKind {
+impl<T: ArrowNativeType> Parts<T> {
+    pub fn kind(&self) -> KeyKind {
         match self {
             Parts::Plain(_) => KeyKind::Plain,
             Parts::Several(parts) => KeyKind::Parts(parts.iter().map(Part::kind).collect()),
         }
     }
-}
 
-impl<T: arrow_buffer::ArrowNativeType> Parts<T> {
     /// Whether two rows, neither of them without a key, have the same one.
-    pub(crate) fn is_same(&self, row: usize, other: usize) -> bool {
+    pub fn is_same(&self, row: usize, other: usize) -> bool {
         self.is_same_as(row, self, other)
     }
 
@@ -632,6 +602,49 @@ impl<T: arrow_buffer::ArrowNativeType> Parts<T> {
         }
     }
 
+    /// The number of each row's key; -1 where the row is untracked. Neighbours often share a key, and then it is looked
+    /// up once. Errors leave what was numbered before: go back to a mark of the keys.
+    pub fn number(
+        &self,
+        rows: usize,
+        dictionary: &mut Dictionary,
+        is_untracked: impl Fn(usize) -> bool,
+    ) -> core::Result<ScalarBuffer<T>>
+    where
+        T: From<i32>,
+    {
+        let parts = match self {
+            Parts::Plain(values) => return Ok(values.clone()),
+            Parts::Several(parts) => parts,
+        };
+        let mut numbers = Vec::with_capacity(rows);
+        // The keys of some rows, each once where neighbours share it, and which of them each row has.
+        let (mut strings, mut of_rows, mut found) = (Strings::default(), Vec::new(), Vec::new());
+        while numbers.len() < rows {
+            strings.clear();
+            of_rows.clear();
+            found.clear();
+            let mut before = None;
+            for row in numbers.len()..rows {
+                if of_rows.len() == ROWS_TOGETHER || strings.bytes_len() > BYTES_TOGETHER {
+                    break;
+                }
+                if is_untracked(row) {
+                    of_rows.push(None);
+                    continue;
+                }
+                if !before.is_some_and(|same| parts.iter().all(|part| part.is_same(same, row))) {
+                    strings.push_with(|bytes| parts.iter().for_each(|part| part.encode(row, bytes)));
+                    before = Some(row);
+                }
+                of_rows.push(Some(strings.len() - 1));
+            }
+            dictionary.intern_all(&strings, |number| found.push(number as i32))?;
+            numbers.extend(of_rows.iter().map(|of_row| T::from(of_row.map_or(-1, |string: usize| found[string]))));
+        }
+        Ok(numbers.into())
+    }
+
     fn take(&self, rows: &[u32]) -> Result<Self, Failure> {
         Ok(match self {
             Parts::Plain(values) => Parts::Plain(rows.iter().map(|&row| values[row as usize]).collect()),
@@ -657,7 +670,7 @@ impl Parts<i64> {
     }
 
     /// Whether the row carries no producer.
-    pub(crate) fn is_untracked(&self, row: usize) -> bool {
+    pub fn is_untracked(&self, row: usize) -> bool {
         match self {
             Parts::Plain(values) => values[row] == -1,
             Parts::Several(parts) => parts.iter().any(|part| match part {
@@ -789,7 +802,7 @@ impl Part {
     }
 
     /// The values, as Arrow has them.
-    pub(crate) fn array(&self) -> ArrayRef {
+    pub fn array(&self) -> ArrayRef {
         match self {
             Part::Int(values) => Arc::new(values.clone()),
             Part::Utf8(values) => Arc::new(values.clone()),
@@ -865,7 +878,7 @@ impl Part {
         })
     }
 
-    pub(crate) fn encode(&self, row: usize, out: &mut Vec<u8>) {
+    pub fn encode(&self, row: usize, out: &mut Vec<u8>) {
         match self {
             Part::Int(values) => encode_int(out, values.value(row)),
             Part::Utf8(values) => encode_bytes(out, values.value(row).as_bytes()),

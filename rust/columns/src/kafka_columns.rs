@@ -67,7 +67,7 @@ impl Place {
 }
 
 /// Makes the record batches of `read_batches`.
-pub(crate) struct BatchArrays {
+pub struct BatchArrays {
     place: Place,
     segment: Constant,
     timestamp_type: Constant,
@@ -77,7 +77,8 @@ pub(crate) struct BatchArrays {
 }
 
 impl BatchArrays {
-    pub(crate) fn new(topic: Option<String>, partition: Option<i32>) -> BatchArrays {
+    /// Topic and partition of all rows.
+    pub fn new(topic: Option<String>, partition: Option<i32>) -> BatchArrays {
         let schema = Schema::new(vec![
             optional("topic", DataType::Utf8),
             optional("partition", DataType::Int32),
@@ -109,12 +110,13 @@ impl BatchArrays {
         }
     }
 
-    pub(crate) fn schema(&self) -> SchemaRef {
+    /// The schema of the batches.
+    pub fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }
 
     /// `path`: the segment's, of which the column has the name.
-    pub(crate) fn batch(&mut self, path: &str, columns: BatchColumns) -> RecordBatch {
+    pub fn batch(&mut self, path: &str, columns: BatchColumns) -> RecordBatch {
         let rows = columns.len();
         let name = Path::new(path).file_name().map(|name| name.to_string_lossy());
         self.segment.set(Some(name.as_deref().unwrap_or(path)));
@@ -193,13 +195,14 @@ fn header_fields() -> Fields {
 }
 
 /// Makes the record batches of `read_records`.
-pub(crate) struct RecordArrays {
+pub struct RecordArrays {
     place: Place,
     schema: SchemaRef,
 }
 
 impl RecordArrays {
-    pub(crate) fn new(topic: Option<String>, partition: Option<i32>) -> RecordArrays {
+    /// Topic and partition of all rows.
+    pub fn new(topic: Option<String>, partition: Option<i32>) -> RecordArrays {
         let header = Arc::new(Field::new_list_field(DataType::Struct(header_fields()), false));
         let schema = Schema::new(vec![
             optional("topic", DataType::Utf8),
@@ -216,11 +219,13 @@ impl RecordArrays {
         RecordArrays { place: Place { topic: Constant::new(topic), partition }, schema: Arc::new(schema) }
     }
 
-    pub(crate) fn schema(&self) -> SchemaRef {
+    /// The schema of the batches.
+    pub fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }
 
-    pub(crate) fn batch(&mut self, columns: RecordColumns) -> RecordBatch {
+    /// Records as a batch.
+    pub fn batch(&mut self, columns: RecordColumns) -> RecordBatch {
         let [topic, partition] = self.place.columns(columns.len());
         let no_pid = nulls_of(columns.pid.iter().map(|&pid| pid >= 0));
         let no_seq = nulls_of(columns.seq.iter().map(|&seq| seq >= 0));

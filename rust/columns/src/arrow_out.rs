@@ -86,7 +86,7 @@ pub(crate) fn ints(name: &str, values: impl Iterator<Item = i64>) -> (Field, Arr
 }
 
 /// Whether its policy knows epochs.
-pub(crate) fn has_epochs(table: &StateTable) -> bool {
+pub fn has_epochs(table: &StateTable) -> bool {
     table.policy().epochs != Epochs::Ignore
 }
 
@@ -142,11 +142,7 @@ pub(crate) fn bytes_of_key(keys: &Keys, pid: i64, partition: i32) -> usize {
 }
 
 /// Missing ranges as batches of [`missing_batch`].
-pub(crate) fn missing_batches(
-    keys: &Keys,
-    has_epochs: bool,
-    missing: impl Iterator<Item = Missing>,
-) -> Vec<RecordBatch> {
+pub fn missing_batches(keys: &Keys, has_epochs: bool, missing: impl Iterator<Item = Missing>) -> Vec<RecordBatch> {
     let weight = |it: &Missing| bytes_of_key(keys, it.pid, it.partition);
     in_batches(missing, weight, |some| missing_batch(keys, has_epochs, some))
 }
@@ -158,7 +154,7 @@ pub(crate) fn stale_batches(keys: &Keys, has_epochs: bool, stale: &[Stale]) -> V
 }
 
 /// Producers as batches of [`producers_batch`].
-pub(crate) fn producers_batches(keys: &Keys, entries: impl Iterator<Item = ProducerEntry>) -> Vec<RecordBatch> {
+pub fn producers_batches(keys: &Keys, entries: impl Iterator<Item = ProducerEntry>) -> Vec<RecordBatch> {
     let weight = |it: &ProducerEntry| bytes_of_key(keys, it.pid, it.partition);
     in_batches(entries, weight, |some| producers_batch(keys, some))
 }

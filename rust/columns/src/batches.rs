@@ -1,64 +1,50 @@
 //! The columns of produce batches and markers, brought to the types the core takes.
 
 use crate::failure::Failure;
-use crate::identity::{
-    IntReader, Parts, cast, convert_partition, is_integer, is_nothing, number_keys, value_type, wrong_type,
-};
+use crate::identity::{IntReader, Parts, cast, is_nothing, never, value_type, wrong_type};
 use crate::rows::Rows;
+use crate::verdicts::Verdicts;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int8Type, Int16Type, Int32Type, Int64Type};
 use arrow_array::{Array, ArrayRef};
 use arrow_buffer::ScalarBuffer;
 use arrow_schema::DataType;
-use fencepost_core::{self as core, Column, Control, KeyKind, Keys, Origin, Origins, ProduceBatches};
-use pyo3::prelude::*;
+use fencepost_core::{self as core, Column, Control, Error, KeyKind, Keys, Origin, Origins, ProduceBatches};
 
 /// The columns of each role, by their names in the input: those of a Python `BatchColumns`.
 #[derive(Clone, Debug)]
-pub(crate) struct BatchNames {
-    pid: String,
-    epoch: String,
-    partition: Vec<String>,
-    base_seq: String,
+pub struct BatchNames {
+    /// The producer.
+    pub pid: String,
+    /// Its epoch.
+    pub epoch: String,
+    /// The partition; none where rows have none.
+    pub partition: Vec<String>,
+    /// The first sequence number.
+    pub base_seq: String,
     /// Roles whose columns are read where the rows have them.
-    optional: Vec<(Column, String)>,
-    default_origin: Origin,
+    pub optional: Vec<(Column, String)>,
+    /// The origin of rows that name none.
+    pub default_origin: Origin,
 }
 
-const OPTIONAL: [Column; 10] = [
-    Column::Count,
-    Column::LastSeq,
-    Column::Offset,
-    Column::LastOffset,
-    Column::Timestamp,
-    Column::Transactional,
-    Column::Control,
-    Column::CoordinatorEpoch,
-    Column::TransactionVersion,
-    Column::Origin,
-];
-
 impl BatchNames {
-    pub(crate) fn of(columns: &Bound<'_, PyAny>) -> PyResult<BatchNames> {
-        let mut optional = Vec::new();
-        for role in OPTIONAL {
-            if let Some(name) = columns.getattr(role.to_string().as_str())?.extract::<Option<String>>()? {
-                optional.push((role, name));
-            }
-        }
-        let origin: String = columns.getattr("default_origin")?.extract()?;
-        Ok(BatchNames {
-            pid: columns.getattr("pid")?.extract()?,
-            epoch: columns.getattr("epoch")?.extract()?,
-            partition: columns.call_method1("parts", ("partition",))?.extract()?,
-            base_seq: columns.getattr("base_seq")?.extract()?,
-            optional,
-            default_origin: origin_of(&origin).expect("BatchColumns has looked at it"),
-        })
-    }
+    /// The roles of columns that rows may lack.
+    pub const OPTIONAL: [Column; 10] = [
+        Column::Count,
+        Column::LastSeq,
+        Column::Offset,
+        Column::LastOffset,
+        Column::Timestamp,
+        Column::Transactional,
+        Column::Control,
+        Column::CoordinatorEpoch,
+        Column::TransactionVersion,
+        Column::Origin,
+    ];
 
     /// Every column that is read if the rows have it.
-    pub(crate) fn all(&self) -> Vec<&str> {
+    pub fn all(&self) -> Vec<&str> {
         let needed = [&self.pid, &self.epoch, &self.base_seq];
         let names = needed.into_iter().chain(&self.partition).chain(self.optional.iter().map(|(_, name)| name));
         names.map(String::as_str).collect()
@@ -71,7 +57,7 @@ impl BatchNames {
     }
 
     /// The name, in the input, of the column that plays a role.
-    pub(crate) fn of_role(&self, role: Column) -> String {
+    pub fn of_role(&self, role: Column) -> String {
         match role {
             Column::Pid => self.pid.clone(),
             Column::Epoch => self.epoch.clone(),
@@ -86,7 +72,7 @@ impl BatchNames {
 }
 
 /// Produce batches, chunk by chunk.
-pub(crate) struct Produced {
+pub struct Produced {
     chunks: Vec<Chunk>,
     default_origin: Origin,
 }
@@ -111,7 +97,7 @@ struct Chunk {
 
 impl Produced {
     /// Reads and converts every column. `needs_partitions`: of batches that are not idempotent, too.
-    pub(crate) fn read(names: &BatchNames, rows: Rows, needs_partitions: bool) -> Result<Produced, Failure> {
+    pub fn read(names: &BatchNames, rows: Rows, needs_partitions: bool) -> Result<Produced, Failure> {
         let names = names.found_in(&rows);
         let mut rows_before = 0;
         let convert = |columns: Vec<ArrayRef>| {
@@ -124,24 +110,18 @@ impl Produced {
     }
 
     /// The type of partitions, if there is a chunk that shows it.
-    pub(crate) fn partition_kind(&self) -> Option<KeyKind> {
+    pub fn partition_kind(&self) -> Option<KeyKind> {
         self.chunks.first().map(|chunk| chunk.partition.kind())
     }
 
     /// Numbers the partitions that are not plain integers.
-    pub(crate) fn number(&self, keys: &mut Keys) -> core::Result<Vec<ScalarBuffer<i32>>> {
-        let number = |chunk: &Chunk| match &chunk.partition {
-            Parts::Plain(values) => Ok(values.clone()),
-            Parts::Several(parts) => {
-                let dictionary = &mut keys.partition.dictionary;
-                Ok(number_keys(parts, chunk.rows, dictionary, |_| false, |it| it)?.into())
-            }
-        };
+    pub fn number(&self, keys: &mut Keys) -> core::Result<Vec<ScalarBuffer<i32>>> {
+        let number = |chunk: &Chunk| chunk.partition.number(chunk.rows, &mut keys.partition.dictionary, never);
         self.chunks.iter().map(number).collect()
     }
 
     /// The columns as the core takes them.
-    pub(crate) fn batches<'a>(&'a self, partitions: &'a [ScalarBuffer<i32>]) -> Vec<ProduceBatches<'a>> {
+    pub fn batches<'a>(&'a self, partitions: &'a [ScalarBuffer<i32>]) -> Vec<ProduceBatches<'a>> {
         let batches = |(chunk, partition): (&'a Chunk, &'a ScalarBuffer<i32>)| ProduceBatches {
             pid: &chunk.pid,
             partition,
@@ -175,21 +155,14 @@ impl Chunk {
         let rows = columns[0].len();
         let (needed, rest) = columns.split_at(3);
         let (partitions, rest) = rest.split_at(names.partition.len());
-        let pid = read::<Int64Type>(&names.pid, &needed[0], rows_before, PIDS, -1)?;
+        let pid = IntReader::read_or::<Int64Type>(&names.pid, &needed[0], rows_before, PIDS, -1)?;
         let is_untracked = |row| pid[row] == -1;
-        let never = |_| false;
         let is_excused: &dyn Fn(usize) -> bool = if needs_partitions { &never } else { &is_untracked };
         let reader = |name| IntReader { name, rows_before, is_untracked: is_excused };
-        let partition = match (partitions, &names.partition[..]) {
-            ([], _) => Parts::Plain(vec![0; rows].into()),
-            ([one], [name]) if is_integer(one) || is_nothing(one) => {
-                Parts::Plain(reader(name).read::<Int32Type>(one, "0..=2147483647")?)
-            }
-            _ => Parts::Several(convert_partition(&names.partition, partitions, &reader)?),
-        };
+        let partition = Parts::of_partition(&names.partition, partitions, rows, &reader)?;
         let of_batches = IntReader { name: &names.epoch, rows_before, is_untracked: &is_untracked };
         let epoch = of_batches.read::<Int16Type>(&needed[1], "0..=32767")?;
-        let base_seq = read::<Int32Type>(&names.base_seq, &needed[2], rows_before, SEQS, -1)?;
+        let base_seq = IntReader::read_or::<Int32Type>(&names.base_seq, &needed[2], rows_before, SEQS, -1)?;
         let optional = Optional { names, columns: rest, rows_before };
         Ok(Chunk {
             rows,
@@ -215,16 +188,6 @@ const PIDS: &str = "0..=9223372036854775807 (-1 or null: untracked)";
 const SEQS: &str = "0..=2147483647";
 const OFFSETS: &str = "0..=9223372036854775807";
 
-fn read<T: arrow_array::types::ArrowPrimitiveType>(
-    name: &str,
-    column: &ArrayRef,
-    rows_before: usize,
-    range: &str,
-    in_place_of_null: T::Native,
-) -> Result<ScalarBuffer<T::Native>, Failure> {
-    IntReader::read_or::<T>(name, column, rows_before, range, in_place_of_null)
-}
-
 /// The columns that rows may have.
 struct Optional<'a> {
     names: &'a BatchNames,
@@ -246,14 +209,14 @@ impl Optional<'_> {
         range: &str,
         in_place_of_null: T::Native,
     ) -> Result<Option<ScalarBuffer<T::Native>>, Failure> {
-        let read = |(name, column)| read::<T>(name, column, self.rows_before, range, in_place_of_null);
+        let read = |(name, column)| IntReader::read_or::<T>(name, column, self.rows_before, range, in_place_of_null);
         self.find(role).map(read).transpose()
     }
 
     fn versions(&self) -> Result<Option<ScalarBuffer<i8>>, Failure> {
         const RANGE: &str = "0..=127";
         let Some((name, column)) = self.find(Column::TransactionVersion) else { return Ok(None) };
-        let versions = read::<Int8Type>(name, column, self.rows_before, RANGE, -1)?;
+        let versions = IntReader::read_or::<Int8Type>(name, column, self.rows_before, RANGE, -1)?;
         let is_wrong = |&row: &usize| versions[row] < 0 && !column.logical_nulls().is_some_and(|it| it.is_null(row));
         match (0..versions.len()).find(is_wrong) {
             None => Ok(Some(versions)),
@@ -287,11 +250,7 @@ impl Optional<'_> {
 
 /// Milliseconds; -1 in place of null.
 pub(crate) fn read_timestamps(name: &str, column: &ArrayRef, rows_before: usize) -> Result<ScalarBuffer<i64>, Failure> {
-    let nulls = column.logical_nulls();
-    let is_null = |row| nulls.as_ref().is_some_and(|nulls| nulls.is_null(row));
-    let values = IntReader { name, rows_before, is_untracked: &is_null }.read_timestamps(column)?;
-    let filled = values.iter().enumerate().map(|(row, &value)| if is_null(row) { -1 } else { value });
-    Ok(if nulls.is_some() { filled.collect() } else { values })
+    IntReader::fill(name, column, rows_before, |reader| reader.read_timestamps(column), |_| -1)
 }
 
 /// 1 for true, 0 for false and null.
@@ -353,11 +312,48 @@ fn control_of(text: &str) -> Option<u8> {
     Some(control as u8)
 }
 
-fn origin_of(text: &str) -> Option<Origin> {
+/// The origin of that name.
+pub fn origin_of(text: &str) -> Option<Origin> {
     match text {
         "client" => Some(Origin::Client),
         "replica" => Some(Origin::Replica),
         "coordinator" => Some(Origin::Coordinator),
         _ => None,
     }
+}
+
+/// Judges batches with `call`. What it learns of partitions is kept only if `keeps_keys` and nothing fails.
+pub fn judge_batches(
+    table: &mut core::BrokerTable,
+    produced: &Produced,
+    names: &BatchNames,
+    keeps_keys: bool,
+    call: BatchCall,
+) -> Result<Verdicts, Failure> {
+    let before = table.keys().mark();
+    let judged = judge_produced(table, produced, call).map_err(|error| match error {
+        Error::Batch { column, row, problem } => Failure::batch(&names.of_role(column), row, problem),
+        other => Failure::from(other),
+    });
+    let verdicts = judged.map(|judged| Verdicts::of_batches(judged, table.keys()));
+    // Where nothing was accepted either, no key is in use: the next call may bring keys of another type.
+    if verdicts.is_err() || !keeps_keys || table.is_blank() {
+        table.keys_mut().go_back(before);
+    }
+    verdicts
+}
+
+/// What judges batches.
+pub type BatchCall = fn(&mut core::BrokerTable, &[ProduceBatches<'_>]) -> core::Result<core::BrokerJudged>;
+
+fn judge_produced(
+    table: &mut core::BrokerTable,
+    produced: &Produced,
+    call: BatchCall,
+) -> core::Result<core::BrokerJudged> {
+    if let Some(partition) = produced.partition_kind() {
+        table.keys_mut().fix(KeyKind::Plain, partition)?;
+    }
+    let partitions = produced.number(table.keys_mut())?;
+    call(table, &produced.batches(&partitions))
 }

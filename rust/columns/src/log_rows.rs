@@ -2,73 +2,51 @@
 
 use crate::batches::{read_control, read_flags, read_timestamps};
 use crate::failure::Failure;
-use crate::identity::{IntReader, Parts, convert_partition, is_integer, is_nothing, number_keys};
+use crate::identity::{IntReader, Parts, is_integer, is_nothing, never};
 use crate::rows::Rows;
 use arrow_array::types::{Int16Type, Int32Type, Int64Type};
 use arrow_array::{Array, ArrayRef};
 use arrow_buffer::ScalarBuffer;
 use fencepost_core::{self as core, Column, Error, KeyKind, Keys, LogRows};
-use pyo3::prelude::*;
 
 /// What the core takes for the partition of rows that name none.
-pub(crate) const NO_PARTITION: i32 = -1;
+pub const NO_PARTITION: i32 = -1;
 
 /// The columns of each role, by their names in the input.
 #[derive(Clone, Debug)]
-pub(crate) struct LogColumns {
-    pid: String,
-    epoch: String,
-    partition: Vec<String>,
-    offset: String,
-    control: String,
-    last_offset: Option<String>,
-    transactional: Option<String>,
-    timestamp: Option<String>,
+pub struct LogColumns {
+    /// The producer.
+    pub pid: String,
+    /// Its epoch.
+    pub epoch: String,
+    /// The partition; none where rows name none.
+    pub partition: Vec<String>,
+    /// The offset, the first of a batch.
+    pub offset: String,
+    /// What a control row says.
+    pub control: String,
+    /// The last offset of a batch.
+    pub last_offset: Option<String>,
+    /// Whether a row is part of a transaction.
+    pub transactional: Option<String>,
+    /// The timestamp.
+    pub timestamp: Option<String>,
 }
 
 impl LogColumns {
-    /// Those of a Python `BatchColumns`.
-    pub(crate) fn of(columns: &Bound<'_, PyAny>) -> PyResult<LogColumns> {
-        let py = columns.py();
-        let class = py.import("fencepost.policy")?.getattr("BatchColumns")?;
-        if !columns.is_instance(&class)? {
-            let message = format!("columns={}: expected a fencepost.BatchColumns", columns.repr()?);
-            return Err(Failure::Policy(message).raise(py));
-        }
-        let needed = |role: &str| match columns.getattr(role)?.extract::<Option<String>>()? {
-            Some(name) => Ok(name),
-            None => {
-                let message = format!("BatchColumns({role}=None): outcomes cannot be found without this column");
-                Err(Failure::Policy(message).raise(py))
-            }
-        };
-        let optional = |role: &str| columns.getattr(role)?.extract::<Option<String>>();
-        Ok(LogColumns {
-            pid: needed("pid")?,
-            epoch: needed("epoch")?,
-            partition: columns.call_method1("parts", ("partition",))?.extract()?,
-            offset: needed("offset")?,
-            control: needed("control")?,
-            last_offset: optional("last_offset")?,
-            transactional: optional("transactional")?,
-            timestamp: optional("timestamp")?,
-        })
-    }
-
-    /// Takes the rows, and without those that are not needed and that they do not have, the columns of the first
-    /// layout whose offsets they have, else of the last.
-    pub(crate) fn take(layouts: &[LogColumns], rows: &Bound<'_, PyAny>) -> PyResult<(LogColumns, Rows)> {
-        let wanted: Vec<&str> = layouts.iter().flat_map(LogColumns::all).collect();
-        let rows = Rows::take(rows, Some(&wanted))?;
+    /// Without the columns that are not needed and that the rows do not have, those of the first layout whose offsets
+    /// the rows have, else of the last.
+    pub fn found_in(layouts: &[LogColumns], rows: &Rows) -> LogColumns {
         let fitting = layouts.iter().find(|layout| rows.has(&layout.offset));
         let mut columns = fitting.unwrap_or(&layouts[layouts.len() - 1]).clone();
         for optional in [&mut columns.last_offset, &mut columns.transactional, &mut columns.timestamp] {
             optional.take_if(|name| !rows.has(name));
         }
-        Ok((columns, rows))
+        columns
     }
 
-    fn all(&self) -> Vec<&str> {
+    /// Every column that is read if the rows have it.
+    pub fn all(&self) -> Vec<&str> {
         let mut names = vec![&*self.pid, &self.epoch, &self.offset, &self.control];
         names.extend(
             [&self.last_offset, &self.transactional, &self.timestamp].into_iter().flatten().map(String::as_str),
@@ -78,7 +56,7 @@ impl LogColumns {
     }
 
     /// A core error, its columns named as the input names them.
-    pub(crate) fn failure(&self, error: Error) -> Failure {
+    pub fn failure(&self, error: Error) -> Failure {
         let Error::Batch { column, row, problem } = error else { return Failure::from(error) };
         let optional = |name: &Option<String>| name.clone().unwrap_or_else(|| column.to_string());
         let name = match column {
@@ -97,7 +75,7 @@ impl LogColumns {
 }
 
 /// One chunk of a log.
-pub(crate) struct LogChunk {
+pub struct LogChunk {
     rows: usize,
     pid: ScalarBuffer<i64>,
     epoch: ScalarBuffer<i16>,
@@ -111,7 +89,7 @@ pub(crate) struct LogChunk {
 
 impl LogChunk {
     /// Reads and converts every column, chunk by chunk.
-    pub(crate) fn read(columns: &LogColumns, rows: Rows) -> Result<Vec<LogChunk>, Failure> {
+    pub fn read(columns: &LogColumns, rows: Rows) -> Result<Vec<LogChunk>, Failure> {
         let mut rows_before = 0;
         let convert = |arrays: Vec<ArrayRef>| {
             let chunk = Self::convert(columns, &arrays, rows_before)?;
@@ -154,22 +132,17 @@ impl LogChunk {
     }
 
     /// The type of the partition.
-    pub(crate) fn key_kind(&self) -> KeyKind {
+    pub fn key_kind(&self) -> KeyKind {
         self.partition.kind()
     }
 
     /// Numbers partitions that are not plain integers.
-    pub(crate) fn number(&self, keys: &mut Keys) -> core::Result<ScalarBuffer<i32>> {
-        match &self.partition {
-            Parts::Plain(values) => Ok(values.clone()),
-            Parts::Several(parts) => {
-                let dictionary = &mut keys.partition.dictionary;
-                Ok(number_keys(parts, self.rows, dictionary, |_| false, |number| number)?.into())
-            }
-        }
+    pub fn number(&self, keys: &mut Keys) -> core::Result<ScalarBuffer<i32>> {
+        self.partition.number(self.rows, &mut keys.partition.dictionary, never)
     }
 
-    pub(crate) fn rows<'a>(&'a self, partition: &'a [i32]) -> LogRows<'a> {
+    /// The columns as the core takes them.
+    pub fn rows<'a>(&'a self, partition: &'a [i32]) -> LogRows<'a> {
         LogRows {
             pid: &self.pid,
             epoch: &self.epoch,
@@ -199,10 +172,7 @@ fn read_partition(
             let range = "0..=2147483647 (-1 or null: not known)";
             Ok(Parts::Plain(IntReader::read_or::<Int32Type>(name, column, rows_before, range, NO_PARTITION)?))
         }
-        _ => {
-            let reader = |name| IntReader { name, rows_before, is_untracked: &|_| false };
-            Ok(Parts::Several(convert_partition(names, columns, &reader)?))
-        }
+        _ => Parts::of_partition(names, columns, rows, &|name| IntReader { name, rows_before, is_untracked: &never }),
     }
 }
 
@@ -210,7 +180,7 @@ fn read_offset(name: &str, column: &ArrayRef, rows_before: usize) -> Result<Scal
     if let Some(row) = first_null(column) {
         return Err(Failure::batch(name, Some(rows_before + row), "null, but every row of a log has an offset"));
     }
-    IntReader { name, rows_before, is_untracked: &|_| false }.read::<Int64Type>(column, OFFSETS)
+    IntReader { name, rows_before, is_untracked: &never }.read::<Int64Type>(column, OFFSETS)
 }
 
 const OFFSETS: &str = "0..=9223372036854775806";
@@ -222,11 +192,7 @@ fn read_last_offset(
     rows_before: usize,
     offset: &ScalarBuffer<i64>,
 ) -> Result<ScalarBuffer<i64>, Failure> {
-    let nulls = column.logical_nulls();
-    let is_null = |row| nulls.as_ref().is_some_and(|nulls| nulls.is_null(row));
-    let values = IntReader { name, rows_before, is_untracked: &is_null }.read::<Int64Type>(column, OFFSETS)?;
-    let filled = values.iter().enumerate().map(|(row, &value)| if is_null(row) { offset[row] } else { value });
-    Ok(if nulls.is_some() { filled.collect() } else { values })
+    IntReader::fill(name, column, rows_before, |reader| reader.read::<Int64Type>(column, OFFSETS), |row| offset[row])
 }
 
 fn first_null(column: &ArrayRef) -> Option<usize> {

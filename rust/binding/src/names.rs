@@ -1,0 +1,72 @@
+//! The columns of each role, as the classes of Python name them.
+
+use crate::raise::Raise;
+use crate::rows::take_rows;
+use fencepost_columns::{BatchNames, ColumnNames, Failure, LogColumns, Rows, origin_of};
+use pyo3::prelude::*;
+
+/// Those of a Python `Columns`.
+pub(crate) fn column_names(columns: &Bound<'_, PyAny>) -> PyResult<ColumnNames> {
+    Ok(ColumnNames {
+        pid: columns.call_method1("parts", ("pid",))?.extract()?,
+        epoch: columns.getattr("epoch")?.extract()?,
+        partition: columns.call_method1("parts", ("partition",))?.extract()?,
+        seq: columns.getattr("seq")?.extract()?,
+        timestamp: columns.getattr("timestamp")?.extract()?,
+        length: None,
+    })
+}
+
+/// Those of a Python `BatchColumns`, for a table of produce batches.
+pub(crate) fn batch_names(columns: &Bound<'_, PyAny>) -> PyResult<BatchNames> {
+    let mut optional = Vec::new();
+    for role in BatchNames::OPTIONAL {
+        if let Some(name) = columns.getattr(role.to_string().as_str())?.extract::<Option<String>>()? {
+            optional.push((role, name));
+        }
+    }
+    let origin: String = columns.getattr("default_origin")?.extract()?;
+    Ok(BatchNames {
+        pid: columns.getattr("pid")?.extract()?,
+        epoch: columns.getattr("epoch")?.extract()?,
+        partition: columns.call_method1("parts", ("partition",))?.extract()?,
+        base_seq: columns.getattr("base_seq")?.extract()?,
+        optional,
+        default_origin: origin_of(&origin).expect("BatchColumns has looked at it"),
+    })
+}
+
+/// Those of a Python `BatchColumns`, for an index of transactions.
+pub(crate) fn log_columns(columns: &Bound<'_, PyAny>) -> PyResult<LogColumns> {
+    let py = columns.py();
+    let class = py.import("fencepost.policy")?.getattr("BatchColumns")?;
+    if !columns.is_instance(&class)? {
+        let message = format!("columns={}: expected a fencepost.BatchColumns", columns.repr()?);
+        return Err(Failure::Policy(message).raise(py));
+    }
+    let needed = |role: &str| match columns.getattr(role)?.extract::<Option<String>>()? {
+        Some(name) => Ok(name),
+        None => {
+            let message = format!("BatchColumns({role}=None): outcomes cannot be found without this column");
+            Err(Failure::Policy(message).raise(py))
+        }
+    };
+    let optional = |role: &str| columns.getattr(role)?.extract::<Option<String>>();
+    Ok(LogColumns {
+        pid: needed("pid")?,
+        epoch: needed("epoch")?,
+        partition: columns.call_method1("parts", ("partition",))?.extract()?,
+        offset: needed("offset")?,
+        control: needed("control")?,
+        last_offset: optional("last_offset")?,
+        transactional: optional("transactional")?,
+        timestamp: optional("timestamp")?,
+    })
+}
+
+/// Takes the rows, and the columns of the layout that they have.
+pub(crate) fn take_log_rows(layouts: &[LogColumns], rows: &Bound<'_, PyAny>) -> PyResult<(LogColumns, Rows)> {
+    let wanted: Vec<&str> = layouts.iter().flat_map(LogColumns::all).collect();
+    let rows = take_rows(rows, Some(&wanted))?;
+    Ok((LogColumns::found_in(layouts, &rows), rows))
+}
