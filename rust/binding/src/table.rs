@@ -445,7 +445,7 @@ impl StateTable {
         deltas: Vec<PathBuf>,
     ) -> PyResult<StateTable> {
         let core = py.detach(|| {
-            let mut table = read_snapshot(&path, |input, bytes| core::StateTable::read_snapshot(input, bytes))?;
+            let mut table = read_snapshot(&path, core::StateTable::read_snapshot)?;
             deltas.iter().try_for_each(|delta| load_delta(&mut table, delta))?;
             Ok(table)
         });
