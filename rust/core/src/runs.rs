@@ -209,8 +209,9 @@ impl Heads {
         self.seq.clear();
     }
 
-    /// Copies the rows from `from` on that `word` says; no more, if they come too often.
-    #[inline(always)]
+    /// Copies the rows from `from` on that `word` says; no more, if they come too often. Called once for 64 rows, so it
+    /// is not compiled again for each kind of processor.
+    #[inline(never)]
     fn take<S: Seq>(&mut self, columns: &Columns<'_, S>, from: usize, word: u64, starts: &mut Vec<u32>) -> Result<()> {
         let Columns { batch, epoch, seq } = columns;
         make_room(starts, BLOCK)?;
@@ -390,7 +391,7 @@ fn scan<S: Seq>(scan: Scan<'_, S>) -> Result<usize> {
             check_rows(&columns, domain, row..row + BLOCK)?;
         }
         begins.push(word);
-        if heads.are_used {
+        if heads.are_used && word != 0 {
             heads.take(&columns, row, word, starts)?;
         }
         runs += word.count_ones() as usize;
