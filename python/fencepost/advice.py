@@ -25,9 +25,10 @@ from fencepost.content import mixed
 from fencepost.errors import PolicyError
 from fencepost.findings import ADVICE_ROWS, AuditReport
 from fencepost.pages.commands import SINK, STATE, command, options
-from fencepost.pages.tables import plural, share
+from fencepost.pages.tables import share
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy
 from fencepost.verdict import Verdict
+from fencepost.words import plural
 
 GAPS_ARE_NORMAL = 0.5
 """Gaps count as normal from this share of skipped sequence numbers."""

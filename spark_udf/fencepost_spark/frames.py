@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost import BatchError, Columns, Policy, PolicyError, StateTable
-from fencepost.pages.tables import plural
+from fencepost.words import plural
 from fencepost.policy import resolve, resolve_columns
 from fencepost.verdict import Verdict
 from pyspark.errors import AnalysisException

@@ -11,7 +11,7 @@ from typing import Any
 
 from fencepost.errors import PolicyError
 from fencepost.kafka.finding import Finding
-from fencepost.pages.tables import plural
+from fencepost.words import plural
 
 FINDINGS = ("missing", "repeated", "fenced", "hanging", "snapshot", "index", "damage")
 """The kinds of findings that `LogAudit.count_findings` accepts."""

@@ -12,8 +12,8 @@ from fencepost.errors import PolicyError, SourceError
 from fencepost.findings import reset_rule
 from fencepost.lake.conflicts import joined, listed
 from fencepost.lake.judge import Judged
-from fencepost.pages.tables import plural
 from fencepost.state.decision import Marked, Outputs
+from fencepost.words import plural
 
 if TYPE_CHECKING:
     from fencepost.lake.found import Found

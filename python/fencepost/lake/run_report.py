@@ -15,9 +15,9 @@ from fencepost.findings import ignored_line, reset_rule
 from fencepost.lake.conflicts import joined, listed
 from fencepost.lake.judge import SHOWN_MAX, Judged
 from fencepost.lake.write import Written
-from fencepost.pages.tables import noun, plural
 from fencepost.state.decision import Decision
 from fencepost.verdict import Verdict
+from fencepost.words import noun, plural
 
 if TYPE_CHECKING:
     from fencepost.lake.found import Found

@@ -7,7 +7,8 @@ from typing import Any
 from fencepost.pages.charts import Chart
 from fencepost.pages.drawings import bars
 from fencepost.pages.page import Command, Page, Section
-from fencepost.pages.tables import Table, plural, table_of
+from fencepost.pages.tables import Table, table_of
+from fencepost.words import plural
 
 VERDICTS = {
     "ACCEPTED": "Accepted",

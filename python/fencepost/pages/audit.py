@@ -13,8 +13,9 @@ from fencepost.pages.charts import KINDS, Chart
 from fencepost.pages.commands import SINK, STATE, command, options
 from fencepost.pages.drawings import bars, columns, heat_map, over_time
 from fencepost.pages.page import Command, Page, Section
-from fencepost.pages.tables import Table, plural, share, size, table_of, text, utc
+from fencepost.pages.tables import Table, share, size, table_of, text, utc
 from fencepost.policy import Policy
+from fencepost.words import plural
 
 BARS_MAX = 12
 """Maximum number of producers, partitions and columns in a chart."""

@@ -9,7 +9,8 @@ from fencepost.pages.charts import Chart
 from fencepost.pages.commands import command
 from fencepost.pages.drawings import over_versions
 from fencepost.pages.page import Command, Page, Section
-from fencepost.pages.tables import Table, plural, share, size
+from fencepost.pages.tables import Table, share, size
+from fencepost.words import plural
 
 COUNTS = ("files", "rows", "kept", "not_kept", "missing_rows", "stale_epoch", "entries", "state_bytes")
 COLUMNS = ("version", "kind", "status", "decided", *COUNTS)

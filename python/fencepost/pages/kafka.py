@@ -9,7 +9,8 @@ from fencepost.pages.charts import Chart
 from fencepost.pages.commands import command
 from fencepost.pages.drawings import bars
 from fencepost.pages.page import Command, Page, Section
-from fencepost.pages.tables import Table, plural, size, table_of
+from fencepost.pages.tables import Table, size, table_of
+from fencepost.words import plural
 
 PARTITIONS_MAX = 15
 """Maximum number of partitions in a chart."""

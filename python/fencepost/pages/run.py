@@ -9,7 +9,8 @@ from fencepost.pages.charts import Chart
 from fencepost.pages.commands import command
 from fencepost.pages.drawings import columns
 from fencepost.pages.page import Command, Page, Section
-from fencepost.pages.tables import Table, key_names, plural, share, size, table_of
+from fencepost.pages.tables import Table, key_names, share, size, table_of
+from fencepost.words import plural
 
 COUNTS = dict.fromkeys(("rows", "duplicates", "retimed", "count"), "count")
 SAID = {

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fencepost.pages.html import Html, tag, visible
+from fencepost.words import plural
 
 ROWS_MAX = 50
 """Default maximum number of rows of a table on a page."""
@@ -130,13 +131,3 @@ def key_names(columns: Sequence[str], identity: Sequence[str]) -> dict[str, str]
     pids, partitions = ([it for it in columns if it.partition("_")[0] == role] for role in ("pid", "partition"))
     names = dict(zip(pids, identity, strict=False))
     return names | dict(zip(reversed(partitions), reversed(identity[:-1]), strict=False))
-
-
-def plural(count: int, one: str, many: str | None = None) -> str:
-    """Format a count with its noun."""
-    return f"{count:,} {noun(count, one, many)}"
-
-
-def noun(count: int, one: str, many: str | None = None) -> str:
-    """Return the form of a word for a count that is shown elsewhere."""
-    return one if count == 1 else many or f"{one}s"
