@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import delta, spark, stores, streams
+from bench import delta, lake_report, spark, stores, streams
 from bench.curve import Curve
 from bench.report import Results
 
@@ -33,6 +33,7 @@ class Passage:
 
 
 def passages() -> Iterator[Passage]:
+    yield Passage("cluster.md", r"\| +\| what +\| +figure \|\n.*?\n(?=\n)", _cluster)
     yield Passage("dataframes.md", r"Measured with [^|]+\n\n\| \| no output.*?\n(?=\n)", _dataframes)
     yield Passage(
         "delta.md", r"A table of [^|]+ rows with a 90-byte payload.*?\| a MERGE that deletes [^\n]*\n", _delta
@@ -67,6 +68,10 @@ def _seconds(results: Results, contest: str, name: str) -> str:
 
 def _millions(rows: int) -> str:
     return f"{rows / 1e6:.0f} M" if rows >= 9.5e5 else f"{rows:,}"
+
+
+def _cluster() -> str:
+    return lake_report.cluster(_facts("lake")) + "\n"
 
 
 def _dataframes() -> str:

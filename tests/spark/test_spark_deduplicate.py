@@ -116,10 +116,21 @@ class TestShuffled:
         finally:
             kept.unpersist()
 
-    def test_the_number_of_tasks_is_not_coalesced(self, spark: SparkSession, df: DataFrame) -> None:
+    def test_spark_joins_small_partitions_and_splits_none(self, spark: SparkSession, df: DataFrame) -> None:
+        """As for an aggregation: 200 tasks for few rows take three times as long."""
         assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
-        counts = deduplicate(df).groupBy(F.spark_partition_id().alias("task")).count().collect()
-        assert [row.task for row in sorted(counts)] == [0, 1, 2, 3]
+        for size, tasks in (("64MB", 1), ("1B", 4)):
+            names = ("advisoryPartitionSizeInBytes", "coalescePartitions_minPartitionSize")
+            sizes = {f"spark_sql_adaptive_{name}": size for name in names}
+            with settings(spark, **sizes, spark_sql_adaptive_coalescePartitions_parallelismFirst=False):
+                kept = deduplicate(df).withColumn("task", F.spark_partition_id())
+                placed = kept.select("task", "pid", "partition").collect()
+            assert len({row.task for row in placed}) == tasks
+            of_key: dict[tuple[object, ...], set[int]] = {}
+            for row in placed:
+                if row[1] not in (None, -1):
+                    of_key.setdefault(tuple(row[1:]), set()).add(row.task)
+            assert {len(its) for its in of_key.values()} == {1}
 
     @pytest.mark.parametrize(
         "cut",

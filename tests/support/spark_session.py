@@ -63,6 +63,8 @@ def of_queries(partitions: int, *, is_compiled: bool = False) -> dict[str, str]:
         "spark.sql.codegen.wholeStage": str(is_compiled).lower(),
         "spark.sql.codegen.factoryMode": "FALLBACK" if is_compiled else "NO_CODEGEN",
         "spark.sql.shuffle.partitions": str(partitions),
+        # Shuffles of few rows have several tasks, as those of many.
+        "spark.sql.adaptive.coalescePartitions.minPartitionSize": "1b",
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(partitions),  # a VACUUM has 10,000 tasks else
         "spark.sql.session.timeZone": "UTC",
     }
