@@ -75,6 +75,7 @@ def session(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "spark.ui.showConsoleProgress": "false",
         **of_driver(home, "1g"),
         **of_queries(partitions=4),
+        "spark.sql.adaptive.coalescePartitions.enabled": "false",  # each worker gets tasks of a shuffle
     }
     builder = SparkSession.builder.master(cluster.url).appName("fencepost tests on a cluster")
     with chdir(home):
