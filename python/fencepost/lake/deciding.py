@@ -11,7 +11,7 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from fencepost._native import arrange, parquet_footer
+from fencepost._native import arrange
 from fencepost.lake.asking import ask_footers
 from fencepost.lake.checks import check_kept
 from fencepost.lake.files import Files
@@ -35,18 +35,17 @@ def write_changelog(run: Run, judged: list[Judged]) -> NamedFile | None:
 
     Memory: a column of some row groups.
     """
-    pieces = [it.changelog for it in judged if it.changelog]
+    rows = {it.changelog: sum(it.changes.values()) for it in judged if it.changelog}
     if run.is_rebase:
         # the whole list of missing ranges: nothing was known before
-        now = (read_piece(run.scratch, it).drop_columns(["version", "change"]) for it in pieces)
+        now = (read_piece(run.scratch, it).drop_columns(["version", "change"]) for it in rows)
         lines = corrections(run.job.sink.changelog(), now, run.version)
         return write_lines(lines, run.outputs) if lines else None
-    if not pieces:
+    if not rows:
         return None
-    sources = [run.scratch.place(it) for it in pieces]
-    objects = [run.scratch.object(it) for it in pieces]
-    rows = retry(lambda: [parquet_footer(path, object=it).rows for path, it in zip(sources, objects, strict=True)])
-    ranges = np.arange(len(rows)), np.zeros(len(rows), np.int64), np.array(rows)
+    sources = [run.scratch.place(it) for it in rows]
+    objects = [run.scratch.object(it) for it in rows]
+    ranges = np.arange(len(rows)), np.zeros(len(rows), np.int64), np.array(list(rows.values()))
     name = f"{uuid4().hex}.missing"
     with run.outputs.new(name, lasts=True) as path:
         done = retry(lambda: arrange(sources, [(str(path), *ranges)], objects=objects))
