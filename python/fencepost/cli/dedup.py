@@ -115,7 +115,7 @@ def dedup_command(
         option("Split shards with more spans of consecutive rows than this among tasks (8388608)."),
     ] = None,
     driver_spans_max: Annotated[
-        int | None, option("Judge up to this number of spans of consecutive rows without tasks (5000000).")
+        int | None, option("Judge up to this number of spans of consecutive rows without tasks (16000000).")
     ] = None,
     driver_state_bytes_max: Annotated[
         int | None, option("Judge shards with up to this number of bytes of state without tasks (256 MB).")

@@ -149,10 +149,10 @@ class DedupJob:
             on average. The split is a version of its own, as by `State.reshard`. None: never.
         task_bytes_max: Larger files are scanned by several tasks, some row groups each. If rows are removed, these
             tasks also write the file, as several files.
-        task_spans_max: Shards with more runs (of consecutive rows) in this run are judged by several tasks, if the
+        task_spans_max: Shards with more spans (of consecutive rows) in this run are judged by several tasks, if the
             policy accepts any order (`fencepost.lake.hot`).
-        driver_spans_max: Maximum number of runs (of consecutive rows) that the driver judges itself; more are judged by
-            tasks. 0 always starts tasks.
+        driver_spans_max: Maximum number of spans (of consecutive rows) that the driver judges itself; more are judged
+            by tasks. 0 always starts tasks.
         driver_state_bytes_max: Maximum bytes of the state of the shards that the driver judges itself.
         layout: "delta" for a Delta table as sink, "run" for folders. Default: the existing sink's layout, or folders.
         schema: "strict" refuses a file whose columns or types differ from those of the sink's files, before the
