@@ -31,14 +31,18 @@ from fencepost.lake.plan import groups_of_files
 from fencepost.lake.refused import merge_refused, refused_ranges
 from fencepost.lake.scan import LENGTH
 from fencepost.lake.storage import ChangedError, LocalStorage, unchanged
-from pyspark.sql import Column, DataFrame, Window, functions
+from pyspark.sql import Column, DataFrame, SparkSession, Window, functions
 
 from fencepost_spark.frames import quoted, unused_name
 from fencepost_spark.plain_scan import WORD_ROWS_BITS, PlainScan, bit_of, is_known, word_of
 from fencepost_spark.versions import __version__
 
-SHARD_ROWS = 1 << 22
-"""Maximum rows per task that finds copies: 200 MB if each row is a run of its own."""
+SHARD_ROWS_MIN, SHARD_ROWS_MAX = 1 << 20, 1 << 22
+"""Rows per task that finds copies: the minimum if there are more cores than shards, and the maximum, 200 MB if each row
+is a run of its own. A task reads the columns that order its copies from all files, so there are not more shards."""
+
+SHARDS_MIN = 2
+"""Spark exchanges the words of several shards, and both joins use this exchange. For one shard it would run twice."""
 
 RUNS = pa.schema([("shard", pa.int32()), ("runs", pa.binary())])
 RUNS_DDL = "shard int, runs binary"
@@ -64,7 +68,9 @@ def deduplicate_scan(df: DataFrame, scan: PlainScan, identity: Sequence[Column],
     rows = kept.union(_checked(df, scan))  # kept comes first: union takes its column names
     if scan.has_all_ties:
         return rows
-    copies = placed.join(functions.broadcast(words.where("open != 0")), is_word & opened, "left_semi").select(*columns)
+    # a condition with both columns, so that Spark computes the words once
+    unknown = functions.broadcast(words.where("open != 0"))
+    copies = placed.join(unknown, is_word & opened & ~lost, "left_semi").select(*columns)
     first = functions.row_number().over(Window.partitionBy(*identity).orderBy(*order))
     return rows.union(copies.select("*", first.alias(place)).where(functions.col(place) == 1).drop(place))
 
@@ -82,11 +88,25 @@ def _words(df: DataFrame, scan: PlainScan) -> DataFrame:
     """Return the `WORDS` with set bits, each once."""
     spark = df.sparkSession
     groups = groups_of_files(scan.files.bytes, spark.sparkContext.defaultParallelism)
-    shards = -(-scan.rows // SHARD_ROWS) or 1
+    shards = _shard_count(scan.rows, spark.sparkContext.defaultParallelism)
     tasks = spark.range(0, len(groups), 1, len(groups))
-    runs = tasks.mapInArrow(_in_worker("scan_files", scan, groups, shards), RUNS_DDL).repartition(shards, "shard")
+    keys = _keys_of_partitions(spark, shards)
+    runs = tasks.mapInArrow(_in_worker("scan_files", scan, groups, keys), RUNS_DDL).repartition(shards, "shard")
     words = runs.mapInArrow(_in_worker("find_copies", scan), WORDS_DDL)
     return words.groupBy("word").agg(*(functions.bit_or(name).alias(name) for name in ("lost", "open")))
+
+
+def _shard_count(rows: int, cores: int) -> int:
+    at_most, at_least = (-(-rows // size) for size in (SHARD_ROWS_MIN, SHARD_ROWS_MAX))
+    return max(at_least, min(at_most, cores), SHARDS_MIN)
+
+
+def _keys_of_partitions(spark: SparkSession, shards: int) -> list[int]:
+    """Return a number per shard, which Spark's hash sends to a partition of its own."""
+    keys = spark.createDataFrame(pa.table({"key": pa.array(range(64 * shards), pa.int32())}))  # local: no job
+    partition = functions.pmod(functions.hash("key"), functions.lit(shards))
+    of_partition = {row.partition: row.key for row in keys.select("key", partition.alias("partition")).collect()}
+    return list(of_partition.values())
 
 
 def _in_worker(work: str, *arguments: Any) -> Callable[[Batches], Batches]:
@@ -109,8 +129,11 @@ def _in_worker(work: str, *arguments: Any) -> Callable[[Batches], Batches]:
 # In tasks
 
 
-def scan_files(batches: Batches, scan: PlainScan, groups: list[tuple[int, int]], shards: int) -> Batches:
-    """Return the runs of groups of files, as `RUNS`. Raises BatchError (column, row, file) and ChangedError."""
+def scan_files(batches: Batches, scan: PlainScan, groups: list[tuple[int, int]], shards: list[int]) -> Batches:
+    """Return the runs of groups of files, as `RUNS`. Raises BatchError (column, row, file) and ChangedError.
+
+    `shards`: the number in `RUNS` of each shard.
+    """
     for batch in batches:
         for group in batch.column(0).to_pylist():
             for place in range(*groups[group]):
@@ -126,15 +149,17 @@ def check_files(batches: Batches, scan: PlainScan) -> Batches:
     yield from ()
 
 
-def _scan_file(scan: PlainScan, place: int, shards: int) -> Batches:
+def _scan_file(scan: PlainScan, place: int, shards: list[int]) -> Batches:
     path, storage = scan.files.full_path(place), LocalStorage()
     with unchanged(storage, scan.files, place):
-        reading = scan.reading(shards)
+        reading = scan.reading(len(shards))
         opened = reading.open(storage, path, scan.files.facts(place), {}, place)
         if opened.footer_crc != scan.footer_crc[place]:
             raise ChangedError(f"{path}: its footer changed", path=path)
         while (dealt := opened.next(reading.runs_together)) is not None:
-            numbers, runs = zip(*((shard, _packed(pa.record_batch(batch))) for shard, batch in dealt), strict=True)
+            numbers, runs = zip(
+                *((shards[shard], _packed(pa.record_batch(batch))) for shard, batch in dealt), strict=True
+            )
             yield pa.record_batch([pa.array(numbers, pa.int32()), pa.array(runs, pa.binary())], schema=RUNS)
 
 

@@ -291,7 +291,7 @@ def _opened(
     rows = sum(footer.rows for footer in footers)
     if rows > ROWS_MAX:
         raise NotPlainError(f"the files have {rows} rows, more than {ROWS_MAX}")
-    comparable = list(takewhile(lambda name: all(_has(it.schema, name, ties[name]) for it in footers), ties))
+    comparable = list(takewhile(lambda name: all(_is_sorted(it.schema, name, ties[name]) for it in footers), ties))
     return PlainScan(
         files=files,
         footer_crc=[footer.crc for footer in footers],
@@ -352,6 +352,14 @@ def _has(schema: pa.Schema, name: str, wanted: pa.DataType) -> bool:
     if pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted):
         return found.unit == wanted.unit and (found.tz is None) == (wanted.tz is None)
     return found == wanted or (type_name(found) == type_name(wanted) in ("string", "binary"))
+
+
+def _is_sorted(schema: pa.Schema, name: str, wanted: pa.DataType) -> bool:
+    """Return whether a file has the column, with the same order of values as in Spark."""
+    if _has(schema, name, wanted):
+        return True
+    # Spark reads milliseconds as microseconds
+    return len(schema.get_all_field_indices(name)) == 1 and schema.field(name).type == pa.timestamp("ms", wanted.tz)
 
 
 def _reading(policy: Policy, shards: int) -> Reading:

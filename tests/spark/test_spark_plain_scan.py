@@ -143,6 +143,7 @@ class TestTheSameRows:
             (pa.timestamp("us", "UTC"), [None, -1, 0, 7]),
             (pa.timestamp("us"), [None, -1, 0, 7]),
             (pa.timestamp("ms", "UTC"), [None, -1, 0, 7]),
+            (pa.timestamp("ms"), [None, -1, 0, 7]),
             (pa.float64(), [None, 0.0, 1.5, float("nan"), float("-inf")]),
             (pa.decimal128(20, 2), [None, Decimal("-1.50"), Decimal("2.25")]),
             (pa.list_(pa.int32()), [None, [], [1], [1, 2], [None], [2]]),
@@ -208,7 +209,7 @@ class TestTheSameRows:
     def test_many_shards_and_small_batches(
         self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(copies, "SHARD_ROWS", 50)
+        monkeypatch.setattr(copies, "SHARD_ROWS_MAX", 50)
         df = spark.read.parquet(write_files(tmp_path / "rows", stream(), files=20))
         with settings(spark, spark_sql_execution_arrow_maxRecordsPerBatch=3, spark_sql_files_maxPartitionBytes=500):
             check(df)
@@ -269,6 +270,37 @@ class TestThePlan:
         kept.collect()
         plan, _, _ = kept._jdf.queryExecution().executedPlan().toString().partition("Initial Plan")
         assert plan.count("FileScan") == 1, plan
+
+    @pytest.mark.parametrize("tz", ["UTC", None])
+    def test_milliseconds_put_copies_in_order_without_a_shuffle(
+        self, spark: SparkSession, tmp_path: Path, tz: str | None
+    ) -> None:
+        rows = [(7, 0, 0, seq, seq + time) for seq in range(300) for time in (2, 1)]
+        types = TYPES | {"note": pa.timestamp("ms", tz)}
+        df = spark.read.parquet(write_files(tmp_path / "rows", rows, types=types))
+        plan = plan_of(deduplicate(df))
+        assert (plan.count("FileScan"), plan.count("Window")) == (1, 0), plan
+        assert check(df) == 300
+
+    def test_copies_are_searched_once(self, df: DataFrame) -> None:
+        """Also where Spark compares some of the copies."""
+        kept = deduplicate(df.withColumn("half", F.col("seq") / 2))
+        kept.collect()
+        plan, _, _ = kept._jdf.queryExecution().executedPlan().toString().partition("Initial Plan")
+        assert plan.count("ReusedExchange") == 1, plan
+
+    @pytest.mark.parametrize(
+        ("rows", "cores", "expected"),
+        [(0, 8, 2), (1 << 20, 8, 2), (3 << 20, 8, 3), (3 << 20, 2, 2), (1 << 30, 8, 256), (1 << 30, 1000, 1000)],
+    )
+    def test_the_number_of_shards(self, rows: int, cores: int, expected: int) -> None:
+        assert copies._shard_count(rows, cores) == expected
+
+    @pytest.mark.parametrize("shards", [2, 7, 200])
+    def test_each_shard_has_a_partition_of_its_own(self, spark: SparkSession, shards: int) -> None:
+        keys = [(key,) for key in copies._keys_of_partitions(spark, shards)]
+        found = spark.createDataFrame(keys, "shard int").repartition(shards, "shard")
+        assert found.select(F.spark_partition_id()).distinct().count() == shards
 
     def test_a_task_that_is_tried_again(self, df: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each task fails after it has given all it had."""
