@@ -5,6 +5,7 @@ JAVA ?= java
 MVN ?= mvn
 GO ?= go
 VENV := .venv
+VENV41 := .venv-spark41
 VENV43 := .venv-spark43
 VENV_MINIMUM := .venv-minimum
 VENV_RELEASE := .venv-release
@@ -14,6 +15,7 @@ VENV_AIRFLOW := .venv-airflow
 SPARK_CLASSES := .tools/spark-classes.jsa
 BIN := $(VENV)/bin
 UV := .tools/bin/uv
+MATURIN := .tools/bin/maturin
 # An S3 server whose conditional puts are exact while many are answered at once.
 S3_SERVER := .tools/versitygw-1.8.0/versitygw
 ACTIONLINT := .tools/actionlint-1.7.7/actionlint
@@ -85,7 +87,7 @@ SPARK_SOURCES := Cargo.toml spark_udf/README.md spark_udf/pyproject.toml spark_u
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-chain check test-quick test test-matrix test-marked lint test-rust test-portable test-portable-part test-aarch64 test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql mariadb model coverage coverage-python coverage-rust mutants \
-	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark43-part test-minimum test-free-threaded asan asan-part miri fuzz test-spark-connect \
+	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark43-part test-spark41 test-minimum test-free-threaded asan asan-part miri fuzz test-spark-connect \
 	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores test-docs test-airflow docs jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels release-check \
 	develop format errors requirements tools java clean
 
@@ -111,7 +113,7 @@ test-matrix: ## All of what `make test` runs in part: libFuzzer, benchmarks, the
 SUITES := java postgresql mariadb $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-spark-frames test-python \
 	test-spark-jobs test-jobs test-tables test-sql test-spark-delta test-rust test-kafka test-cluster test-fuzz-part lint test-spark43-part \
 	test-spark-connect-part test-docs test-bench
-MATRIX := java postgresql mariadb $(S3_SERVER) test-fuzz test-spark43 test-minimum asan test-spark-connect test-portable test-aarch64 test-marked test-airflow test-stores
+MATRIX := java postgresql mariadb $(S3_SERVER) test-fuzz test-spark43 test-spark41 test-minimum asan test-spark-connect test-portable test-aarch64 test-marked test-airflow test-stores
 
 # Suites at a time. Each waits for servers, JVMs and other processes: six leave a seventh of two cores idle.
 JOBS ?= 8
@@ -127,7 +129,7 @@ together = @$(PYTHON) .ci/suite.py --clear || exit 1; \
 # and reading and verifying classes from jars another third. A JVM with other jars passes over the archive; what it has
 # to say of it must not stand in what tests read.
 BRIEF_JVM := -Djava.io.tmpdir=$(or $(TMPDIR),/tmp) -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr
-WITH_JVM := test-python test-minimum test-bench test-marked test-spark-frames test-spark-jobs test-spark43 test-spark43-part \
+WITH_JVM := test-python test-minimum test-bench test-marked test-spark-frames test-spark-jobs test-spark41 test-spark43 test-spark43-part \
 	test-spark-delta test-spark-connect test-spark-connect-part test-kafka test-cluster test-stores
 $(WITH_JVM): export JDK_JAVA_OPTIONS = $(BRIEF_JVM) -XX:SharedArchiveFile=$(abspath $(SPARK_CLASSES))
 $(WITH_JVM): $(SPARK_CLASSES)
@@ -159,6 +161,8 @@ test-aarch64: tools ## The core on an emulated ARM processor
 		CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" \
 		$(TIMED) cargo test --locked --package fencepost-core --lib $(PORTABLE_PART) --target aarch64-unknown-linux-gnu -- --skip every_short
 
+# Cargo builds one thing at a time in a folder: the wheel, which most suites wait for, goes first.
+test-portable-part: $(if $(TIMED),| dist/tests)
 test-portable test-portable-part: tools ## The core without the CPU's wide instructions
 	$(TIMED) cargo test --locked --package fencepost-core --features portable $(if $(findstring part,$@),$(PORTABLE_PART)) \
 		-- $(RUST_TIMES) $(if $(findstring part,$@),--skip every_short --skip more_long)
@@ -298,7 +302,7 @@ test-stores: java $(S3_SERVER) $(VENV)/tests dist/environment.tar.gz ## Jobs in 
 
 # Each door once: DataFrames, SQL, functions, jobs, streams, Kafka's log, a table of a database. The whole lacks what needs an
 # S3 server, PyIceberg or the command line, which this environment does not have.
-SPARK43_PART := $(addprefix tests/spark/test_spark_,package.py engine.py::test_results_come_in_the_order_of_the_items \
+SPARK_PART := $(addprefix tests/spark/test_spark_,package.py engine.py::test_results_come_in_the_order_of_the_items \
 	job.py::test_spark_and_threads_agree job.py::test_repeats_of_earlier_runs_are_compared_in_tasks \
 	deduplicate.py::TestColumns sql.py::test_the_function sql.py::test_the_table_function \
 	udf.py::test_each_row_gets_its_verdict udf.py::test_detail_names_the_sequences_jumped_over \
@@ -307,7 +311,7 @@ SPARK43_PART := $(addprefix tests/spark/test_spark_,package.py engine.py::test_r
 	kafka_log.py::test_records_are_those_of_the_log staged.py::test_a_job_on_spark)
 test-spark43 test-spark43-part: java postgresql $(VENV43)/tests ## The Spark suite on the newest PySpark
 	PYSPARK_PYTHON=$(abspath $(VENV43)/bin/python) $(TIMED) $(VENV43)/bin/python -m pytest \
-		$(if $(findstring part,$@),$(SPARK43_PART),tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources iceberg examples tutorials))
+		$(if $(findstring part,$@),$(SPARK_PART),tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources iceberg examples tutorials))
 
 # Vectorized functions over Arrow came with PySpark 4.1.
 MINIMUM_PART := $(patsubst %,tests/%.py,core/test_table frames/test_deduplicate jobs/test_lake tables/test_delta tables/test_object_sinks \
@@ -317,6 +321,9 @@ MINIMUM_PART := $(patsubst %,tests/%.py,core/test_table frames/test_deduplicate 
 test-minimum: java $(VENV_MINIMUM)/tests ## The oldest versions of packages that pyproject.toml admits, PySpark 4.0 among them
 	PYSPARK_PYTHON=$(abspath $(VENV_MINIMUM)/bin/python) $(TIMED) $(VENV_MINIMUM)/bin/python -m pytest $(MINIMUM_PART) \
 		-k 'not test_each_row_gets_its_verdict[arrow]'
+
+test-spark41: java postgresql $(VENV41)/tests ## Every function of the Spark package on PySpark 4.1
+	PYSPARK_PYTHON=$(abspath $(VENV41)/bin/python) $(TIMED) $(VENV41)/bin/python -m pytest $(SPARK_PART)
 
 bench: java $(S3_SERVER) $(S3A_IF_MAVEN) $(VENV)/installed ## Minutes: small sizes, every contestant, answers checked
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(BIN)/python bench/run.py --quick
@@ -345,9 +352,9 @@ release-check: dist/native dist/spark dist/sdist $(ACTIONLINT) $(CARGO_DENY) ## 
 	cd dist/unpacked && CARGO_TARGET_DIR=$(abspath target) cargo check --offline --package fencepost-python && \
 		diff Cargo.lock $(abspath Cargo.lock) | { ! grep '^<'; }
 
-dist/sdist: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(SPARK_SOURCES) $(VENV)/dependencies $(VENV_RELEASE)/dependencies
+dist/sdist: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(SPARK_SOURCES) $(UV) $(VENV_RELEASE)/dependencies
 	$(call built,$(VENV_RELEASE)/bin/python -m build --sdist spark_udf --outdir)
-	$(BIN)/maturin sdist --out $@
+	$(MATURIN) sdist --out $@
 
 $(VENV_RELEASE)/dependencies: requirements/release.txt $(UV)
 	$(environment)
@@ -410,7 +417,7 @@ errors: $(VENV)/dependencies ## Write the pages on errors from the sources
 	$(BIN)/python .ci/error_pages.py
 
 requirements: $(UV) ## Compile the requirement files, hashes included
-	for name in uv dev spark43 workers release docs airflow coverage; do $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
+	for name in tools dev spark41 spark43 workers release docs airflow coverage; do $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 		--no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt || exit 1; done
 	$(UV) pip compile --quiet --generate-hashes --python-version 3.11 --no-header --no-annotate requirements/minimum.in \
 		-o requirements/minimum.txt
@@ -458,10 +465,10 @@ postgresql:
 mariadb:
 	@PATH="$$PATH:/usr/sbin:/usr/local/sbin" command -v mariadbd >/dev/null || { echo "MariaDB is missing: apt-get install mariadb-server"; exit 1; }
 
-$(UV): requirements/uv.txt | tools
+$(UV): requirements/tools.txt | tools
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv .tools
-	.tools/bin/python -m pip install --quiet --require-hashes -r requirements/uv.txt
+	.tools/bin/python -m pip install --quiet --require-hashes -r requirements/tools.txt
 	@touch $@
 
 # Tests start some thousand processes, which write no bytecode: to compile what they import once takes 17 seconds of CPU
@@ -472,16 +479,16 @@ $(VENV)/dependencies: requirements/dev.txt $(UV)
 # Installs wheels without touching their dependencies: $(call install_wheels,environment,wheels).
 install_wheels = $(UV) pip install --quiet --python $(1)/bin/python --no-deps --reinstall $(if $(filter $(VENV),$(1)),--compile-bytecode) $(2)
 
-dist/native: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(VENV)/dependencies
-	$(call built,$(BIN)/maturin build --quiet --release --locked --compression-level 9 --out)
+dist/native: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(UV)
+	$(call built,$(MATURIN) build --quiet --release --locked --compression-level 9 --out)
 
 # In the profile of `cargo test`, which it shares its dependencies with: built in a minute, and with every assertion on.
-dist/tests: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(VENV)/dependencies
-	$(call built,$(TIMED) $(BIN)/maturin build --quiet --profile dev --strip true --locked --out)
+dist/tests: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(UV)
+	$(call built,$(TIMED) $(MATURIN) build --quiet --profile dev --strip true --locked --out)
 
-dist/native-free-threaded: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(VENV)/dependencies
+dist/native-free-threaded: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(UV)
 	@command -v $(FREE_THREADED) >/dev/null || { echo "No free-threaded CPython: $(UV) python install 3.14t, then name it: make $(MAKECMDGOALS) FREE_THREADED=python3.14t"; exit 1; }
-	$(call built,$(BIN)/maturin build --quiet --release --locked --interpreter $(FREE_THREADED) --out)
+	$(call built,$(MATURIN) build --quiet --release --locked --interpreter $(FREE_THREADED) --out)
 
 dist/spark: $(SPARK_SOURCES) $(VENV)/dependencies
 	$(call built,$(UV) build spark_udf --quiet --python $(BIN)/python --no-build-isolation --wheel --out-dir)
@@ -510,6 +517,9 @@ $(SPARK_CLASSES): tests/support/spark_classes.py tests/support/spark_session.py 
 		$(TIMED) $(BIN)/python -m support.spark_classes
 	@if [ -e $@.unfinished ]; then mv $@.unfinished $@; else touch $@; fi
 
+$(VENV41)/dependencies: requirements/spark41.txt $(UV)
+	$(environment)
+
 $(VENV43)/dependencies: requirements/spark43.txt $(UV)
 	$(environment)
 
@@ -518,6 +528,10 @@ $(VENV_MINIMUM)/dependencies: requirements/minimum.txt $(UV)
 
 $(VENV_MINIMUM)/tests: $(VENV_MINIMUM)/dependencies dist/tests dist/spark
 	$(call install_wheels,$(VENV_MINIMUM),dist/tests/*.whl dist/spark/*.whl)
+	@touch $@
+
+$(VENV41)/tests: $(VENV41)/dependencies dist/tests dist/spark
+	$(call install_wheels,$(VENV41),dist/tests/*.whl dist/spark/*.whl)
 	@touch $@
 
 $(VENV43)/tests: $(VENV43)/dependencies dist/tests dist/spark
