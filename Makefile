@@ -317,7 +317,8 @@ test-spark43 test-spark43-part: java postgresql $(VENV43)/tests ## The Spark sui
 MINIMUM_PART := $(patsubst %,tests/%.py,core/test_table frames/test_deduplicate jobs/test_lake tables/test_delta tables/test_object_sinks \
 	product/test_cli product/test_telemetry) \
 	$(addprefix tests/spark/test_spark_,job.py deduplicate.py::TestColumns sql.py::test_the_function \
-	sql.py::test_the_table_function udf.py::test_each_row_gets_its_verdict streams.py::test_each_batch_is_a_version)
+	sql.py::test_the_table_function udf.py::test_each_row_gets_its_verdict streams.py::test_each_batch_is_a_version \
+	kafka_log.py::test_records_are_those_of_the_log)
 test-minimum: java $(VENV_MINIMUM)/tests ## The oldest versions of packages that pyproject.toml admits, PySpark 4.0 among them
 	PYSPARK_PYTHON=$(abspath $(VENV_MINIMUM)/bin/python) $(TIMED) $(VENV_MINIMUM)/bin/python -m pytest $(MINIMUM_PART) \
 		-k 'not test_each_row_gets_its_verdict[arrow]'

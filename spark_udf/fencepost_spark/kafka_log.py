@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from typing import Any, cast, get_args
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -139,7 +140,7 @@ class KafkaLogReader(DataSourceReader):
             batches = part.batches(self.conditions)
         else:
             batches = part.records(self.conditions, self.batch_bytes_max)
-        schema = to_arrow_schema(self.schema, timezone="UTC")
+        schema = _arrow_schema(self.schema)
         for batch in batches:
             yield batch.cast(schema)
 
@@ -155,6 +156,12 @@ class PushedReader(KafkaLogReader):
                 yield filter
             else:
                 self.conditions.append(condition)
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    # before 4.2 PySpark has no such argument, and always returns UTC
+    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(schema, **zone)
 
 
 def _bytes(text: str | None) -> int:
