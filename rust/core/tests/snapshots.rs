@@ -1,7 +1,7 @@
 //! Snapshots: what was written comes back, equal tables give equal bytes, and what was damaged is refused.
 
 use fencepost_core::{
-    Batch, Entry, Epochs, Error, KeyKind, PRESETS, PartKind, Policy, Seqs, StateTable, encode_bytes, encode_int,
+    Batch, Entry, Epochs, Error, Hole, KeyKind, PRESETS, PartKind, Policy, Seqs, StateTable, encode_bytes, encode_int,
 };
 use fencepost_testkit::workload::{Random, Shape, stream};
 use std::io::{self, Write};
@@ -166,6 +166,28 @@ fn what_is_not_this_version_of_a_snapshot_says_so() {
     assert_eq!(with(11, 1), "a snapshot of kind 0 with flags 1, which do not exist");
     let longer = [&bytes[..], &[0]].concat();
     assert_eq!(reason(StateTable::restore(&longer)), "1 bytes follow the snapshot");
+}
+
+/// Of these, frames are decoded on another thread.
+#[test]
+fn large_snapshots_come_back_and_damaged_ones_are_refused() {
+    let mut table = StateTable::new(preset("any_order")).expect("valid");
+    for pid in 0..if cfg!(miri) { 100 } else { 140_000 } {
+        let holes = if pid % 1000 == 0 { vec![Hole { first: 3, last: 4, timestamp: None }] } else { vec![] };
+        table.insert(&Entry { pid, last: 9, holes, ..empty() }).expect("a new key");
+    }
+    let bytes = table.snapshot();
+    let longer = [&bytes[..], b"next"].concat();
+    let mut input = &longer[..];
+    let back = StateTable::read_snapshot(&mut input, longer.len() as u64).expect("its own snapshot");
+    assert_eq!(input, b"next");
+    assert!(back.entries().eq(table.entries()) && back.snapshot() == bytes);
+    for at in (1..20).map(|part| bytes.len() * part / 20) {
+        assert!(reason(StateTable::restore(&bytes[..at])).contains("truncated"), "{at}");
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1;
+        reason(StateTable::restore(&damaged));
+    }
 }
 
 /// Where the frames' payloads lie.
