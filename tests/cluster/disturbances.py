@@ -175,8 +175,24 @@ def host() -> str:
 
 
 def leave_mark(marks: Path) -> None:
-    """A file for this process."""
-    (marks / str(os.getpid())).touch()
+    """Create a file for this process, named by its id and its start: ids are used again."""
+    _, start = _state_and_start(str(os.getpid()))
+    (marks / f"{os.getpid()}-{start}").touch()
+
+
+def is_running(mark: Path) -> bool:
+    """Return whether the process that left a mark is running. A zombie is not."""
+    pid, _, start_of_mark = mark.name.partition("-")
+    try:
+        state, start = _state_and_start(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z" and start == start_of_mark
+
+
+def _state_and_start(pid: str) -> tuple[str, str]:
+    fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
+    return fields[0], fields[19]
 
 
 def wait_for_marks(marks: Path, count: int) -> None:
