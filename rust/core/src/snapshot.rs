@@ -10,8 +10,8 @@
 //!             entries, in an order that follows from their keys
 //! ```
 //!
-//! Equal tables give equal bytes. Both ways are a stream. The reader holds a few frames, the writer one, and the places of
-//! some of the lines beside it, or all frames of a delta.
+//! Equal tables give equal bytes. Both ways are a stream: neither holds more than a frame, and the
+//! writer the places of some of the lines beside it, or all frames of a delta.
 
 mod broker;
 mod columns;
@@ -23,7 +23,6 @@ use crate::key_block::block_hash;
 use crate::keys::{KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeySpace, Keys, PartKind, decode_parts};
 use crate::order::{Numbering, Renumbering};
 use crate::ordered::{Appended, InOrder};
-use crate::parallel::{threads, with_next_ahead};
 use crate::{Dictionary, Error, Policy, Result, StateTable, Untracked};
 use frames::{Payload, Reader, Writer, refuse};
 use rows::{Before, ENTRY_BYTES_MIN, KeyRow, KeyRows, Rows};
@@ -38,9 +37,6 @@ const DELTA: u8 = 1;
 /// Keys and bytes of a dictionary after which a frame ends.
 const FRAME_KEYS_MAX: usize = 4096;
 const FRAME_BYTES_MAX: usize = 1 << 16;
-/// Frames that are decoded while those before them are added, for tables of so many entries.
-const FRAMES_AHEAD: usize = 4;
-const AHEAD_ENTRIES_MIN: u64 = 1 << 17;
 /// Bytes of a key part of one length, at the most.
 const KEY_WIDTH_MAX: u32 = KEY_BYTES_MAX as u32;
 
@@ -74,24 +70,19 @@ impl StateTable {
     ///
     /// `bytes`: how many there are, 0 where that is not known. What is reserved for the entries that the
     /// header claims is bounded by it.
-    pub fn read_snapshot(input: &mut (impl Read + Send), bytes: u64) -> Result<StateTable> {
+    pub fn read_snapshot(input: &mut impl Read, bytes: u64) -> Result<StateTable> {
         let (mut input, header) = Incoming::open(input, WHOLE)?;
         let mut table = header.options.empty_table()?;
         let (pid, partition) = input.dictionaries(header.pid, header.partition)?;
         let bounds = KeyBounds::new(&pid, &partition);
-        let (mut before, mut has_room) = (Before::default(), false);
-        let add = |rows: Result<Rows>| {
-            table.append(Frame { rows: &rows?, before: &mut before, bounds: &bounds })?;
+        let (mut done, mut rows, mut before) = (0, Rows::default(), Before::default());
+        let mut has_room = false;
+        while done < header.entries {
+            done += rows.read(input.frames.next_frame()?, header.entries - done)?;
+            table.append(Frame { rows: &rows, before: &mut before, bounds: &bounds })?;
             if !has_room {
                 has_room = table.reserve_for(header.entries.min(bytes / ENTRY_BYTES_MIN as u64))?;
             }
-            Ok(())
-        };
-        let mut frames = Decoded { frames: &mut input.frames, left: header.entries };
-        if header.entries < AHEAD_ENTRIES_MIN || threads() == 1 {
-            frames.try_for_each(add)?;
-        } else {
-            with_next_ahead(frames, FRAMES_AHEAD, add)?;
         }
         (table.keys_mut().pid, table.keys_mut().partition) = (pid, partition);
         table.begin_changes(input.frames.checksum());
@@ -532,26 +523,6 @@ fn read_key_type(payload: &mut Payload<'_>) -> Result<KeyType> {
     };
     let parts = (0..count).map(|_| part(payload)).collect::<Result<_>>()?;
     Ok((Some(KeyKind::Parts(parts)), payload.number()?))
-}
-
-/// The entries of the frames that are left, frame by frame, up to the first that is damaged.
-struct Decoded<'a, 'b, R> {
-    frames: &'a mut Reader<'b, R>,
-    left: u64,
-}
-
-impl<R: Read> Iterator for Decoded<'_, '_, R> {
-    type Item = Result<Rows>;
-
-    fn next(&mut self) -> Option<Result<Rows>> {
-        if self.left == 0 {
-            return None;
-        }
-        let mut rows = Rows::default();
-        let read = self.frames.next_frame().and_then(|payload| rows.read(payload, self.left));
-        self.left -= *read.as_ref().unwrap_or(&self.left);
-        Some(read.map(|_| rows))
-    }
 }
 
 /// A frame of entries whose keys are checked as they are read.

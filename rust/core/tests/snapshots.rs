@@ -168,7 +168,6 @@ fn what_is_not_this_version_of_a_snapshot_says_so() {
     assert_eq!(reason(StateTable::restore(&longer)), "1 bytes follow the snapshot");
 }
 
-/// Of these, frames are decoded on another thread.
 #[test]
 fn large_snapshots_come_back_and_damaged_ones_are_refused() {
     let mut table = StateTable::new(preset("any_order")).expect("valid");
