@@ -1,6 +1,6 @@
 """The whole benchmark in one run: see README.md beside this file.
 
-    python bench/run.py --full                    every page of bench/results; about 70 minutes on two idle cores
+    python bench/run.py --full                    every page of bench/results; about 80 minutes on two idle cores
     python bench/run.py --full --only curve,sql   some parts
     python bench/run.py --quick                   few rows, to see that everything works
 
