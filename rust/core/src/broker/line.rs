@@ -45,7 +45,7 @@ const OPEN: u16 = 1 << 4;
 const OVERFLOW: u16 = 1 << 5;
 
 /// What is kept beside a line's numbers.
-pub(super) trait Beside: Copy {
+pub(super) trait Beside: Copy + Sync {
     const NOTHING: Self;
 
     /// Notes a batch that follows the newest; false, and nothing changed, where it does not fit.

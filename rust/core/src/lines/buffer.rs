@@ -52,6 +52,13 @@ impl<L> Buffer<L> {
         Self::lines_from(self.groups) + self.groups * GROUP * size_of::<L>()
     }
 
+    /// Has the system provide all pages now. Otherwise the first use of each waits for it.
+    pub(super) fn provide(&self) {
+        if Self::layout(self.groups).is_some_and(is_from_system) {
+            provide(self.start, self.bytes());
+        }
+    }
+
     /// Where the tags begin, for as long as the buffer lives.
     pub(super) fn tags_at(&self) -> NonNull<Group> {
         self.start.cast()
@@ -123,7 +130,7 @@ fn zeroed(layout: Layout, zeros: usize) -> Option<NonNull<u8>> {
     Some(start)
 }
 
-use system::{is_from_system, map, unmap};
+use system::{is_from_system, map, provide, unmap};
 
 #[cfg(all(target_os = "linux", not(miri)))]
 mod system {
@@ -175,6 +182,12 @@ mod system {
         }
     }
 
+    pub(super) fn provide(start: NonNull<u8>, bytes: usize) {
+        // SAFETY: mapped by `map` with this size, and its owner is borrowed; the advice changes no content. An error (an
+        // older system, no memory) is only slower. Without it, 100 M entries of one partition each load in 5.2 s, not 3.4.
+        unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) };
+    }
+
     pub(super) fn unmap(start: NonNull<u8>, bytes: usize) {
         // SAFETY: mapped by `map` with this size; its owner is being dropped.
         unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
@@ -191,6 +204,10 @@ mod system {
     }
 
     pub(super) fn map(_bytes: usize) -> Option<NonNull<u8>> {
+        unreachable!("nothing comes from the system here")
+    }
+
+    pub(super) fn provide(_start: NonNull<u8>, _bytes: usize) {
         unreachable!("nothing comes from the system here")
     }
 

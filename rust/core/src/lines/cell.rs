@@ -5,7 +5,7 @@ use crate::fast_path::Slot;
 use crate::judge::PlainSpan;
 
 /// A slot in memory.
-pub(crate) trait Cell: Copy {
+pub(crate) trait Cell: Copy + Sync {
     /// The lines that hold several.
     type Dense: RowLine<RowTwin = Lone<Self>>;
     /// No entry.

@@ -55,6 +55,10 @@ impl<L: Line> Groups<L> {
         self.buffer.bytes()
     }
 
+    pub(super) fn provide(&self) {
+        self.buffer.provide();
+    }
+
     /// Its lines, in no meaningful order.
     #[inline]
     pub(super) fn for_each(&self, mut tell: impl FnMut(&L)) {

@@ -19,7 +19,7 @@ use crate::fast_path::Slot;
 use crate::judge::PlainSpan;
 
 /// The entries of one producer for `SLOTS` neighbouring partitions, a divisor of a block.
-pub(crate) trait Line: Copy {
+pub(crate) trait Line: Copy + Sync {
     const SLOTS: usize;
     /// What a slot holds.
     type Slot: Copy;
@@ -66,7 +66,7 @@ pub(crate) trait RowLine: Line<Slot = Slot, Twin = Self::RowTwin> {
     /// Its twin, which is such a line too.
     type RowTwin: RowLine;
     /// A timestamp for each slot.
-    type Times: AsRef<[i64]> + AsMut<[i64]> + Copy;
+    type Times: AsRef<[i64]> + AsMut<[i64]> + Copy + Sync;
     const NO_TIMES: Self::Times;
     /// Whether entries have timestamps.
     const IS_TIMED: bool = false;

@@ -33,6 +33,7 @@ pub(crate) use timed::Timed;
 use crate::fast_path::{self, Plainly, Slot};
 use crate::judge::{PlainRules, PlainSpan, Run};
 use crate::key_block::{block_hash, folded};
+use crate::parallel::{in_parallel, threads};
 use crate::{Error, Result};
 use groups::Groups;
 use search::{Root, next_version};
@@ -371,6 +372,9 @@ impl<L: Line> Lines<L> {
             self.put(number, segment.grown(&Growth { more, ..growth })?);
         }
         self.measure_room();
+        let provide =
+            |(): &mut (), number: usize| with_groups!(&self.segments[number].held, groups => groups.provide());
+        in_parallel(threads(), self.segments.len(), || (), provide);
         Ok(())
     }
 
