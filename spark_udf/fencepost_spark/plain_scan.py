@@ -358,8 +358,10 @@ def _is_sorted(schema: pa.Schema, name: str, wanted: pa.DataType) -> bool:
     """Return whether a file has the column, with the same order of values as in Spark."""
     if _has(schema, name, wanted):
         return True
+    if len(schema.get_all_field_indices(name)) != 1 or not pa.types.is_timestamp(wanted):
+        return False
     # Spark reads milliseconds as microseconds
-    return len(schema.get_all_field_indices(name)) == 1 and schema.field(name).type == pa.timestamp("ms", wanted.tz)
+    return bool(schema.field(name).type == pa.timestamp("ms", wanted.tz))
 
 
 def _reading(policy: Policy, shards: int) -> Reading:

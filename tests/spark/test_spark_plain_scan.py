@@ -26,6 +26,7 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType
 
 TYPES = {"pid": pa.int64(), "epoch": pa.int16(), "partition": pa.int32(), "seq": pa.int32(), "note": pa.string()}
 Row = tuple[Any, ...]
@@ -280,6 +281,17 @@ class TestThePlan:
         df = spark.read.parquet(write_files(tmp_path / "rows", rows, types=types))
         plan = plan_of(deduplicate(df))
         assert (plan.count("FileScan"), plan.count("Window")) == (1, 0), plan
+        assert check(df) == 300
+
+    def test_a_column_of_another_type_in_a_file_does_not_put_copies_in_order(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        rows = [(7, 0, 0, seq, seq + number) for seq in range(300) for number in (2, 1)]
+        write_files(tmp_path / "rows", rows, types=TYPES | {"note": pa.int32()})
+        schema = spark.read.parquet(str(tmp_path / "rows")).schema
+        schema["note"].dataType = LongType()
+        df = spark.read.schema(schema).parquet(str(tmp_path / "rows"))
+        assert plan_of(deduplicate(df)).count("FileScan") == 2
         assert check(df) == 300
 
     def test_copies_are_searched_once(self, df: DataFrame) -> None:
