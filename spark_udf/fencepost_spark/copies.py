@@ -42,7 +42,8 @@ SHARD_ROWS_MIN, SHARD_ROWS_MAX = 1 << 20, 1 << 22
 is a run of its own. A task reads the columns that order its copies from all files, so there are not more shards."""
 
 SHARDS_MIN = 2
-"""Spark exchanges the words of several shards, and both joins use this exchange. For one shard it would run twice."""
+"""Spark exchanges the words of several shards, and both joins use this exchange. With one shard there is no exchange:
+Spark would find the copies once for each join."""
 
 RUNS = pa.schema([("shard", pa.int32()), ("runs", pa.binary())])
 RUNS_DDL = "shard int, runs binary"
@@ -157,10 +158,9 @@ def _scan_file(scan: PlainScan, place: int, shards: list[int]) -> Batches:
         if opened.footer_crc != scan.footer_crc[place]:
             raise ChangedError(f"{path}: its footer changed", path=path)
         while (dealt := opened.next(reading.runs_together)) is not None:
-            numbers, runs = zip(
-                *((shards[shard], _packed(pa.record_batch(batch))) for shard, batch in dealt), strict=True
-            )
-            yield pa.record_batch([pa.array(numbers, pa.int32()), pa.array(runs, pa.binary())], schema=RUNS)
+            numbers = pa.array([shards[shard] for shard, _ in dealt], pa.int32())
+            runs = pa.array([_packed(pa.record_batch(batch)) for _, batch in dealt], pa.binary())
+            yield pa.record_batch([numbers, runs], schema=RUNS)
 
 
 def _packed(batch: pa.RecordBatch) -> bytes:

@@ -21,7 +21,6 @@ from fencepost.lake import LocalEngine
 from bench import (
     costs,
     curve,
-    doc_figures,
     lake,
     lake_report,
     layout,
@@ -36,7 +35,6 @@ from bench import (
     shapes,
     spark,
     stores,
-    summary,
     workload,
 )
 from bench.compare import compare
@@ -478,29 +476,6 @@ def test_every_stream_is_right(tmp_path: Path) -> None:
     assert results.wrong == []
     assert len(list(results.targets())) == 3
     assert "state on disk" in report.to_markdown(results)
-
-
-def test_the_page_on_clusters_has_the_published_figures() -> None:
-    published = ROOT / "bench" / "results" / "lake.json"
-    facts = json.loads(published.read_text()) if published.exists() else None
-    assert lake_report.cluster(facts) in (ROOT / "docs" / "cluster.md").read_text()
-
-
-def test_the_summary_figure_shows_the_published_figures(tmp_path: Path) -> None:
-    published = ROOT / "bench" / "results" / "lake.json"
-    results = report.Results(json.loads(published.read_text()))
-    summary.draw_summary(results, tmp_path / "summary.svg")
-    drawn = (tmp_path / "summary.svg").read_text()
-    assert drawn == published.with_name("lake-summary.svg").read_text(), (
-        "python -m bench.summary bench/results/lake.json"
-    )
-    assert drawn.count('<g id="patch_') >= 2 * len(results.contests), "a bar for each contestant of each shape"
-
-
-def test_what_docs_repeat_of_the_figures_is_found() -> None:
-    for passage in doc_figures.passages():
-        text = (ROOT / "docs" / passage.page).read_text()
-        assert len(re.findall(passage.pattern, text, re.DOTALL)) == 1, passage
 
 
 def test_what_versions_cost_does_not_grow(tmp_path: Path) -> None:

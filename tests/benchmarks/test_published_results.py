@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import doc_figures, run
+from bench import doc_figures, report, run, summary
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -41,6 +41,17 @@ def _rounds(facts: Any) -> Iterator[int]:
 def test_each_page_has_its_worst_row_in_bold() -> None:
     for page in RESULTS.glob("*.md"):
         assert any(line.startswith("| **") for line in page.read_text().splitlines()), page.name
+
+
+def test_the_summary_figure_shows_the_published_figures(tmp_path: Path) -> None:
+    published = RESULTS / "lake.json"
+    results = report.Results(json.loads(published.read_text()))
+    summary.draw_summary(results, tmp_path / "summary.svg")
+    drawn = (tmp_path / "summary.svg").read_text()
+    assert drawn == published.with_name("lake-summary.svg").read_text(), (
+        "python -m bench.summary bench/results/lake.json"
+    )
+    assert drawn.count('<g id="patch_') >= 2 * len(results.contests), "a bar for each contestant of each shape"
 
 
 def test_docs_repeat_the_published_figures() -> None:

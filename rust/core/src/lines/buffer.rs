@@ -54,8 +54,9 @@ impl<L> Buffer<L> {
 
     /// Has the system provide all pages now. Otherwise the first use of each waits for it.
     pub(super) fn provide(&self) {
-        if Self::layout(self.groups).is_some_and(is_from_system) {
-            provide(self.start, self.bytes());
+        let layout = Self::layout(self.groups).expect("it was allocated with this layout");
+        if is_from_system(layout) {
+            provide(self.start, layout.size());
         }
     }
 

@@ -349,7 +349,7 @@ impl<L: Line> Lines<L> {
     }
 
     /// Makes room for so many times the lines that there are, where there are few yet: the segments that they
-    /// will need, in the layout that will be theirs.
+    /// will need, in the layout that will be theirs. The system provides their memory at once, on all cores.
     pub(crate) fn reserve_times(&mut self, times: f64) -> Result<()> {
         if self.segments.len() != 1 {
             return Ok(());
