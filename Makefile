@@ -136,8 +136,7 @@ $(WITH_JVM): $(SPARK_CLASSES)
 
 lint: $(VENV)/tests ## Formatting, clippy, ruff, mypy
 	$(TIMED) cargo fmt --all --check
-	$(TIMED) cargo clippy --locked --workspace --exclude fencepost-fuzz --all-targets -- -D warnings
-	$(TIMED) cargo clippy --locked --package fencepost-fuzz --all-targets -- -D warnings
+	$(TIMED) cargo clippy --locked --workspace --all-targets -- -D warnings
 	$(TIMED) $(BIN)/ruff check .
 	$(TIMED) $(BIN)/ruff format --check .
 	$(TIMED) $(BIN)/mypy python/fencepost spark_udf/fencepost_spark
@@ -183,8 +182,9 @@ miri: tools ## The core's unit tests under Miri
 	@cargo +nightly miri --version >/dev/null 2>&1 || { echo "Miri is missing: rustup toolchain install nightly --component miri --component rust-src"; exit 1; }
 	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --locked --package fencepost-core --lib --target-dir target/miri
 
+# With the binding, which has no tests: its dependencies are then built with the features that its wheel has.
 test-fuzz-part: $(VENV)/tests ## The fuzz targets over the corpus and over random changes of it
-	$(AS_WHEEL) $(TIMED) cargo test --locked --package fencepost-fuzz --tests -- $(RUST_TIMES)
+	$(AS_WHEEL) $(TIMED) cargo test --locked --package fencepost-fuzz --package fencepost-python --tests -- $(RUST_TIMES)
 
 test-fuzz: test-fuzz-part fuzz-targets ## The same, and some thousand runs of libFuzzer under AddressSanitizer
 	$(call libfuzzer,snapshot,-runs=20000 -seed=1)
