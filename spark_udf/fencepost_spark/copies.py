@@ -15,9 +15,9 @@ This is one plan, which runs again for each action. A file that has changed sinc
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +31,14 @@ from fencepost.lake.plan import groups_of_files
 from fencepost.lake.refused import merge_refused, refused_ranges
 from fencepost.lake.scan import LENGTH
 from fencepost.lake.storage import ChangedError, LocalStorage, unchanged
-from pyspark.sql import Column, DataFrame, SparkSession, Window, functions
+from pyspark.sql import DataFrame, SparkSession, Window, functions
 
-from fencepost_spark.frames import quoted, unused_name
-from fencepost_spark.plain_scan import WORD_ROWS_BITS, PlainScan, bit_of, is_known, word_of
+from fencepost_spark.frames import unused_name
+from fencepost_spark.plain_scan import WORD_ROWS_BITS, PlainScan, bit_of, is_known, with_places, word_of
 from fencepost_spark.versions import __version__
+
+if TYPE_CHECKING:
+    from fencepost_spark.frames import Call
 
 SHARD_ROWS_MIN, SHARD_ROWS_MAX = 1 << 20, 1 << 22
 """Rows per task that finds copies: the minimum if there are more cores than shards, and the maximum, 200 MB if each row
@@ -57,23 +60,26 @@ Batches = Iterator[pa.RecordBatch]
 Flags = npt.NDArray[np.bool_]
 
 
-def deduplicate_scan(df: DataFrame, scan: PlainScan, identity: Sequence[Column], order: Sequence[Column]) -> DataFrame:
-    """Return the first row, in this order, of each set of copies."""
-    columns = [functions.col(quoted(name)) for name in df.columns]
-    word, bit, place = (unused_name(df, name) for name in ("word", "bit", "place"))
-    words = _words(df, scan)
-    placed = df.where(is_known(df, scan)).select("*", word_of(df).alias(word), bit_of(df).alias(bit))
-    lost, opened = (functions.getbit(words[name], placed[bit]) == 1 for name in ("lost", "open"))
-    is_word = placed[word] == words["word"]
-    kept = placed.join(functions.broadcast(words), is_word & (lost | opened), "left_anti").select(*columns)
+def deduplicate_scan(call: Call, scan: PlainScan) -> DataFrame:
+    """Return the first row, in the order of the call, of each set of copies."""
+    df = call.df
+    names = [unused_name(df, name) for name in ("path", "row", "word", "bit", "of_word", "lost", "open", "place")]
+    path, row, word, bit, of_word, lost, opened, place = names
+    words = _words(df, scan).toDF(of_word, lost, opened)
+    placed = with_places(df, path, row).where(is_known(path, scan))
+    placed = placed.selectExpr("*", f"{word_of(path, row)} as {word}", f"{bit_of(row)} as {bit}").drop(path, row)
+    is_word, is_lost, is_open = f"{word} = {of_word}", f"getbit({lost}, {bit}) = 1", f"getbit({opened}, {bit}) = 1"
+    has_copies = functions.expr(f"{is_word} and ({is_lost} or {is_open})")
+    kept = placed.join(functions.broadcast(words), has_copies, "left_anti").drop(word, bit)
     rows = kept.union(_checked(df, scan))  # kept comes first: union takes its column names
     if scan.has_all_ties:
         return rows
     # a condition with both columns, so that Spark computes the words once
-    unknown = functions.broadcast(words.where("open != 0"))
-    copies = placed.join(unknown, is_word & opened & ~lost, "left_semi").select(*columns)
-    first = functions.row_number().over(Window.partitionBy(*identity).orderBy(*order))
-    return rows.union(copies.select("*", first.alias(place)).where(functions.col(place) == 1).drop(place))
+    unknown = functions.broadcast(words.where(f"{opened} != 0"))
+    is_unknown = functions.expr(f"{is_word} and {is_open} and not {is_lost}")
+    copies = placed.join(unknown, is_unknown, "left_semi").drop(word, bit)
+    first = functions.row_number().over(Window.partitionBy(*call.identity.values()).orderBy(*call.order_of_copies))
+    return rows.union(copies.select("*", first.alias(place)).where(f"{place} = 1").drop(place))
 
 
 def _checked(df: DataFrame, scan: PlainScan) -> DataFrame:
@@ -82,7 +88,7 @@ def _checked(df: DataFrame, scan: PlainScan) -> DataFrame:
     Spark may reuse exchanged data of an earlier run, including the words. This task runs each time.
     """
     tasks = df.sparkSession.range(0, 1, 1, 1).mapInArrow(_in_worker("check_files", scan), "nothing boolean")
-    return tasks.select(*(functions.lit(None).cast(field.dataType).alias(field.name) for field in df.schema))
+    return tasks.select(functions.lit(None).cast(df.schema).alias("row")).select("row.*")
 
 
 def _words(df: DataFrame, scan: PlainScan) -> DataFrame:
@@ -91,7 +97,7 @@ def _words(df: DataFrame, scan: PlainScan) -> DataFrame:
     groups = groups_of_files(scan.files.bytes, spark.sparkContext.defaultParallelism)
     shards = _shard_count(scan.rows, spark.sparkContext.defaultParallelism)
     tasks = spark.range(0, len(groups), 1, len(groups))
-    keys = _keys_of_partitions(spark, shards)
+    keys = _keys_of_partitions(shards)
     runs = tasks.mapInArrow(_in_worker("scan_files", scan, groups, keys), RUNS_DDL).repartition(shards, "shard")
     words = runs.mapInArrow(_in_worker("find_copies", scan), WORDS_DDL)
     return words.groupBy("word").agg(*(functions.bit_or(name).alias(name) for name in ("lost", "open")))
@@ -102,12 +108,13 @@ def _shard_count(rows: int, cores: int) -> int:
     return max(at_least, min(at_most, cores), SHARDS_MIN)
 
 
-def _keys_of_partitions(spark: SparkSession, shards: int) -> list[int]:
+@cache
+def _keys_of_partitions(shards: int) -> list[int]:
     """Return a number per shard, which Spark's hash sends to a partition of its own."""
-    keys = spark.createDataFrame(pa.table({"key": pa.array(range(64 * shards), pa.int32())}))  # local: no job
-    partition = functions.pmod(functions.hash("key"), functions.lit(shards))
-    of_partition = {row.partition: row.key for row in keys.select("key", partition.alias("partition")).collect()}
-    return list(of_partition.values())
+    numbers = pa.table({"key": pa.array(range(64 * shards), pa.int32())})
+    keys = SparkSession.active().createDataFrame(numbers)  # local: Spark runs no job for it
+    partitions = keys.selectExpr("key", f"pmod(hash(key), {shards}) as partition").collect()
+    return list({row.partition: row.key for row in partitions}.values())
 
 
 def _in_worker(work: str, *arguments: Any) -> Callable[[Batches], Batches]:

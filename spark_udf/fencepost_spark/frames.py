@@ -76,7 +76,7 @@ def deduplicate(
     if not co_located and (scan := call.plain_scan()[0]) is not None:
         from fencepost_spark.copies import deduplicate_scan
 
-        return deduplicate_scan(df, scan, list(call.identity.values()), [*call.order, *_tie_breakers(df)])
+        return deduplicate_scan(call, scan)
     if co_located and verify:
         _check_keys(df, call.columns, call.identity)
     laid_out = _guard_files(df, is_verified=verify) if co_located else _shuffle(df, call.columns, call.identity)
@@ -177,6 +177,11 @@ class Call:
         if self.order:
             return [*keys, *self.order, *after]
         return [] if self.co_located else [_place(self.columns, self.identity), *keys, *after]
+
+    @property
+    def order_of_copies(self) -> list[Column]:
+        """The order of the rows of an identity. The result depends on the rows only, because all columns decide."""
+        return [*self.order, *_tie_breakers(self.df)]
 
     def plain_scan(self) -> tuple[PlainScan | None, str]:
         """Return the files that are scanned if the DataFrame is a plain scan, and the reason."""

@@ -22,7 +22,7 @@ from fencepost.lake.files import Facts, Files
 from fencepost.lake.scan import Reading, check_names
 from fencepost.lake.storage import LocalStorage
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, functions
+from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     BinaryType,
@@ -120,43 +120,45 @@ def plain_scan(call: Call) -> PlainScan:
         raise NotPlainError(f"column '{never_null}' is never null, so it is not a column of files")
     try:
         check_names(columns.names)
-        df.select(word_of(df)).schema  # noqa: B018  # the metadata of a file may not reach the frame
+        with_places(df, "path", "row").schema  # noqa: B018  # the metadata of a file may not reach the frame
     except (FencepostError, AnalysisException) as error:
         raise NotPlainError(message_of(error)) from error
     types = {sources[field.name] or "": to_arrow_type(field.dataType) for field in call.fields.values()}
     return _opened(df, relation, call.rules.replace(columns=columns), types, *_ties(call, sources))
 
 
-def is_known(df: DataFrame, scan: PlainScan) -> Column:
-    """Return whether the file of a row belongs to the scan, and fail if not: Spark may list the files again."""
-    path = _metadata(df, "file_path")
-    problem = functions.concat(
-        functions.lit("fencepost: the file "),
-        path,
-        functions.lit(" was not there when deduplicate(df) was called: read the files again and call it again"),
+def with_places(df: DataFrame, path: str, row: str) -> DataFrame:
+    """Return the DataFrame with two more columns of these names: the URI of the row's file, and its number there."""
+    metadata = df.metadataColumn("_metadata")
+    return df.select("*", metadata.getField("file_path").alias(path), metadata.getField("row_index").alias(row))
+
+
+# SQL, because each method of a Column is a call to the JVM: with a thousand files they would take seconds.
+
+
+def is_known(path: str, scan: PlainScan) -> str:
+    """Return a condition: the file belongs to the scan. It fails the query if not: Spark may list the files again."""
+    known = ", ".join(f"{word}L" for words in scan.words for word in words)
+    problem = (
+        f"concat('fencepost: the file ', {path}, ' was not there when deduplicate(df) was called: "
+        "read the files again and call it again')"
     )
-    known = [word for words in scan.words for word in words]
-    return _first_word(path).isin(known) | functions.raise_error(problem).cast("boolean")
+    return f"{_first_word(path)} in ({known}) or cast(raise_error({problem}) as boolean)"
 
 
-def word_of(df: DataFrame) -> Column:
+def word_of(path: str, row: str) -> str:
     """Return the word of a row of a plain scan."""
-    row = functions.shiftright(_metadata(df, "row_index"), WORD_ROWS_BITS)
-    return _first_word(_metadata(df, "file_path")).bitwiseOR(row)
+    return f"{_first_word(path)} | shiftright({row}, {WORD_ROWS_BITS})"
 
 
-def bit_of(df: DataFrame) -> Column:
+def bit_of(row: str) -> str:
     """Return the number of the row's bit in its word."""
-    return _metadata(df, "row_index").bitwiseAND((1 << WORD_ROWS_BITS) - 1).cast("int")
+    return f"cast({row} & {(1 << WORD_ROWS_BITS) - 1} as int)"
 
 
-def _metadata(df: DataFrame, name: str) -> Column:
-    return df.metadataColumn("_metadata").getField(name)
-
-
-def _first_word(path: Column) -> Column:
+def _first_word(path: str) -> str:
     """Return a hash of a file's path, shifted to leave room for the number of a word."""
-    return functions.shiftleft(functions.xxhash64(path), WORD_BITS)
+    return f"shiftleft(xxhash64({path}), {WORD_BITS})"
 
 
 # The plan
@@ -321,7 +323,7 @@ def _listed(df: DataFrame, relation: Any) -> list[str]:
 def _words(df: DataFrame, uris: list[str]) -> list[list[int]]:
     spelled = [scheme + uri.removeprefix("file:").lstrip("/") for scheme in SPELLINGS for uri in uris]
     listed = df.sparkSession.createDataFrame(pa.table({"path": spelled}))  # small: Spark runs no job for it
-    words = [row.word for row in listed.select(_first_word(functions.col("path")).alias("word")).collect()]
+    words = [row.word for row in listed.selectExpr(f"{_first_word('path')} as word").collect()]
     if len(set(words)) < len(words):
         raise NotPlainError("two files have the same hash")
     return [words[: len(uris)], words[len(uris) :]]

@@ -310,7 +310,7 @@ class TestThePlan:
 
     @pytest.mark.parametrize("shards", [2, 7, 200])
     def test_each_shard_has_a_partition_of_its_own(self, spark: SparkSession, shards: int) -> None:
-        keys = [(key,) for key in copies._keys_of_partitions(spark, shards)]
+        keys = [(key,) for key in copies._keys_of_partitions(shards)]
         found = spark.createDataFrame(keys, "shard int").repartition(shards, "shard")
         assert found.select(F.spark_partition_id()).distinct().count() == shards
 
