@@ -22,9 +22,10 @@ import pyarrow.compute as pc
 from fencepost._native import StateTable
 from fencepost.auditor import CALL_ROWS, audit_rows, identity, pieces
 from fencepost.content import mixed
-from fencepost.errors import PolicyError
+from fencepost.errors import BatchError, PolicyError
 from fencepost.findings import ADVICE_ROWS, AuditReport
-from fencepost.pages.commands import SINK, STATE, command, options
+from fencepost.inputs import with_fields
+from fencepost.pages.commands import SINK, STATE, command, options, place
 from fencepost.pages.tables import share
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy
 from fencepost.verdict import Verdict
@@ -100,7 +101,7 @@ class Advice:
         words = [*options(self.policy, self.policy.columns)]
         if self.max_idle_ms is not None:
             words += ["--max-idle", duration(self.max_idle_ms)]
-        return command("dedup", self.source or "SOURCE", STATE, SINK, *words)
+        return command("dedup", place(self.source), STATE, SINK, *words)
 
     def to_html(self) -> str:
         """Return the advice as one HTML file with charts that loads nothing else.
@@ -267,7 +268,13 @@ def _chained(first: pa.Table, rest: Any) -> Any:
 
 
 def _narrow(rows: pa.Table, columns: Columns, keep: tuple[str, ...]) -> pa.Table:
-    rows = rows.select(list(dict.fromkeys(columns.read(keep))))
+    names = columns.read(keep)
+    rows = with_fields(rows, names)
+    for name in names:
+        if name not in rows.column_names:
+            known = ", ".join(rows.column_names)
+            raise BatchError(f"column '{name}': missing; the rows have the columns {known}", column=name)
+    rows = rows.select(list(dict.fromkeys(names)))
     unpacked = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}  # Arrow cannot filter views
     return rows.cast(pa.schema([field.with_type(unpacked.get(field.type, field.type)) for field in rows.schema]))
 

@@ -26,6 +26,7 @@ from fencepost.content import checksums, content_columns, mixed
 from fencepost.errors import BatchError
 from fencepost.examples import Examples
 from fencepost.findings import RESET_ROWS_MIN, AuditReport
+from fencepost.inputs import heads_of, opened, with_fields
 from fencepost.policy import Columns, Policy
 from fencepost.resets import UNKNOWN, newest_before
 from fencepost.timeline import Timeline
@@ -102,7 +103,8 @@ def pieces(rows: Any, names: tuple[str, ...], rows_max: int = CALL_ROWS, is_whol
     """
     gathered: list[pa.RecordBatch] = []
     count = 0
-    for batch in _batches(rows, () if is_whole else names):
+    for batch in _batches(opened(rows, () if is_whole else names), () if is_whole else names):
+        batch = with_fields(batch, names)
         if not is_whole and set(names) <= set(batch.schema.names):
             batch = batch.select([batch.schema.get_field_index(name) for name in dict.fromkeys(names)])
         for start in range(0, max(len(batch), 1), rows_max):
@@ -118,9 +120,11 @@ def pieces(rows: Any, names: tuple[str, ...], rows_max: int = CALL_ROWS, is_whol
 
 def _batches(rows: Any, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """Yield at least one batch, so that wrong columns are found even without rows."""
-    if names and _is_frame(rows) and set(names) <= set(rows.columns):
-        rows = rows[list(dict.fromkeys(names))]  # other columns may not be convertible
-    if hasattr(rows, "__arrow_c_stream__"):
+    if names and _is_frame(rows) and (heads := heads_of(names, rows.columns)):
+        rows = rows[heads]  # other columns may not be convertible
+    if isinstance(rows, pa.RecordBatchReader):
+        reader = rows  # a copy by the C interface would turn errors of its source into Arrow's
+    elif hasattr(rows, "__arrow_c_stream__"):
         reader = pa.RecordBatchReader.from_stream(rows)
     else:
         if names and hasattr(rows, "keys") and set(names) <= set(rows.keys()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from fencepost import _native
 from fencepost._native import StateTable
 from fencepost.errors import DependencyError, PolicyError
 from fencepost.findings import ADVICE_ROWS, RESET_ROWS_MIN, AuditReport, check_reset_rows_min
+from fencepost.inputs import has_fields, is_a, opened, with_fields
 from fencepost.policy import Columns, Policy, difference, resolve, resolve_columns
 
 if TYPE_CHECKING:
@@ -25,16 +25,17 @@ def deduplicate(
     """Return the rows to keep (ACCEPTED or UNTRACKED), in their input order.
 
     Args:
-        rows: Any tabular data that ``StateTable.apply`` accepts.
+        rows: Any tabular data that ``StateTable.apply`` accepts, a polars LazyFrame, or a pyarrow Dataset or Scanner.
         policy: The name of a preset or a Policy. Default: the table's policy, or "any_order" without a table.
         columns: The columns that hold the identity: a Columns or the name of a preset (``Columns.preset``). Default:
-            the policy's columns.
+            the policy's columns. ``payload.device`` names a field of the struct column ``payload``.
         table: The state from earlier calls. The call updates it. Without a table, calls are independent of each other
             and may use all cores, up to eight.
 
     Returns:
-        The input's type for pyarrow (Table and RecordBatch; a Table for a reader), polars and pandas DataFrames. For
-        other input, an Arrow table that supports the PyCapsule protocol.
+        The input's type for pyarrow (Table and RecordBatch), polars and pandas DataFrames. A polars DataFrame for a
+        LazyFrame, a pyarrow Table for a reader, Dataset or Scanner. For other input, an Arrow table that supports the
+        PyCapsule protocol.
 
     Raises:
         PolicyError: ``policy`` and ``table`` disagree.
@@ -50,34 +51,45 @@ def deduplicate(
         table = StateTable("any_order" if policy is None else policy)
     _check_same_policy(policy, table)
     columns = None if columns is None else resolve_columns(table.policy, columns)
-    if _is_a(rows, "pyarrow", "RecordBatchReader"):
+    names = (columns or table.policy.columns).read(table.keep)
+    rows = opened(rows)
+    if is_a(rows, "pyarrow", "RecordBatchReader"):
         rows = rows.read_all()
-    if _is_a(rows, "pyarrow", "Table") or _is_a(rows, "pyarrow", "RecordBatch"):
+    if is_a(rows, "pyarrow", "Table") or is_a(rows, "pyarrow", "RecordBatch"):
         import pyarrow as pa
 
-        kept = table._keep(rows, columns, is_last)
+        kept = table._keep(_fields_read(rows, names, rows.schema.names), columns, is_last)
         try:
             return rows.filter(pa.array(kept))
         except pa.ArrowNotImplementedError:
             # pyarrow cannot filter every type. The table is already updated, so an error here would lose the rows.
             filtered = pa.table(_native.filter_rows(_native.collect(rows), kept))
-            if _is_a(rows, "pyarrow", "Table"):
+            if is_a(rows, "pyarrow", "Table"):
                 return filtered
             return (filtered.combine_chunks().to_batches() or [rows.slice(0, 0)])[0]
-    if _is_a(rows, "polars", "DataFrame"):
+    if is_a(rows, "polars", "DataFrame"):
         import polars as pl
 
-        return rows.filter(pl.Series(table._keep(rows, columns, is_last)))
-    if _is_a(rows, "pandas", "DataFrame"):
+        return rows.filter(pl.Series(table._keep(_fields_read(rows, names, rows.columns), columns, is_last)))
+    if is_a(rows, "pandas", "DataFrame"):
         import numpy as np
 
         # Pass the identity columns only: pandas would convert all columns, and cannot convert some.
-        names = (columns or table.policy.columns).read(table.keep)
-        is_complete = set(names) <= set(rows.columns)
-        identity = rows.loc[:, [name in names for name in rows.columns]] if is_complete else rows
-        return rows[np.asarray(table._keep(identity, columns, is_last))]
+        heads = {*names, *(name.partition(".")[0] for name in names if name not in rows.columns)}
+        is_complete = heads <= set(rows.columns) or has_fields(names, rows.columns)
+        identity = rows.loc[:, [name in heads for name in rows.columns]] if is_complete else rows
+        return rows[np.asarray(table._keep(_fields_read(identity, names, identity.columns), columns, is_last))]
     rows = _native.collect(rows)
-    return _native.filter_rows(rows, table._keep(rows, columns, is_last))
+    return _native.filter_rows(rows, table._keep(_fields_read(rows, names, rows.column_names), columns, is_last))
+
+
+def _fields_read(rows: Any, names: tuple[str, ...], known: Sequence[str]) -> Any:
+    """Return the identity columns if some are fields of struct columns, otherwise the rows unchanged."""
+    if not has_fields(names, known):
+        return rows
+    import pyarrow as pa
+
+    return with_fields(pa.table(rows), names).select(list(dict.fromkeys(names)))
 
 
 def audit(
@@ -218,9 +230,3 @@ def _missing(problem: ModuleNotFoundError) -> DependencyError:
 def _check_same_policy(policy: str | Policy | None, table: StateTable) -> None:
     if policy is not None and resolve(policy) != table.policy:
         raise PolicyError(f"the table has another policy: {difference(table.policy, resolve(policy))}")
-
-
-def _is_a(rows: object, package: str, name: str) -> bool:
-    """Return whether rows are an instance of a class, without importing its package."""
-    kind = getattr(sys.modules.get(package), name, None)
-    return kind is not None and isinstance(rows, kind)

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from fencepost._native import StateTable
 from fencepost.auditor import CALL_ROWS, identity, pieces
 from fencepost.errors import BatchError
+from fencepost.inputs import opened
 from fencepost.policy import Columns
 from fencepost.verdict import Verdict
 
@@ -32,6 +33,7 @@ _REASONS = {
 
 def explain_rows(rows: Any, columns: Columns, table: StateTable) -> Any:
     """Implement `fencepost.explain`. Updates `table`."""
+    rows = opened(rows)
     if hasattr(rows, "read_all"):
         rows = rows.read_all()
     whole = pa.concat_tables(pieces(rows, columns.read(table.keep), CALL_ROWS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,54 @@ def shown(value: object) -> str:
     """Return a value as text for a message, shortened if long."""
     said = repr(value)
     return said if len(said) <= 80 else f"{said[:77]}..."
+
+
+def opened(rows: Any, names: Sequence[str] = ()) -> Any:
+    """Return a polars LazyFrame as a DataFrame, a pyarrow Dataset or Scanner as a stream, and other input unchanged.
+
+    `names`: the only columns to read, if all of them exist. A name may be a field of a struct column
+    ("payload.device"); then the whole struct is read.
+    """
+    if is_a(rows, "polars", "LazyFrame"):
+        wanted = heads_of(names, rows.collect_schema().names())
+        return (rows.select(wanted) if wanted else rows).collect()
+    if is_a(rows, "pyarrow.dataset", "Dataset"):
+        return rows.scanner(columns=heads_of(names, rows.schema.names) or None).to_reader()
+    return rows.to_reader() if is_a(rows, "pyarrow.dataset", "Scanner") else rows
+
+
+def heads_of(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the columns that hold these columns and fields, or nothing if one does not exist."""
+    wanted = dict.fromkeys(name if name in known else name.partition(".")[0] for name in names)
+    return list(wanted) if set(wanted) <= set(known) else []
+
+
+def has_fields(names: Sequence[str], known: Sequence[str]) -> bool:
+    """Return whether some names are fields of columns ("payload.device") and all others are columns."""
+    return not set(names) <= set(known) and bool(heads_of(names, known))
+
+
+def with_fields(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+    """Add the fields of struct columns that these names select ("payload.device") as columns."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name in dict.fromkeys(names):
+        head, _, path = name.partition(".")
+        if name in batch.schema.names or not path or head not in batch.schema.names:
+            continue
+        try:
+            batch = batch.append_column(name, pc.struct_field(batch.column(head), path.split(".")))
+        except pa.ArrowException as error:
+            kind = batch.schema.field(head).type
+            raise BatchError(f"column '{name}': '{head}' has no such field, its type is {kind}", column=name) from error
+    return batch
+
+
+def is_a(rows: object, package: str, name: str) -> bool:
+    """Return whether rows are an instance of a class, without importing its package."""
+    kind = getattr(sys.modules.get(package), name, None)
+    return kind is not None and isinstance(rows, kind)
 
 
 def rows_of(rows: Any, nothing: str) -> pa.Table:

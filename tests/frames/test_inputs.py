@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pytest
 from fencepost import Verdict
 
@@ -774,3 +776,117 @@ def test_deduplicate_reads_timestamps() -> None:
         kept = fp.deduplicate(kind(rows), columns=fp.Columns(timestamp="at"), table=table)
         assert len(kept) == ANY_ORDER.count(ACCEPTED) + ANY_ORDER.count(UNTRACKED)
         assert table.get(8, 2)["last_timestamp"] == 9  # type: ignore[index]
+
+
+# Rows that must be collected or opened first
+
+
+LAZY: dict[str, Callable[[pa.Table], Any]] = {
+    "polars-lazy": lambda rows: pl.from_arrow(rows).lazy(),  # type: ignore[union-attr]
+    "pyarrow-dataset": ds.dataset,
+    "pyarrow-scanner": lambda rows: ds.dataset(rows).scanner(),
+}
+
+
+@pytest.mark.parametrize("kind", LAZY)
+def test_lazy_rows_are_read(kind: str) -> None:
+    expected = fp.deduplicate(ROWS)
+    found = fp.deduplicate(LAZY[kind](ROWS))
+    assert isinstance(found, pl.DataFrame if kind == "polars-lazy" else pa.Table)
+    assert pa.table(found).to_pylist() == expected.to_pylist()
+    assert fp.audit(LAZY[kind](ROWS)).counts == fp.audit(ROWS).counts
+    assert fp.advise(LAZY[kind](ROWS)).policies.to_pylist() == fp.advise(ROWS).policies.to_pylist()
+    assert pa.table(fp.explain(LAZY[kind](ROWS)))["reason"].to_pylist() == fp.explain(ROWS)["reason"].to_pylist()
+
+
+def test_an_audit_reads_only_the_identity_of_lazy_rows() -> None:
+    def refuse(_: Any) -> Any:
+        raise AssertionError("read a column outside the identity")
+
+    rows = pl.from_arrow(ROWS).lazy().with_columns(other=pl.col("seq").map_batches(refuse, pl.Int64))  # type: ignore[union-attr]
+    assert fp.audit(rows).counts == fp.audit(ROWS).counts
+
+
+# An identity in struct columns
+
+NESTED = fp.Columns(pid="at.device.id", epoch="at.epoch", seq="at.seq")
+
+
+def nested(rows: pa.Table) -> pa.Table:
+    """The partition as a column, everything else within a struct."""
+    events = [{"device": {"id": it["pid"]}, "epoch": it["epoch"], "seq": it["seq"]} for it in rows.to_pylist()]
+    return pa.table({"at": events, "partition": rows["partition"]})
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda rows: rows,
+        lambda rows: one_batch(rows),
+        lambda rows: rows.to_reader(max_chunksize=4),
+        pl.from_arrow,
+        lambda rows: pl.from_arrow(rows).lazy(),
+        lambda rows: pd.DataFrame(rows.to_pylist()),
+        lambda rows: {name: rows[name] for name in rows.column_names},
+        ds.dataset,
+    ],
+)
+def test_identities_in_struct_columns(kind: Constructor) -> None:
+    rows = nested(ROWS)
+    found = fp.deduplicate(kind(rows), columns=NESTED)
+    kept = [at for at, verdict in enumerate(ANY_ORDER) if verdict in (ACCEPTED, UNTRACKED)]
+    plain = pa.Table.from_pandas(found, preserve_index=False) if isinstance(found, pd.DataFrame) else pa.table(found)
+    assert plain.to_pylist() == rows.take(kept).to_pylist()
+    assert fp.audit(kind(rows), columns=NESTED).counts == fp.audit(ROWS).counts
+    assert fp.advise(kind(rows), NESTED).policies.to_pylist() == fp.advise(ROWS).policies.to_pylist()
+    reasons = fp.explain(kind(rows), columns=NESTED)["reason"]
+    assert list(pa.array(reasons).to_pylist()) == fp.explain(ROWS)["reason"].to_pylist()
+
+
+@pytest.mark.parametrize("name", ["at.nothing", "seq.device", "at.device.id.more"])
+def test_fields_that_do_not_exist(name: str) -> None:
+    rows = nested(ROWS).append_column("seq", ROWS["seq"])
+    for call in (fp.deduplicate, fp.audit, fp.explain):
+        with pytest.raises(fp.BatchError, match="no such field") as caught:
+            call(rows, columns=dataclasses.replace(NESTED, pid=name))
+        assert caught.value.column == name
+
+
+def test_a_column_goes_before_a_field_of_the_same_name() -> None:
+    rows = nested(ROWS).append_column("at.seq", ROWS["seq"]).drop_columns("at").append_column("at", ROWS["pid"])
+    columns = fp.Columns(pid="at", epoch=None, seq="at.seq")
+    policy = fp.Policy.any_order().replace(epochs="ignore")
+    flat = rows.rename_columns(["partition", "seq", "pid"])
+    assert fp.audit(rows, policy, columns).counts == fp.audit(flat, policy, fp.Columns(epoch=None)).counts
+
+
+# Epochs that are none
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array(["6f1c", "6f1c", "aa01"]),
+        pa.array([b"0123456789abcdef", b"0123456789abcdef", b"another boot, id"], pa.binary(16)),
+        pa.array([1, 1, 2], pa.timestamp("ms")),
+        pa.array([1764000000000, 1764000000000, 1764000000007]),
+    ],
+    ids=lambda it: str(it.type),
+)
+def test_the_remedy_for_an_epoch_that_is_none_works(values: pa.Array) -> None:
+    rows = pa.table({"device": [7] * 3, "boot": values, "partition": [0] * 3, "seq": [0] * 3})
+    with pytest.raises(fp.BatchError, match=r"pid=\('device', 'boot'\), epoch=None.*--set epochs=ignore") as caught:
+        fp.deduplicate(rows, columns=fp.Columns(pid="device", epoch="boot"))
+    assert caught.value.column == "boot"
+    if pa.types.is_timestamp(values.type):
+        assert caught.value.message.endswith("Cast it to int64 first")
+        rows = rows.set_column(1, "boot", values.cast(pa.int64()))
+    policy = fp.Policy.any_order().replace(epochs="ignore", columns=fp.Columns(pid=("device", "boot"), epoch=None))
+    assert len(fp.deduplicate(rows, policy)) == 2
+
+
+@pytest.mark.parametrize("values", [[0, -1, 0], [0, None, 0]])
+def test_other_wrong_epochs_have_no_such_remedy(values: list[int | None]) -> None:
+    with pytest.raises(fp.BatchError) as caught:
+        fp.deduplicate(pa.table({"pid": [7] * 3, "epoch": values, "partition": [0] * 3, "seq": [0, 1, 2]}))
+    assert "boot" not in caught.value.message

@@ -156,7 +156,7 @@ def test_every_argument_of_the_job_has_an_option(monkeypatch: pytest.MonkeyPatch
     class Noted(Exception):
         pass
 
-    def note(source: str, state: str, sink: str, policy: Policy, options: dict[str, Any]) -> None:
+    def note(source: list[str], state: str, sink: str, policy: Policy, options: dict[str, Any]) -> None:
         raise Noted(*options)
 
     monkeypatch.setattr(dedup, "make_job", note)
@@ -442,7 +442,7 @@ def test_doctor_runs_the_python_of_workers(
     [
         (["dedup", "{here}/none", "{here}/s", "{here}/c"], 1, "{here}/none: no such folder"),
         (["dedup", "{here}", "{here}/s", "{here}/c"], 1, "state {here}/s is inside source {here}"),
-        (["dedup", "a", "b"], 2, "Missing argument 'SINK'."),
+        (["dedup", "a", "b"], 2, "Missing argument 'SOURCE'."),
         (["dedup", "a", "b", "c", "--policy", "kafka"], 2, "Invalid value: policy kafka depends on the order of rows"),
         (
             ["dedup", "a", "b", "c", "--rejected-max", "2"],

@@ -15,7 +15,7 @@ from fencepost.findings import ADVICE_ROWS
 
 
 def advise_command(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)],
+    source: Annotated[list[str], typer.Argument(metavar="SOURCE", help=SOURCE_HELP)],
     columns: identity.ColumnsName = None,
     pid: identity.Pid = None,
     partition: identity.Partition = None,

@@ -26,13 +26,14 @@ from fencepost.findings import FINDINGS, RESET_ROWS_MIN, SHOWN_MAX, AuditReport
 
 SOURCE_HELP = (
     "A folder or object-store prefix (s3://, gs://, az://) of Parquet files, one file, a Delta table, or an Iceberg "
-    "table (iceberg://catalog/namespace.table). Also one .csv, .tsv, .jsonl or .arrow file, or - for standard input."
+    "table (iceberg://catalog/namespace.table). Also .csv, .tsv, .jsonl and .arrow files, or - for standard input. "
+    "Repeatable, for several folders and files; a quoted glob pattern does the same."
 )
 
 
 def audit_command(
     source: Annotated[
-        str,
+        list[str],
         typer.Argument(
             metavar="SOURCE",
             help=SOURCE_HELP,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,22 +14,26 @@ import typer
 from fencepost.cli import identity
 from fencepost.cli.identity import read_policy
 from fencepost.cli.jobs import make_job, milliseconds, number_or_all
-from fencepost.cli.terminal import Html, Threads, check_page, option, steps, stop_on_signals
+from fencepost.cli.terminal import Html, Threads, check_page, option, quit_at_once, steps, stop_on_signals
 from fencepost.errors import StoreError
 
 if TYPE_CHECKING:
     from fencepost.lake import DedupJob, RunReport
 
+CONVERTED = "converted files"
+"""The name of the source in the state of a job over text and Arrow files."""
 _DURATION = "e.g. 7d, 12h, 30m, 45s."
 
 
 def dedup_command(
     source: Annotated[
-        str,
+        list[str],
         typer.Argument(
             metavar="SOURCE",
-            help="A folder or object-store prefix (s3://, gs://, az://) of Parquet files, a quoted glob pattern, "
-            "a Delta table, or an Iceberg table (iceberg://catalog/namespace.table).",
+            help="A folder or object-store prefix (s3://, gs://, az://) of Parquet files, a Parquet file, a quoted "
+            "glob pattern, a Delta table, or an Iceberg table (iceberg://catalog/namespace.table). Repeatable, for "
+            "several folders and files. .csv, .tsv, .jsonl and .arrow files, and - for standard input, are "
+            "converted to Parquet first.",
         ),
     ],
     state: Annotated[str, typer.Argument(metavar="STATE", help="A dedicated folder for the job's state.")],
@@ -221,64 +228,85 @@ def dedup_command(
         check_page(html)
     if order_by and file_order:
         raise typer.BadParameter("pass either --order-by or --file-order, not both")
-    job = make_job(
-        source,
-        state,
-        sink,
-        rules,
-        {
-            "scope": scope,
-            "order_by": () if file_order else order_by or None,
-            "rejected_max": rejected_max,
-            "rejects": rejects,
-            "on_reset": on_reset,
-            "reset_rows_min": reset_rows_min,
-            "compare_content": identity.compared(compare_content),
-            "on_conflict": on_conflict,
-            "keep_checksums": number_or_all("--keep-checksums", keep_checksums),
-            "max_idle_ms": milliseconds(max_idle),
-            "settle_ms": milliseconds(settle),
-            "on_bad_file": on_bad_file,
-            "clock_gap_max_ms": milliseconds(clock_gap_max),
-            "shards": shards,
-            "shard_bytes_max": shard_bytes_max,
-            "task_bytes_max": task_bytes_max,
-            "task_spans_max": task_spans_max,
-            "driver_spans_max": driver_spans_max,
-            "driver_state_bytes_max": driver_state_bytes_max,
-            "layout": layout,
-            "schema": schema,
-            "plan": plan,
-            "threads": threads,
-            "source_immutable": source_immutable or None,
-            "sync": False if no_sync else None,
-            "state_options": identity.pairs("--state-option", state_option),
-            "source_options": identity.pairs("--source-option", source_option),
-            "sink_options": identity.pairs("--sink-option", sink_option),
-            "files_max": files_max,
-            "bytes_max": bytes_max,
-            "rows_max": rows_max,
-            "only": only or None,
-            "files": _names(files_from),
-            "target_file_bytes": target_file_bytes,
-            "partition_by": partition_by,
-            "sort_by": sort_by or None,
-            **_retention(keep_versions, keep_versions_for),
-        },
-    )
-    if watch is not None:
-        others = {"--rebase": rebase, "--files-from": files_from, "--html": html}
-        if any(others.values()):
-            raise typer.BadParameter(f"--watch and {next(it for it in others if others[it])}: one of them")
-        _watch(job, milliseconds(watch) or 0, as_json=as_json, quiet=quiet)
-        return
-    with steps(quiet) as show:
-        report = job.rebase(show) if rebase else job.run(show)
-    if html is not None:
-        from fencepost.pages.run import run_page
+    with _converted(source) as paths:
+        job = make_job(
+            paths,
+            state,
+            sink,
+            rules,
+            {
+                "scope": scope,
+                "order_by": () if file_order else order_by or None,
+                "rejected_max": rejected_max,
+                "rejects": rejects,
+                "on_reset": on_reset,
+                "reset_rows_min": reset_rows_min,
+                "compare_content": identity.compared(compare_content),
+                "on_conflict": on_conflict,
+                "keep_checksums": number_or_all("--keep-checksums", keep_checksums),
+                "max_idle_ms": milliseconds(max_idle),
+                "settle_ms": milliseconds(settle),
+                "on_bad_file": on_bad_file,
+                "clock_gap_max_ms": milliseconds(clock_gap_max),
+                "shards": shards,
+                "shard_bytes_max": shard_bytes_max,
+                "task_bytes_max": task_bytes_max,
+                "task_spans_max": task_spans_max,
+                "driver_spans_max": driver_spans_max,
+                "driver_state_bytes_max": driver_state_bytes_max,
+                "layout": layout,
+                "schema": schema,
+                "plan": plan,
+                "threads": threads,
+                "source_immutable": source_immutable or None,
+                "sync": False if no_sync else None,
+                "state_options": identity.pairs("--state-option", state_option),
+                "source_options": identity.pairs("--source-option", source_option),
+                "sink_options": identity.pairs("--sink-option", sink_option),
+                "files_max": files_max,
+                "bytes_max": bytes_max,
+                "rows_max": rows_max,
+                "only": only or None,
+                "files": _names(files_from),
+                "target_file_bytes": target_file_bytes,
+                "partition_by": partition_by,
+                "sort_by": sort_by or None,
+                **_retention(keep_versions, keep_versions_for),
+            },
+        )
+        if paths is not source:
+            job.source_name = CONVERTED
+        if watch is not None:
+            others = {"--rebase": rebase, "--files-from": files_from, "--html": html}
+            if any(others.values()):
+                raise typer.BadParameter(f"--watch and {next(it for it in others if others[it])}: one of them")
+            if paths is not source:
+                raise typer.BadParameter("--watch needs a source of Parquet files or a table")
+            _watch(job, milliseconds(watch) or 0, as_json=as_json, quiet=quiet)
+            return
+        with steps(quiet) as show:
+            report = job.rebase(show) if rebase else job.run(show)
+        if html is not None:
+            from fencepost.pages.run import run_page
 
-        run_page(report).save(html)
-    _show(report, as_json=as_json, quiet=quiet)
+            run_page(report).save(html)
+        _show(report, as_json=as_json, quiet=quiet)
+
+
+@contextmanager
+def _converted(source: list[str]) -> Iterator[list[str]]:
+    """Return the sources, text and Arrow files as Parquet files in a temporary folder."""
+    with quit_at_once():
+        from fencepost.lake.tabular import tabular_files, write_as_parquet
+
+    texts = tabular_files(source)
+    if not texts:
+        yield source
+        return
+    if other := next((it for it in source if not tabular_files([it])), None):
+        raise typer.BadParameter(f"{other}: is Parquet or a table, but {texts[0]} is not: pass them to separate runs")
+    with TemporaryDirectory(prefix="fencepost-") as folder:
+        yield [write_as_parquet(it, folder) for it in texts]
 
 
 def _watch(job: DedupJob, interval_ms: int, *, as_json: bool, quiet: bool) -> None:

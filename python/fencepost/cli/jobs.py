@@ -6,6 +6,7 @@ Options that the user did not pass are left out, so the job's defaults apply.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _MILLISECONDS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def make_job(source: str, state: str, sink: str, policy: Policy, options: dict[str, Any]) -> DedupJob:
+def make_job(source: Sequence[str], state: str, sink: str, policy: Policy, options: dict[str, Any]) -> DedupJob:
     """Build the job. `options`: maps arguments to values, None if not passed. Raises a usage error."""
     with quit_at_once():
         from fencepost.lake import DedupJob, LocalEngine
@@ -31,7 +32,7 @@ def make_job(source: str, state: str, sink: str, policy: Policy, options: dict[s
     if given.pop("keeps_all_versions", False):
         given["keep_versions"] = None
     try:
-        return DedupJob(source, state, sink, policy=policy, **given)
+        return DedupJob(source[0] if len(source) == 1 else source, state, sink, policy=policy, **given)
     except (PolicyError, ValueError) as problem:
         raise typer.BadParameter(str(problem)) from None
 

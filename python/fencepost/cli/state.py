@@ -262,7 +262,7 @@ def seed(
         "compare_content": identity.compared(compare_content),
         "keep_checksums": number_or_all("--keep-checksums", keep_checksums),
     }
-    job = make_job(source, place, sink, rules, options)
+    job = make_job([source], place, sink, rules, options)
     report = job.seed(clean=clean)
     print(report.to_json() if as_json else report)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,10 +14,10 @@ from fencepost._native import RunScan, parquet_footer
 from fencepost.advice import Advice, Named, advise_table, base_policy, resolve_named
 from fencepost.errors import SourceError
 from fencepost.findings import ADVICE_ROWS
-from fencepost.lake.auditing import list_source
+from fencepost.lake.auditing import Sources, list_source, streamed
 from fencepost.lake.files import Constants, constants_of
 from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
-from fencepost.lake.tabular import is_tabular, open_rows
+from fencepost.lake.tabular import open_rows
 from fencepost.policy import Columns
 from fencepost.state.hive import hive_values
 
@@ -27,7 +26,7 @@ RUNS = 1 << 16
 
 
 def advise(
-    source: str | os.PathLike[str],
+    source: Sources,
     columns: Named = None,
     *,
     rows_max: int | None = ADVICE_ROWS,
@@ -46,9 +45,10 @@ def advise(
         PolicyError: No column looks like a sequence number or a producer.
         BatchError: Invalid values.
     """
-    if is_tabular(source):
-        advice = fencepost.advise(open_rows(source), columns, rows_max=rows_max)
-        return dataclasses.replace(advice, source=os.fspath(source))
+    streams = streamed(source)
+    if streams:
+        advice = fencepost.advise(open_rows(streams), columns, rows_max=rows_max)
+        return dataclasses.replace(advice, source=", ".join(streams))
     opened, files, place = list_source(source, source_options)
     if not files.paths:
         raise SourceError(f"{place}: no file to read", path=place)

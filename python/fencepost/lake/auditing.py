@@ -31,9 +31,10 @@ from fencepost.lake.conflicts import PAIRS, Content
 from fencepost.lake.files import Constants, Files, constants_of
 from fencepost.lake.order import hole_avoiding_order
 from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
+from fencepost.lake.slices import Slice, is_glob, source_of
 from fencepost.lake.sources import Folder, Stored, open_place
 from fencepost.lake.storage import Storage, open_storage, unchanged
-from fencepost.lake.tabular import is_tabular, open_rows
+from fencepost.lake.tabular import open_rows, tabular_files
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.state.engine import LocalEngine, check_stopped
 from fencepost.state.iceberg_tables import is_iceberg
@@ -51,8 +52,12 @@ Dealt = list[tuple[int, pa.RecordBatch]]
 """(shard, runs), see `RunScan.next`."""
 
 
+Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A path, a glob, or several of them."""
+
+
 def audit(
-    source: str | os.PathLike[str],
+    source: Sources,
     policy: str | Policy = "any_order",
     columns: Columns | str | None = None,
     *,
@@ -63,7 +68,7 @@ def audit(
     progress: Progress | None = None,
     source_options: Mapping[str, Any] | None = None,
 ) -> AuditReport:
-    """Audit the rows of a Parquet folder, a file, or a table. Writes nothing.
+    """Audit the rows of Parquet folders, files, or a table. Writes nothing.
 
     Rows are judged in the order of file names, then rows, even under policies that depend on the order. A table's files
     are judged in the order in which they were added. The sink of a job can be audited, too. Files that are unreadable
@@ -72,7 +77,8 @@ def audit(
     Args:
         source: A folder or object-store prefix of Parquet files, one file or object (`s3://`, `gs://`, `az://`), a
             Delta table in a folder or prefix, or an Iceberg table (`iceberg://<catalog>/<namespace>.<table>`). Also one
-            CSV, JSON lines or Arrow IPC file by its name, or "-" for standard input, which are read as streams.
+            CSV, JSON lines or Arrow IPC file by its name, or "-" for standard input, which are read as streams. A glob
+            ("landing/day=2026-11-*") or a list stands for several folders and files: all of them Parquet, or none.
         policy: As in `DedupJob`.
         columns: As in `DedupJob`. Suspected resets are searched if they name a timestamp column.
         threads: Number of threads. Default: the number of usable processors.
@@ -87,16 +93,17 @@ def audit(
         BatchError: All files have wrong columns or values (column, row, file).
         PolicyError: Contradictory arguments.
     """
-    if is_tabular(source):
+    streams = streamed(source)
+    if streams:
         report = fencepost.audit(
-            open_rows(source),
+            open_rows(streams),
             policy,
             columns,
             producers_max=producers_max,
             reset_rows_min=reset_rows_min,
             compare_content=compare_content,
         )
-        return dataclasses.replace(report, source=os.fspath(source))
+        return dataclasses.replace(report, source=_shown(source))
     check_reset_rows_min(reset_rows_min)
     policy = resolve(policy)
     columns = resolve_columns(policy, columns)
@@ -206,8 +213,58 @@ def _compared(
     return {"content_compared": sum(map(len, pairs)), "conflicts": content.samples(shown)}
 
 
-def list_source(source: str | os.PathLike[str], options: Mapping[str, Any] | None) -> tuple[Stored, Files, str]:
-    """Return (the source, its files in the order of judgment, its absolute path). A named file is the only one."""
+def streamed(source: Sources) -> list[str]:
+    """Return the files to read as streams, if the source is CSV, JSON lines, Arrow IPC or standard input.
+
+    Raises SourceError if only some of several sources are.
+    """
+    places = _places(source)
+    found = tabular_files(places)
+    other = next((place for place in places if not tabular_files([place])), None) if found else None
+    if other is not None:
+        text = f"{other}: is Parquet or a table, but {found[0]} is not: pass them to separate calls"
+        raise SourceError(text, path=other)
+    return found
+
+
+def _places(source: Sources) -> list[str]:
+    return [os.fspath(it) for it in ([source] if isinstance(source, str | os.PathLike) else source)]
+
+
+def _shown(source: Sources) -> str:
+    return ", ".join(_places(source))
+
+
+def list_source(source: Sources, options: Mapping[str, Any] | None) -> tuple[Stored, Files, str]:
+    """Return (the source, its files in the order of judgment, its name). A named file is the only one.
+
+    Raises SourceError if several paths match no file, or are parts of a table.
+    """
+    single = source if isinstance(source, str | os.PathLike) else source[0] if len(source) == 1 else None
+    if single is not None and not is_glob(single):
+        return _list_one(single, options)
+    try:
+        root, patterns = source_of(source)
+    except ValueError as problem:
+        raise SourceError(str(problem).removeprefix("source: ")) from None
+    opened = open_place(root, options)
+    tables = [root] if not isinstance(opened, Folder) else [it for it in _places(source) if _is_table(it, options)]
+    if tables:
+        raise SourceError(f"{_shown(source)}: {tables[0]} is a table: pass it alone", path=tables[0])
+    files = opened.files()
+    for place, pattern in zip(_places(source), patterns, strict=False):
+        if not any(map(Slice(of_source=(pattern,)).matches, files.paths)):
+            raise SourceError(f"{place}: no .parquet file matches", path=place)
+    belongs = Slice(of_source=patterns).matches
+    return opened, files.take([at for at, path in enumerate(files.paths) if belongs(path)]), _shown(source)
+
+
+def _is_table(place: str, options: Mapping[str, Any] | None) -> bool:
+    is_files = is_glob(place) or place.endswith(".parquet")
+    return not is_files and not isinstance(open_place(absolute(place), options), Folder)
+
+
+def _list_one(source: str | os.PathLike[str], options: Mapping[str, Any] | None) -> tuple[Stored, Files, str]:
     place = absolute(source)
     is_object = place.endswith(".parquet") and not is_local(place) and not is_iceberg(place)
     if is_object or os.path.isfile(place):

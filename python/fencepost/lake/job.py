@@ -297,6 +297,8 @@ class DedupJob:
             only=patterns_of(only),
             files=None if files is None else files_of(self.source, files),
         )
+        self.source_name = self.source
+        """The source's name in the state. Another name than the folder is for input that was converted for one run."""
         self.source_options = source_options
         self.policy, self.scope, self.shards = policy, scope, shards
         self.shard_bytes_max = shard_bytes_max if shards is None else None
@@ -460,7 +462,7 @@ class DedupJob:
             scope=self.scope,
             keep=["timestamp"] if self.max_idle_ms is not None else [],
             shards=self.shards or SHARDS,
-            source=self.source,
+            source=self.source_name,
             sink=str(self.sink.location),
             layout=self.sink.layout,
             fencepost=fencepost.__version__,

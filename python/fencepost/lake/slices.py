@@ -128,10 +128,12 @@ def source_of(
     A text that contains `*`, `?` or `[` is a glob, unless a folder has exactly that name. A `Path` is never a glob.
     Raises ValueError.
     """
-    if isinstance(given, str | os.PathLike) and not _is_glob(given):
-        return absolute(given), ()
+    if isinstance(given, str | os.PathLike) and not is_glob(given):
+        place = absolute(given)
+        if not (is_local(place) and place.endswith(".parquet") and os.path.isfile(place)):
+            return place, ()
     paths = [given] if isinstance(given, str | os.PathLike) else list(given)
-    listed, are_globs = [absolute(it) for it in paths], [_is_glob(it) for it in paths]
+    listed, are_globs = [absolute(it) for it in paths], [is_glob(it) for it in paths]
     if not listed:
         raise ValueError("source: no paths")
     if len({it.partition("://")[0] if "://" in it else "" for it in listed}) > 1:
@@ -142,9 +144,9 @@ def source_of(
     if len(shared) < (3 if "://" in listed[0] else 2):
         raise ValueError(f"source: {', '.join(listed)}: they have no folder in common that could be the source")
     patterns = []
-    for some, is_glob in zip(parts, are_globs, strict=True):
+    for some, is_pattern in zip(parts, are_globs, strict=True):
         rest = "/".join(some[len(shared) :])
-        patterns.append(rest if is_glob else glob.escape(rest))
+        patterns.append(rest if is_pattern else glob.escape(rest))
     return "/".join(shared), () if "" in patterns else tuple(patterns)
 
 
@@ -164,7 +166,8 @@ def _relative(source: str, path: str) -> str:
     return found
 
 
-def _is_glob(given: str | os.PathLike[str]) -> bool:
+def is_glob(given: str | os.PathLike[str]) -> bool:
+    """Return whether a text is a pattern and not the name of an existing file. A `Path` is never a pattern."""
     if not isinstance(given, str) or re.search(r"[*?\[]", given) is None:
         return False
     path = absolute(given)
@@ -178,9 +181,9 @@ def _folder(pattern: str) -> str:
     return "/".join(parts[: next(of_several, len(parts) - pattern.endswith(".parquet"))])
 
 
-def _literal(path: str, parts: list[str], is_glob: bool) -> list[str]:
+def _literal(path: str, parts: list[str], is_pattern: bool) -> list[str]:
     """Return the folders before the first one with a wildcard, or all; without the name of a single file."""
-    if not is_glob:
+    if not is_pattern:
         return parts[:-1] if path.endswith(".parquet") else parts
     return parts[: next(place for place, it in enumerate(parts) if re.search(r"[*?\[]", it))]
 

@@ -2,34 +2,62 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import PurePath
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from fencepost.errors import SourceError
+from fencepost.lake.slices import is_glob
 from fencepost.state.stores import is_local
 
 STDIN = "-"
 COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4"}
 
 
-def is_tabular(source: str | os.PathLike[str]) -> bool:
-    """Return whether a source is standard input ("-") or a local file of one of these kinds, by its name."""
-    place = os.fspath(source)
+def tabular_files(sources: Sequence[str]) -> list[str]:
+    """Return the sources that are standard input ("-") or local files of one of these kinds, by their names.
+
+    Globs are expanded in the order of file names. Raises SourceError for a glob without matches.
+    """
+    return [path for place in sources if _is_tabular(place) for path in _expanded(place)]
+
+
+def _is_tabular(place: str) -> bool:
     return place == STDIN or (is_local(place) and _ending(place) in _READERS and not os.path.isdir(place))
 
 
-def open_rows(source: str | os.PathLike[str]) -> pa.RecordBatchReader:
-    """Open the rows as a stream. The types of CSV and JSON are inferred from the first block.
+def _expanded(place: str) -> list[str]:
+    if place == STDIN or not is_glob(place):
+        return [place]
+    found = sorted(glob.glob(place, recursive=True))
+    if not found:
+        raise SourceError(f"{place}: no file matches", path=place)
+    return found
 
-    Raises SourceError (path) if the file is unreadable.
+
+def open_rows(paths: Sequence[str]) -> pa.RecordBatchReader:
+    """Open the rows of these files, one file after the other, as a stream.
+
+    The types of CSV and JSON are inferred from the first block. Other files are read with the columns and types of the
+    first one.
+
+    Raises SourceError (path) for a file that is unreadable or has other columns or types.
     """
-    place = os.fspath(source)
+    first = _opened(paths[0])
+    others = (batch for path in paths[1:] for batch in _converted(path, paths[0], first.schema))
+    return pa.RecordBatchReader.from_batches(first.schema, chain(first, others))
+
+
+def _opened(place: str) -> pa.RecordBatchReader:
     name = "standard input" if place == STDIN else place
     with _read_errors(name):
         if place == STDIN:
@@ -38,6 +66,22 @@ def open_rows(source: str | os.PathLike[str]) -> pa.RecordBatchReader:
         else:
             reader = _READERS[_ending(place)](pa.input_stream(place, compression="detect"))
     return pa.RecordBatchReader.from_batches(reader.schema, _checked(reader, name))
+
+
+def _converted(path: str, first: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file with the columns and types of the first one."""
+    for batch in _opened(path):
+        columns = []
+        for field in schema:
+            if field.name not in batch.schema.names:
+                text = f"{path}: column '{field.name}': missing; {first} has it"
+                raise SourceError(text, path=path)
+            try:
+                columns.append(batch.column(field.name).cast(field.type))
+            except pa.ArrowException as error:
+                text = f"{path}: column '{field.name}': not convertible to {field.type}, its type in {first}: {error}"
+                raise SourceError(text, path=path) from error
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _checked(reader: Any, name: str) -> Iterator[pa.RecordBatch]:
@@ -118,3 +162,24 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     ".ipc": _arrow,
     ".arrows": _arrows,
 }
+
+
+def write_as_parquet(path: str, folder: str) -> str:
+    """Write the rows of a file or of standard input to a Parquet file in a folder, and return its path.
+
+    The name is a checksum of the rows, so that a job's ledger recognizes rows that it has read.
+
+    Raises SourceError (path) for unreadable rows.
+    """
+    digest = hashlib.sha256()
+    unfinished = os.path.join(folder, "_unfinished")
+    reader = _opened(path)
+    digest.update(reader.schema.serialize())
+    with pq.ParquetWriter(unfinished, reader.schema) as file:
+        for batch in reader:
+            digest.update(batch.serialize())
+            file.write_batch(batch)
+    target = os.path.join(folder, f"{digest.hexdigest()[:32]}.parquet")
+    os.rename(unfinished, target)
+    os.utime(target, ns=(0, 0))  # the ledger takes another time for other content
+    return target

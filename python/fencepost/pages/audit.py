@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from fencepost.pages.charts import KINDS, Chart
-from fencepost.pages.commands import SINK, STATE, command, options
+from fencepost.pages.commands import SINK, STATE, command, options, place
 from fencepost.pages.drawings import bars, columns, heat_map, over_time
 from fencepost.pages.page import Command, Page, Section
 from fencepost.pages.tables import Table, share, size, table_of, text, utc
@@ -43,7 +43,7 @@ def audit_charts(report: Any) -> dict[str, Chart]:
 class _Audit:
     def __init__(self, report: Any) -> None:
         self.report = report
-        self.source = report.source or "SOURCE"
+        self.source = place(report.source)
         self.repeats = report.counts.get("DUPLICATE", 0) + report.counts.get("CONFLICT", 0)
         self.refused = sum(report.counts.get(it, 0) for it in ("OUT_OF_ORDER", "FENCED", "FORGOTTEN"))
         self.pids = [it for it in report.keys.column_names if it.partition("_")[0] == "pid"]

@@ -13,6 +13,11 @@ def command(*words: str) -> str:
     return " ".join(it if it in _PLACES else shlex.quote(it) for it in ("fencepost", *words))
 
 
+def place(source: str | None) -> str:
+    """Return the source for a command line, or a placeholder for rows in memory and for several sources."""
+    return "SOURCE" if source is None or ", " in source else source
+
+
 STATE, SINK = "STATE", "CLEAN"
 """Placeholders for the reader's state and sink."""
 _PLACES = {STATE, SINK}

@@ -260,7 +260,13 @@ impl Chunk {
         let partition = Parts::of_partition(&names.partition, partitions, rows, &reader)?;
         let mut rest = rest.iter();
         let epoch = names.epoch.as_ref().and_then(|name| Some((name, rest.next()?)));
-        let epoch = epoch.map(|(name, epoch)| reader(name).read::<Int16Type>(epoch, "0..=32767")).transpose()?;
+        let epoch = epoch.map(|(name, epoch)| {
+            let found = reader(name).read::<Int16Type>(epoch, "0..=32767");
+            found.map_err(
+                |failure| if is_no_epoch(epoch) { suggest_pid(failure, epoch, name, &names.pid) } else { failure },
+            )
+        });
+        let epoch = epoch.transpose()?;
         let seq = match rest.next() {
             None => SeqColumn::I32(vec![].into()),
             Some(seq) if fits_32_bits(seq.data_type()) => {
@@ -278,6 +284,27 @@ impl Chunk {
         let length = length.transpose()?;
         Ok(Chunk { rows, is_keyless, pid, partition, epoch, seq, timestamp, length })
     }
+}
+
+/// Whether the values are too large for epochs, such as times, or not integers, such as UUIDs.
+fn is_no_epoch(column: &ArrayRef) -> bool {
+    let is_large = |numbers: ArrayRef| numbers.as_primitive::<Int64Type>().iter().flatten().any(|it| it > 32767);
+    !is_nothing(column) && (!is_integer(column) || cast("epoch", column, &DataType::Int64).is_ok_and(is_large))
+}
+
+/// Adds to the failure how to use such a column.
+fn suggest_pid(failure: Failure, values: &ArrayRef, name: &str, pid: &[String]) -> Failure {
+    let Failure::Batch { column, row, message } = failure else { return failure };
+    let names: Vec<_> = pid.iter().map(|it| format!("'{it}'")).collect();
+    let remedy = format!(
+        "if it is a boot id or a start time, make it a part of the producer: Columns(pid=({}, '{name}'), epoch=None) \
+         with epochs='ignore' (--pid {} --pid {name} --set epochs=ignore)",
+        names.join(", "),
+        pid.join(" --pid "),
+    );
+    let is_time = value_type(values.data_type()).is_temporal();
+    let cast = if is_time { ". Cast it to int64 first" } else { "" };
+    Failure::Batch { column, row, message: format!("{message}; {remedy}{cast}") }
 }
 
 /// What hashes of keys begin with.

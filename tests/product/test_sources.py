@@ -1,0 +1,99 @@
+"""Several paths, globs and files of text as the source of audits, advice and jobs."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from fencepost import SourceError, cli, lake, state
+from fencepost.generate import LandingZone, generate
+
+
+@pytest.fixture(scope="module")
+def zone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("zone")
+    generate(path, LandingZone(rows=4_000, producers=20, payload_bytes=4))
+    return path / "landing"
+
+
+def test_several_paths_and_globs(zone: Path) -> None:
+    files = sorted(zone.glob("*.parquet"))
+    assert len(files) > 3
+    whole = lake.audit(zone).counts
+    for source in (files, f"{zone}/*.parquet", [f"{zone}/{files[0].name}", *map(str, files[1:])], [zone]):
+        assert lake.audit(source).counts == whole  # type: ignore[arg-type]
+    some = lake.audit([files[1], files[0]])
+    assert some.files == 2
+    assert some.source == f"{files[1]}, {files[0]}"
+    assert some.rows == sum(pq.read_metadata(path).num_rows for path in files[:2])
+
+
+@pytest.fixture(scope="module")
+def texts(zone: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The rows of two files as CSV."""
+    folder = tmp_path_factory.mktemp("texts")
+    names = ["pid", "epoch", "partition", "seq"]
+    for number, path in enumerate(sorted(zone.glob("*.parquet"))[:2]):
+        pyarrow.csv.write_csv(pq.read_table(path, columns=names), folder / f"{number}.csv")
+    return sorted(folder.iterdir())
+
+
+def test_several_text_files(zone: Path, texts: list[Path]) -> None:
+    both = lake.audit(sorted(zone.glob("*.parquet"))[:2]).counts
+    assert lake.audit(texts).counts == lake.audit(f"{texts[0].parent}/*.csv").counts == both
+    assert lake.advise(texts).rows == sum(both.values())
+
+
+def test_sources_that_do_not_go_together(zone: Path, texts: list[Path], tmp_path: Path) -> None:
+    deltalake.write_deltalake(tmp_path / "table", pq.read_table(next(zone.glob("*.parquet"))))
+    (tmp_path / "other.csv").write_text("pid,epoch,partition\n1,0,0\n")
+    (tmp_path / "words.csv").write_text("pid,epoch,partition,seq\n1,0,0,one\n")
+    cases: list[tuple[Any, str]] = [
+        ([zone, texts[0]], "pass them to separate calls"),
+        (f"{tmp_path}/table/*.parquet", "is a table"),
+        ([tmp_path / "table", zone], "is a table"),
+        ([zone, zone.parent / "nowhere"], "nowhere: no .parquet file matches"),
+        (f"{zone}/nothing*", "no .parquet file matches"),
+        (f"{tmp_path}/nothing*.csv", "no file matches"),
+        ([texts[0], tmp_path / "other.csv"], "column 'seq': missing"),
+        ([texts[0], tmp_path / "words.csv"], "column 'seq': not convertible to int64"),
+        ([zone, "s3://bucket/prefix"], "must be in one store"),
+    ]
+    for source, text in cases:
+        with pytest.raises(SourceError, match=text):
+            lake.audit(source)
+
+
+def test_a_job_over_files_that_are_named(zone: Path, tmp_path: Path) -> None:
+    files = sorted(map(str, zone.glob("*.parquet")))[:2]
+    arguments = ["--no-sync", "--quiet"]
+    assert cli.main(["dedup", *files, f"{tmp_path}/both", f"{tmp_path}/of-both", *arguments]) == 0
+    assert cli.main(["dedup", files[0], f"{tmp_path}/one", f"{tmp_path}/of-one", *arguments]) == 0
+    for name, some in (("both", files), ("one", files[:1])):
+        counts = lake.audit(some).counts
+        kept = lake.dataset(f"{tmp_path}/of-{name}").count_rows()
+        assert kept == counts["ACCEPTED"] + counts["UNTRACKED"]
+
+
+def test_a_job_reads_text_once(texts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = lake.audit(texts).counts
+    job = [f"{tmp_path}/state", f"{tmp_path}/clean", "--no-sync", "--quiet"]
+    for _ in range(2):
+        assert cli.main(["dedup", *map(str, texts), *job]) == 0
+    assert len(state.open(job[0]).history()) == 1
+    assert lake.dataset(job[1]).count_rows() == counts["ACCEPTED"] + counts["UNTRACKED"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(texts[0].read_bytes())))
+    assert cli.main(["dedup", "-", *job]) == 0
+    assert lake.dataset(job[1]).count_rows() == counts["ACCEPTED"] + counts["UNTRACKED"]
+
+
+def test_text_for_a_job_stands_alone(zone: Path, texts: list[Path], tmp_path: Path) -> None:
+    job = [f"{tmp_path}/state", f"{tmp_path}/clean"]
+    assert cli.main(["dedup", str(texts[0]), str(zone), *job]) == 2
+    assert cli.main(["dedup", str(texts[0]), *job, "--watch", "1s"]) == 2
+    assert not any(tmp_path.iterdir())
