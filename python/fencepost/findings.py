@@ -187,6 +187,21 @@ class AuditReport:
 
         return audit_charts(self)
 
+    def plot(self, name: str | None = None) -> Chart:
+        """Return one chart, which a notebook displays. `name`: as in `charts`; default: the first one.
+
+        Raises ValueError if there is no such chart, or no finding to draw.
+
+        Example: `report.plot("producers")`.
+        """
+        found = self.charts
+        if name is None and found:
+            return next(iter(found.values()))
+        if name is None or name not in found:
+            known = ", ".join(found) or "none, because there are no findings"
+            raise ValueError(f"chart {name!r} does not exist; charts of this report: {known}")
+        return found[name]
+
     def count_findings(self, *kinds: str) -> dict[str, int]:
         """Return the number of findings by kind. Kinds without findings are left out.
 

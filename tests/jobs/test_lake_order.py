@@ -39,7 +39,7 @@ def judged(table: fp.StateTable, runs: pa.Table) -> dict[str, Any]:
     verdicts = table.apply_spans(runs)
     codes = np.asarray(pa.array(verdicts.verdict))
     return {
-        "losers": merge_refused([refused_ranges(runs, codes)]).to_pydict(),
+        "refused_rows": merge_refused([refused_ranges(runs, codes)]).to_pydict(),
         "counts": verdicts.counts,
         "missing": pa.table(verdicts.missing).to_pylist(),
         "stale": pa.table(verdicts.stale).to_pylist(),

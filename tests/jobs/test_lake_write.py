@@ -117,7 +117,7 @@ def test_a_task_reads_the_refused_rows_of_its_files_only(tmp_path: Path, monkeyp
     real = FolderScratch.read_ranges
 
     def counted(self: FolderScratch, ranges: Any) -> Any:
-        read.extend(it for it in ranges if it[0].endswith(".losers"))
+        read.extend(it for it in ranges if it[0].endswith(".refused"))
         return real(self, ranges)
 
     monkeypatch.setattr(FolderScratch, "read_ranges", counted)

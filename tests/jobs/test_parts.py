@@ -253,7 +253,7 @@ def test_a_task_reads_the_refused_rows_of_its_part_only(tmp_path: Path, monkeypa
     real = FolderScratch.read_ranges
 
     def counted(self: FolderScratch, ranges: Any) -> Any:
-        read.extend(end - begin for name, begin, end in ranges if name.endswith(".losers"))
+        read.extend(end - begin for name, begin, end in ranges if name.endswith(".refused"))
         return real(self, ranges)
 
     monkeypatch.setattr(FolderScratch, "read_ranges", counted)

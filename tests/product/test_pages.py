@@ -124,6 +124,10 @@ def test_charts_have_the_numbers_of_the_report(zone: Path) -> None:
         "duplicates": report.counts["DUPLICATE"], "missing": report.missing_rows,
         "stale": report.stale_epoch, "refused": 0,
     }  # fmt: skip
+    assert report.plot().name == "over_time"
+    assert report.plot("distances").to_svg() == report.charts["distances"].to_svg()
+    with pytest.raises(ValueError, match="chart 'pie' does not exist; charts of this report: over_time, distances"):
+        report.plot("pie")
     over_time = report.charts["over_time"].numbers
     drawn = dict(zip(over_time.columns, map(sum, zip(*over_time.rows, strict=True)), strict=True))
     assert (drawn["Repeats"], drawn["Missing"], drawn["All rows"]) == (
@@ -175,6 +179,8 @@ def test_a_report_without_findings_says_so() -> None:
     sections = {it.name: it for it in audit_page(report).sections}
     assert [it.mood for it in sections.values()] == ["good"] * 6
     assert report.charts == {}
+    with pytest.raises(ValueError, match="no findings"):
+        report.plot()
     check_page(report.to_html())
     nothing = fp.audit(rows.slice(0, 0))
     check_page(nothing.to_html())

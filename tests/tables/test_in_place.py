@@ -103,7 +103,7 @@ def test_files_that_lose_no_row_and_those_that_lose_all(tmp_path: Path, way: str
     assert [kind for kind, _ in read_commit(LocalStore(tmp_path / "table"), 2) or []] == ["commitInfo", "txn", "remove"]
 
 
-def test_a_version_without_losers_is_a_transaction(tmp_path: Path, way: str) -> None:
+def test_a_version_without_refused_rows_is_a_transaction(tmp_path: Path, way: str) -> None:
     clean = expected_of(0).filter(pl.col("pid") >= 0).to_arrow().cast(SCHEMA)
     write_deltalake(tmp_path / "table", clean, configuration=WAYS[way])
     make_job(tmp_path).run()

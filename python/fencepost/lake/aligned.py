@@ -106,7 +106,7 @@ def _write(places: Places, item: AlignItem, scanned: Scanned, refused_rows: list
             rows=scanned.rows,
             footer_crc=scanned.footer_crc,
             is_read=scanned.is_read,
-            losers=[refused.all()] if refused else [],
+            refused_rows=[refused.all()] if refused else [],
             rejects=item.rejects,
             drops_conflicts=False,
             may_link=item.may_link,

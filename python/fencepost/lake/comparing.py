@@ -51,7 +51,7 @@ def compare_repeats(run: Run, found: Found, judged: list[Judged], summed: list[S
         CompareItem(
             files=found.files,
             pairs=it.pairs,
-            losers=it.losers,
+            refused_rows=it.refused_rows,
             columns=job.policy.columns,
             wanted=job.compare_content or (),
             keeping=_keeping(run, it, summed),
@@ -62,7 +62,7 @@ def compare_repeats(run: Run, found: Found, judged: list[Judged], summed: list[S
         work = partial(compare, job.state.store, run.storage, run.scratch)
         done = run.tasks("compare", work, items) if items else []
     for it, compared in zip(paired, done, strict=True):
-        it.losers, it.conflicts = compared.losers, compared.samples
+        it.refused_rows, it.conflicts = compared.refused_rows, compared.samples
         it.paired, it.kept = compared.pairs, compared.kept
         if compared.conflicts:
             it.counts["DUPLICATE"] -= compared.conflicts

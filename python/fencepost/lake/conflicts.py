@@ -66,7 +66,7 @@ class CompareItem:
     files: Files
     """As in the first pass; a file's index is its ordinal."""
     pairs: str | None
-    losers: Refused | None
+    refused_rows: Refused | None
     columns: Columns
     wanted: tuple[str, ...]
     """The columns to compare; () for all outside the identity."""
@@ -76,7 +76,7 @@ class CompareItem:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    losers: Refused | None
+    refused_rows: Refused | None
     """The judge's refused rows, with CONFLICT as verdict of conflicts."""
     pairs: int
     """Number of compared repeats."""
@@ -104,12 +104,12 @@ def compare(store: Store, storage: Storage, scratch: Scratch, item: CompareItem)
         kept, others = compare_and_keep(store, scratch, item.keeping, sums)
         conflicts = pa.concat_tables([conflicts, others], promote_options="default")
         compared += kept.compared
-    refused_rows = item.losers
+    refused_rows = item.refused_rows
     if len(conflicts):
-        assert item.losers is not None, "conflicts are among the rows that are not kept"
-        refused_rows = write_refused(scratch, mark(read_refused(scratch, [item.losers.all()]), conflicts))
+        assert item.refused_rows is not None, "conflicts are among the rows that are not kept"
+        refused_rows = write_refused(scratch, mark(read_refused(scratch, [item.refused_rows.all()]), conflicts))
     samples = content.samples(conflicts)
-    return Compared(losers=refused_rows, pairs=compared, conflicts=len(conflicts), samples=samples, kept=kept)
+    return Compared(refused_rows=refused_rows, pairs=compared, conflicts=len(conflicts), samples=samples, kept=kept)
 
 
 @dataclass(frozen=True)

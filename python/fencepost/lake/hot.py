@@ -190,7 +190,7 @@ def judge_part(store: Store, scratch: Scratch, exchanges: ExchangeFiles, item: P
     verdicts = table.apply_spans(lines, LENGTH, policy.columns)
     codes = np.asarray(pa.array(verdicts.verdict))
     add_row_figures(verdicts, judged)
-    judged.losers = write_refused(scratch, merge_refused([refused_ranges(lines, codes)]))
+    judged.refused_rows = write_refused(scratch, merge_refused([refused_ranges(lines, codes)]))
     if reading.compares and (codes == Verdict.DUPLICATE).any():
         pairs = find_pairs(item.shard, lines, codes, policy, None)
         judged.paired = len(pairs)

@@ -101,7 +101,7 @@ class Judged:
     """The new state."""
     counts: dict[str, int] = field(default_factory=dict)
     """Number of rows by verdict."""
-    losers: Refused | None = None
+    refused_rows: Refused | None = None
     missing_ranges: int = 0
     missing_rows: int = 0
     missing: list[pa.Table] = field(default_factory=list)
@@ -151,7 +151,7 @@ def judge(store: Store, scratch: Scratch, exchanges: ExchangeFiles, item: JudgeI
                 ranges.add(runs[0], lines, codes, item.reading.policy)
             if item.reading.compares and (codes == Verdict.DUPLICATE).any():
                 pairs.append(find_pairs(runs[0], lines, codes, item.reading.policy, ranges))
-    judged.losers = write_refused(scratch, merge_refused([table for table in refused_rows if len(table)]))
+    judged.refused_rows = write_refused(scratch, merge_refused([table for table in refused_rows if len(table)]))
     judged.paired = sum(map(len, pairs))
     if judged.paired:
         judged.pairs = write_table(scratch, "pairs", pa.concat_tables(pairs))

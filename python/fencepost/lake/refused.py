@@ -70,7 +70,7 @@ def write_refused(scratch: Scratch, refused_rows: pa.Table) -> Refused | None:
     lines = np.empty(len(refused_rows), _LINE)
     for name in REFUSED_RANGES.names:
         lines[name] = refused_rows[name].to_numpy()
-    refused = f"{uuid4().hex}.losers"
+    refused = f"{uuid4().hex}.refused"
     with scratch.new(refused) as path:
         path.write_bytes(lines.tobytes())
     ends = np.append(np.flatnonzero(np.diff(lines["file"])) + 1, len(lines)).astype(np.int64)

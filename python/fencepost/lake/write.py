@@ -47,7 +47,7 @@ class WriteItem:
     footer_crc: list[int]
     is_read: list[bool]
     """Whether each file was read. Unread files have no output."""
-    losers: list[tuple[str, int, int]]
+    refused_rows: list[tuple[str, int, int]]
     """Locations of their refused rows in the scratch (`refused.Range`), unordered."""
     rejects: Rejects
     drops_conflicts: bool
@@ -133,7 +133,7 @@ def write(places: Places, item: WriteItem) -> Written:
 
 def refused_by_file(places: Places, item: WriteItem) -> list[pa.Table]:
     """Return the refused rows of each file, or of the span."""
-    refused = read_refused(places.scratch, item.losers)
+    refused = read_refused(places.scratch, item.refused_rows)
     if item.span is not None:
         refused = within(refused, item.span.first, item.span.end)
     return by_file(refused, item.first, item.first + len(item.files))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def write_outputs(run: Run, items: list[ScanItem], found: Found, judged: list[Judged]) -> list[Written]:
-    refused = [it.losers for it in judged if it.losers is not None]
+    refused = [it.refused_rows for it in judged if it.refused_rows is not None]
     if run.job.arrangement is None:
         spans = {} if run.job.is_in_place else found.spans_to_write(refused)
         work = partial(write, run.places)
@@ -60,7 +60,7 @@ def _write_item(run: Run, found: Found, first: int, end: int, span: Span | None,
         rows=found.rows[first:end].tolist() if span is None else [span.live],
         footer_crc=found.footer_crc[first:end],
         is_read=found.is_read[first:end].tolist(),
-        losers=[place for it in refused if (place := it.of(first, end, rows)) is not None],
+        refused_rows=[place for it in refused if (place := it.of(first, end, rows)) is not None],
         rejects=run.job.rejects,
         drops_conflicts=run.job.on_conflict == "drop",
         may_link=run.may_link,

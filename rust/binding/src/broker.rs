@@ -375,21 +375,21 @@ fn entry_dict<'py>(
     let known = |number: i64| (number >= 0).then_some(number);
     let batches = PyList::empty(py);
     for batch in &entry.batches {
-        let told = PyDict::new(py);
-        told.set_item("first_seq", known(batch.first_seq().into()))?;
-        told.set_item("last_seq", known(batch.last_seq.into()))?;
-        told.set_item("first_offset", known(batch.first_offset()))?;
-        told.set_item("last_offset", known(batch.last_offset))?;
-        batches.append(told)?;
+        let of_batch = PyDict::new(py);
+        of_batch.set_item("first_seq", known(batch.first_seq().into()))?;
+        of_batch.set_item("last_seq", known(batch.last_seq.into()))?;
+        of_batch.set_item("first_offset", known(batch.first_offset()))?;
+        of_batch.set_item("last_offset", known(batch.last_offset))?;
+        batches.append(of_batch)?;
     }
-    let told = PyDict::new(py);
-    told.set_item("pid", entry.pid)?;
-    told.set_item("partition", partition)?;
-    told.set_item("epoch", entry.epoch)?;
-    told.set_item("coordinator_epoch", known(entry.coordinator_epoch.into()))?;
-    told.set_item("last_timestamp", (entry.last_timestamp != -1).then_some(entry.last_timestamp))?;
-    told.set_item("transaction_open", entry.is_open)?;
-    told.set_item("transaction_first_offset", known(entry.open_from))?;
-    told.set_item("batches", batches)?;
-    Ok(told)
+    let found = PyDict::new(py);
+    found.set_item("pid", entry.pid)?;
+    found.set_item("partition", partition)?;
+    found.set_item("epoch", entry.epoch)?;
+    found.set_item("coordinator_epoch", known(entry.coordinator_epoch.into()))?;
+    found.set_item("last_timestamp", (entry.last_timestamp != -1).then_some(entry.last_timestamp))?;
+    found.set_item("transaction_open", entry.is_open)?;
+    found.set_item("transaction_first_offset", known(entry.open_from))?;
+    found.set_item("batches", batches)?;
+    Ok(found)
 }

@@ -313,8 +313,8 @@ fn integer(value: &Bound<'_, PyAny>, name: &str, least: i64, most: i64) -> Resul
     }
     let found = value.extract::<i64>().ok().filter(|found| (least..=most).contains(found));
     found.ok_or_else(|| {
-        let told = value.repr().map(|it| it.to_string()).unwrap_or_default();
+        let shown = value.repr().map(|it| it.to_string()).unwrap_or_default();
         let untracked = if least == -1 { " (-1 or None: not idempotent)" } else { "" };
-        Failure::batch(name, None, format!("value {told} is outside 0..={most}{untracked}"))
+        Failure::batch(name, None, format!("value {shown} is outside 0..={most}{untracked}"))
     })
 }

@@ -16,16 +16,16 @@ use std::sync::Mutex;
 
 /// The value of a column that is in a folder's name.
 #[derive(FromPyObject)]
-pub(crate) enum Given {
+pub(crate) enum FolderValue {
     Int(i64),
     Text(String),
 }
 
-impl From<Given> for Constant {
-    fn from(given: Given) -> Constant {
-        match given {
-            Given::Int(value) => Constant::Int(value),
-            Given::Text(value) => Constant::Text(value),
+impl From<FolderValue> for Constant {
+    fn from(value: FolderValue) -> Constant {
+        match value {
+            FolderValue::Int(value) => Constant::Int(value),
+            FolderValue::Text(value) => Constant::Text(value),
         }
     }
 }
@@ -74,7 +74,7 @@ impl RunScan {
         timestamp: bool,
         order_by: Vec<String>,
         by_row: bool,
-        constants: Option<HashMap<String, Option<Given>>>,
+        constants: Option<HashMap<String, Option<FolderValue>>>,
         ordinal: u32,
         policy: Option<&Bound<'_, PyAny>>,
         object: Option<Py<PyAny>>,

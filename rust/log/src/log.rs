@@ -298,7 +298,7 @@ impl Shared {
     fn append(&self, inner: &mut Inner, batches: &mut [Batch]) -> Result<Vec<Appended>> {
         let columns = Columns::of(batches);
         let judged = inner.table.check(&[columns.batches()])?;
-        let appended = told(&judged);
+        let appended = appended_of(&judged);
         let kept: Vec<usize> = (0..batches.len()).filter(|&row| appended[row].verdict.is_kept()).collect();
         let Some(&last) = kept.last() else { return Ok(appended) };
         for &row in &kept {
@@ -590,7 +590,7 @@ fn bytes_max(bases: &[i64], visible: u64) -> u64 {
     if bases.len() == 1 { visible } else { u64::MAX }
 }
 
-fn told(judged: &BrokerJudged) -> Vec<Appended> {
+fn appended_of(judged: &BrokerJudged) -> Vec<Appended> {
     let verdict = |code: u8| Verdict::ALL[usize::from(code)];
     let offset = |row: usize| judged.offsets.get(row).copied().filter(|&offset| offset >= 0);
     (0..judged.verdicts.len())
