@@ -17,7 +17,7 @@ from pyspark import SparkContext
 from pyspark.cloudpickle import dumps as _dumps
 from pyspark.sql import SparkSession
 
-from fencepost_spark.versions import __version__
+from fencepost_spark.versions import __version__, use_driver_python
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -71,6 +71,7 @@ class SparkEngine:
         self._spark = spark or SparkSession.getActiveSession()
         if self._spark is None:
             raise RuntimeError("no Spark session is active: pass one as spark=, or create it first")
+        use_driver_python(self._spark)
         context = getattr(self._spark, "sparkContext", None)
         self.slots = context.defaultParallelism if context is not None else SLOTS_UNKNOWN
 

@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructField, StructType
 
 from fencepost_spark.verdicts import check_settings, has_arrow_udf, verdict_udf
+from fencepost_spark.versions import use_driver_python
 
 if TYPE_CHECKING:
     from fencepost_spark.plain_scan import PlainScan
@@ -73,6 +74,7 @@ def deduplicate(
         TypeError: ``df`` is not a Spark DataFrame.
     """
     call = Call.of(df, policy, columns, order_by, co_located, untracked)
+    use_driver_python(df.sparkSession)
     if not co_located and (scan := call.plain_scan()[0]) is not None:
         from fencepost_spark.copies import deduplicate_scan
 

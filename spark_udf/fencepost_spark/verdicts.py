@@ -12,7 +12,7 @@ from fencepost.policy import resolve, resolve_columns
 from pyspark.sql import SparkSession, functions
 from pyspark.taskcontext import TaskContext
 
-from fencepost_spark.versions import __version__
+from fencepost_spark.versions import __version__, use_driver_python
 
 ACCEPTED = 0
 INEXACT_FLOAT_MIN = 2**53  # 2^53 + 1 rounds to it, too
@@ -69,6 +69,7 @@ def verdict_udf(
     rules = resolve(policy)
     mapped = resolve_columns(rules, columns)
     check_settings(SparkSession.getActiveSession())
+    use_driver_python(SparkSession.getActiveSession())
     result = DETAIL_DDL if detail else "tinyint"
     options = {"policy": rules, "columns": mapped, "detail": detail, "untracked": untracked}
     StateTable(rules, untracked=untracked)  # raise errors on the driver and not in a task

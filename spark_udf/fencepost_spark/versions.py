@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib.metadata import version
+from typing import Any
 
 import fencepost
 
@@ -13,6 +16,16 @@ if fencepost.__version__ != __version__:
         f"fencepost-spark {__version__} needs fencepost {__version__}, found {fencepost.__version__}: install both in "
         "the same version"
     )
+
+
+def use_driver_python(spark: Any) -> None:
+    """Let the workers of a local session run the driver's Python, unless PYSPARK_PYTHON names another one.
+
+    Spark would run the first ``python3`` on the path, which may lack the packages.
+    """
+    context = getattr(spark, "sparkContext", None)
+    if context is not None and context.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        context.pythonExec = sys.executable
 
 
 def check_worker(driver: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 import tomllib
@@ -55,3 +56,32 @@ def test_everything_public_is_there() -> None:
     assert all(getattr(fencepost_spark, name) for name in fencepost_spark.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = fencepost_spark.nothing  # type: ignore[attr-defined]
+
+
+PYTHON_OF_WORKERS = """
+import fencepost_spark as fs
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+rows = spark.range(2).selectExpr("7L pid", "0 epoch", "0 partition", "0 seq")
+if which == "engine":
+    found = fs.SparkEngine(spark).run("test", str, [1, 2])
+elif which == "frame":
+    found = fs.deduplicate(rows).count()
+else:
+    found = rows.coalesce(1).select(fs.verdict_udf(co_located=True)("pid", "epoch", "partition", "seq")).collect()
+print("found", found)
+"""
+
+
+@pytest.mark.parametrize("which", ["engine", "frame", "udf"])
+def test_local_workers_run_the_python_of_the_driver(which: str, tmp_path: Path) -> None:
+    python = tmp_path / "python3"  # what Spark would start: it lacks the packages
+    python.write_text("#!/bin/sh\necho 'No module named fencepost_spark' >&2; exit 1\n")
+    python.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
+    command = [sys.executable, "-c", f"which = {which!r}\n{PYTHON_OF_WORKERS}"]
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2_000:]
+    assert "found" in done.stdout
