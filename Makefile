@@ -391,7 +391,7 @@ mutants: mutants-rules mutants-broker mutants-transactions ## Which changes of t
 RULES := judge fast_path union
 mutants-rules: tools $(CARGO_MUTANTS)
 	$(call mutate,$(RULES),test=rulebook)
-	$(call mutate,$(RULES),lib test=golden test=oracle test=forgetting,--iterate)
+	$(call mutate,$(RULES),lib test=golden test=oracle test=forgetting test=snapshots,--iterate)
 mutants-broker: tools $(CARGO_MUTANTS)
 	$(call mutate,broker/judge,test=broker)
 mutants-transactions: tools $(CARGO_MUTANTS)
