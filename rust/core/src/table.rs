@@ -469,7 +469,7 @@ impl StateTable {
     }
 
     /// Whether a call was refused memory when it had judged some of its rows or put some of its entries, which
-    /// takes one that adds a seventh to the table. The table holds what is neither before nor after it, and must not be used.
+    /// takes one that adds a sixth to the table. The table holds what is neither before nor after it, and must not be used.
     pub fn is_half_done(&self) -> bool {
         self.is_half_done
     }

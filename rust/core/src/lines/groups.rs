@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 /// Lines whose tags are compared at once.
 pub(super) const GROUP: usize = 16;
 /// Of 16 lines, how many may be taken before there must be more groups.
-const GROUP_LOAD_MAX: usize = 14;
+const GROUP_LOAD_MAX: usize = 13;
 
 /// The tags of 16 lines. 0: no line; else eight bits of the hash, but for 0, which is 1.
 pub(super) type Group = [u8; GROUP];

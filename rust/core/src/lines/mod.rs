@@ -38,7 +38,6 @@ use crate::{Error, Result};
 use groups::Groups;
 use search::{Root, next_version};
 use segment::{Growth, Held, Segment, with_groups};
-use std::ops::Range;
 
 /// Marks the lines that hold the entries of an epoch below a key's highest.
 const OLDER: u32 = 1 << 31;
@@ -46,23 +45,6 @@ const OLDER: u32 = 1 << 31;
 /// A table of fewer bytes holds its entries several in a line, whatever its keys: what it could save is
 /// less than what changing over costs.
 const SMALL_BYTES: usize = 16 << 20;
-
-/// Producers are counted each time a table of so many bytes has doubled. A larger table keeps the last answer: counting
-/// would hold up a call.
-const COUNTED_BYTES: Range<usize> = SMALL_BYTES / 4..SMALL_BYTES * 4;
-
-/// Whether the number of producers grows with that of entries. If it does not, keys come in random order: each entry is
-/// alone in its line at first, but lines of one entry would soon take more memory. Then a growing table keeps lines of
-/// several, and [`Lines::shrink`] or the next load of a snapshot chooses.
-#[derive(Default)]
-struct Producers {
-    /// Bytes of the table at the last count.
-    bytes: usize,
-    entries: usize,
-    /// One producer in 16.
-    sampled: usize,
-    grow_with_entries: bool,
-}
 
 /// What names an entry: a producer, a partition, and for epochs below their key's highest the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,19 +164,17 @@ pub(crate) struct Lines<L: Line> {
     has_lone: bool,
     /// Another one whenever a segment is put in the place of another.
     version: u64,
-    producers: Producers,
 }
 
 impl<L: Line> Lines<L> {
     pub(crate) fn new() -> Lines<L> {
         let directory = vec![Root::of_nothing(); 2];
-        let (version, producers) = (next_version(), Producers::default());
-        Lines { directory, depth: 1, segments: Vec::new(), room: 0, has_lone: false, version, producers }
+        Lines { directory, depth: 1, segments: Vec::new(), room: 0, has_lone: false, version: next_version() }
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
         let tables = self.directory.capacity() * size_of::<Root>() + self.segments.capacity() * size_of::<Segment<L>>();
-        tables + self.bytes()
+        tables + self.segments.iter().map(Segment::bytes).sum::<usize>()
     }
 
     /// What every slot holds that is not empty, segment by segment in the order of block hashes, in no
@@ -344,7 +324,6 @@ impl<L: Line> Lines<L> {
         if self.segments.is_empty() {
             self.put(0, Segment::new(more)?);
         }
-        self.count_producers();
         let mut growth = self.growth(more, expected);
         let mut number = 0;
         while number < self.segments.len() {
@@ -363,33 +342,10 @@ impl<L: Line> Lines<L> {
     }
 
     fn growth(&self, more: usize, expected: usize) -> Growth {
+        let bytes: usize = self.segments.iter().map(Segment::bytes).sum();
         let is_alone = self.segments.len() == 1 && L::DOUBLES;
         let expected = expected / self.segments.len().max(1); // an empty table has none
-        let may_be_lone = self.bytes() >= SMALL_BYTES && self.producers.grow_with_entries;
-        Growth { empty: 0, more, expected, may_be_lone, is_alone }
-    }
-
-    /// Of all segments.
-    fn bytes(&self) -> usize {
-        self.segments.iter().map(Segment::bytes).sum()
-    }
-
-    /// Counts producers anew where the table has doubled.
-    fn count_producers(&mut self) {
-        let (bytes, before) = (self.bytes(), &self.producers);
-        if !COUNTED_BYTES.contains(&bytes) || bytes < 2 * before.bytes {
-            return;
-        }
-        let (mut entries, mut pids) = (0, Vec::new());
-        self.for_each(|key, _| {
-            entries += 1;
-            pids.extend(block_hash(key.pid, 0).is_multiple_of(16).then_some(key.pid));
-        });
-        pids.sort_unstable();
-        pids.dedup();
-        let sampled = pids.len();
-        let grow_with_entries = sampled * before.entries * 4 > before.sampled * entries * 3;
-        self.producers = Producers { bytes, entries, sampled, grow_with_entries };
+        Growth { empty: 0, more, expected, is_small: bytes < SMALL_BYTES, is_alone }
     }
 
     /// Makes room for so many times the lines that there are, where there are few yet: the segments that they
@@ -398,7 +354,7 @@ impl<L: Line> Lines<L> {
         if self.segments.len() != 1 {
             return Ok(());
         }
-        let growth = Growth { empty: 0, more: 0, expected: 0, may_be_lone: true, is_alone: false };
+        let growth = Growth { empty: 0, more: 0, expected: 0, is_small: false, is_alone: false };
         self.put(0, self.segments[0].grown(&growth)?);
         let first = &self.segments[0];
         let lines = with_groups!(&first.held, groups => groups.taken()) as f64 * times;
@@ -462,7 +418,7 @@ impl<L: Line> Lines<L> {
 
     /// Drops the lines of empty slots, segment by segment. Without memory for it they stay.
     pub(crate) fn shrink(&mut self) {
-        let growth = Growth { is_alone: false, may_be_lone: self.bytes() >= SMALL_BYTES, ..self.growth(0, 0) };
+        let growth = Growth { is_alone: false, ..self.growth(0, 0) };
         for number in 0..self.segments.len() {
             if let Ok(Some(smaller)) = self.segments[number].without_empty_lines(&growth) {
                 self.put(number, smaller);
@@ -677,21 +633,6 @@ mod tests {
         assert!(bytes(&dense, 900_000) < 13 && dense.segments.iter().all(|it| matches!(it.held, Held::Dense(_))));
         let lone = fill::<NextLine>(900_000, |number| EntryKey::newest(number, 7));
         assert!(bytes(&lone, 900_000) < 32 && lone.segments.iter().all(|it| matches!(it.held, Held::Lone(_))));
-    }
-
-    #[test]
-    fn no_layout_is_switched_while_keys_come_in_random_order() {
-        let mut lines = Lines::<NextLine>::new();
-        for number in 0..600_000 {
-            let number = number * 6_180_339 % 10_000_000;
-            lines.reserve(1).expect("memory");
-            let place = lines.find_or_insert(EntryKey::newest(number / 1000, (number % 1000) as i32));
-            assert!(lines.write(place, &Slot::Inline(span(EntryKey::newest(0, 0), number))));
-        }
-        assert!(lines.memory_bytes() > 2 * SMALL_BYTES && !lines.has_lone);
-        lines.clear(lines.find(EntryKey::newest(0, 0)).expect("the first key"));
-        lines.shrink();
-        assert!(lines.has_lone, "its entries are alone, and no more come");
     }
 
     /// Tables are loaded in the order of block hashes. Did lines lie in it too, a segment would be full at its

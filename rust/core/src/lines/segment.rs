@@ -14,6 +14,8 @@ pub(super) struct Segment<L: Line> {
     /// The first `depth` bits of the hash of every block that lies here.
     pub(super) prefix: u64,
     pub(super) depth: u32,
+    /// How many lines there were when the layout was last thought over.
+    thought_over_at: usize,
 }
 
 /// How a table's segments grow.
@@ -24,8 +26,9 @@ pub(super) struct Growth {
     pub(super) more: usize,
     /// Lines that will be added soon, as far as one can tell. Room for as many as there are is made at the most.
     pub(super) expected: usize,
-    /// Whether segments change over to lines of one entry where those take less memory.
-    pub(super) may_be_lone: bool,
+    /// Where keys come in random order their entries seem to be alone until a third of them is there: the
+    /// segments of a small table do not change over to lines of one entry.
+    pub(super) is_small: bool,
     /// Doubling builds a million entries in 16 % less time; later it is the memory that counts.
     pub(super) is_alone: bool,
 }
@@ -51,7 +54,7 @@ impl<L: Line> Segment<L> {
     /// The only segment of a table.
     pub(super) fn new(lines: usize) -> Result<Segment<L>> {
         let held = Held::Dense(Groups::new(Groups::<L>::count_for(lines))?);
-        Ok(Segment { held, prefix: 0, depth: 0 })
+        Ok(Segment { held, prefix: 0, depth: 0, thought_over_at: 0 })
     }
 
     /// How many lines may be added before it must grow.
@@ -89,17 +92,16 @@ impl<L: Line> Segment<L> {
         ((most as u128 * u128::from(self.prefix)) >> self.depth) as usize
     }
 
-    /// How many lines more than there are it is given room for: a quarter to a half, so that growth copies a line two to
-    /// three times.
+    /// How many lines more than there are it is given room for: 3/32 to 6/32.
     fn spare(&self, lines: usize, growth: &Growth) -> usize {
-        let least = lines / 4;
+        let least = lines * 3 / 32;
         if growth.is_alone { lines } else { least + self.share(least) }
     }
 
     /// Its entries with more room.
     pub(super) fn grown(&self, growth: &Growth) -> Result<Segment<L>> {
         let [held] = self.rebuilt(|_| 0, growth)?;
-        Ok(Segment { held, ..*self })
+        Ok(self.with(held, self.prefix, self.depth, growth))
     }
 
     /// Its entries, divided by the next bit of their blocks' hashes.
@@ -108,7 +110,15 @@ impl<L: Line> Segment<L> {
         let half = |block_hash: u64| (block_hash >> (64 - depth)) as usize & 1;
         let [low, high] = self.rebuilt(half, growth)?;
         let prefix = self.prefix << 1;
-        Ok([Segment { held: low, prefix, depth }, Segment { held: high, prefix: prefix | 1, depth }])
+        Ok([self.with(low, prefix, depth, growth), self.with(high, prefix | 1, depth, growth)])
+    }
+
+    /// What was made of it.
+    fn with(&self, held: Held<L>, prefix: u64, depth: u32, growth: &Growth) -> Segment<L> {
+        let lines = with_groups!(&held, groups => groups.taken());
+        let was_thought_over = self.is_to_think_over(growth);
+        let thought_over_at = if was_thought_over { lines } else { self.thought_over_at >> (depth - self.depth) };
+        Segment { held, prefix, depth, thought_over_at }
     }
 
     /// Its entries without the lines that hold none; `None` where there are no such lines.
@@ -122,7 +132,7 @@ impl<L: Line> Segment<L> {
     fn rebuilt<const N: usize>(&self, part: impl Fn(u64) -> usize, growth: &Growth) -> Result<[Held<L>; N]> {
         let expected = growth.expected / N;
         let with_room = |lines: usize| lines + growth.more.max(self.spare(lines, growth)).max(expected.min(lines));
-        let changes_over = (self.is_lone() || growth.may_be_lone) && self.is_better_changed();
+        let changes_over = self.is_to_think_over(growth) && self.is_better_changed();
         match &self.held {
             Held::Dense(groups) => {
                 let lone = if changes_over { converted(groups, &part, with_room)? } else { None };
@@ -139,6 +149,14 @@ impl<L: Line> Segment<L> {
                 }
             }
         }
+    }
+
+    /// Whether to find out if the other layout takes less memory, for that costs half of a growth. Not seldom
+    /// enough to be in the wrong one for long: lines of four entries were, at 28 bytes an entry for 24.
+    fn is_to_think_over(&self, growth: &Growth) -> bool {
+        let lines = with_groups!(&self.held, groups => groups.taken());
+        let is_for_sure = growth.is_small && matches!(self.held, Held::Dense(_));
+        !is_for_sure && (growth.empty > 0 || lines * 4 >= self.thought_over_at * 5)
     }
 
     /// Whether its entries take less memory in the other layout, by an eighth at least.
