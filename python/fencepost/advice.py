@@ -12,7 +12,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +26,14 @@ from fencepost.errors import BatchError, PolicyError
 from fencepost.findings import ADVICE_ROWS, AuditReport
 from fencepost.inputs import with_fields
 from fencepost.pages.commands import SINK, STATE, command, options, place
+from fencepost.pages.report import Report
 from fencepost.pages.tables import share
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy
 from fencepost.verdict import Verdict
 from fencepost.words import plural
+
+if TYPE_CHECKING:
+    from fencepost.pages.page import Page
 
 GAPS_ARE_NORMAL = 0.5
 """Gaps count as normal from this share of skipped sequence numbers."""
@@ -78,7 +82,7 @@ class Fact:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advice:
+class Advice(Report):
     """The recommendation and the observations behind it. `str(advice)` is a text for people."""
 
     source: str | None
@@ -103,20 +107,10 @@ class Advice:
             words += ["--max-idle", duration(self.max_idle_ms)]
         return command("dedup", place(self.source), STATE, SINK, *words)
 
-    def to_html(self) -> str:
-        """Return the advice as one HTML file with charts that loads nothing else.
-
-        Raises DependencyError if `fencepost[report]` is not installed.
-        """
+    def _page(self) -> Page:
         from fencepost.pages.advice import advice_page
 
-        return advice_page(self).to_html()
-
-    def _repr_html_(self) -> str | None:
-        from fencepost.pages.advice import advice_page
-        from fencepost.pages.charts import is_installed
-
-        return advice_page(self).frame() if is_installed() else None
+        return advice_page(self)
 
     def to_json(self) -> str:
         """Return the advice as JSON, the table as a list of objects."""

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import PolicyError
+from fencepost.pages.report import Report
 from fencepost.policy import Policy
 from fencepost.verdict import Verdict
 
 if TYPE_CHECKING:
     from fencepost.pages.charts import Chart
+    from fencepost.pages.page import Page
 
 FINDINGS = ("missing", "duplicate", "stale", "reset", "conflict")
 """The kinds of findings that `AuditReport.count_findings` accepts."""
@@ -46,7 +48,7 @@ def check_reset_rows_min(rows_min: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditReport:
+class AuditReport(Report):
     """The findings of an audit. Tables are `pyarrow.Table`; `str(report)` is a text for people.
 
     The key columns of the tables are pid and partition (composite keys: pid_0, pid_1 …), as in `StateTable.entries`.
@@ -161,46 +163,15 @@ class AuditReport:
         fields |= {f"{name}_keys": None if (it := getattr(self, name)) is None else len(it) for name in _KEY_TABLES}
         return json.dumps(fields, default=_plain)
 
-    def to_html(self) -> str:
-        """Return the report as one HTML file with charts that loads nothing else.
-
-        Raises DependencyError if `fencepost[report]` is not installed.
-        """
+    def _page(self) -> Page:
         from fencepost.pages.audit import audit_page
 
-        return audit_page(self).to_html()
+        return audit_page(self)
 
-    def _repr_html_(self) -> str | None:
-        from fencepost.pages.audit import audit_page
-        from fencepost.pages.charts import is_installed
-
-        return audit_page(self).frame() if is_installed() else None
-
-    @property
-    def charts(self) -> dict[str, Chart]:
-        """The charts of the page, by name: over_time, distances, producers, partitions, heat_map. Empty charts are left
-        out.
-
-        Example: `report.charts["over_time"].save("over_time.png")`.
-        """
+    def _charts(self) -> dict[str, Chart]:
         from fencepost.pages.audit import audit_charts
 
         return audit_charts(self)
-
-    def plot(self, name: str | None = None) -> Chart:
-        """Return one chart, which a notebook displays. `name`: as in `charts`; default: the first one.
-
-        Raises ValueError if there is no such chart, or no finding to draw.
-
-        Example: `report.plot("producers")`.
-        """
-        found = self.charts
-        if name is None and found:
-            return next(iter(found.values()))
-        if name is None or name not in found:
-            known = ", ".join(found) or "none, because there are no findings"
-            raise ValueError(f"chart {name!r} does not exist; charts of this report: {known}")
-        return found[name]
 
     def count_findings(self, *kinds: str) -> dict[str, int]:
         """Return the number of findings by kind. Kinds without findings are left out.

@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fencepost import Columns, Policy, cli, lake
+from fencepost import Columns, Policy, cli, kafka, lake
 from fencepost.generate import LandingZone, generate
 from fencepost.pages import charts
 from fencepost.pages.audit import audit_page
 from fencepost.pages.html import Html, tag, visible
 from fencepost.pages.tables import share
+from support.kafka_logs import DATA
 from support.pages import HOSTILE, LANDING, rows_of
 
 VOID = {"meta", "input", "br", "col", "path", "rect", "line"}
@@ -223,6 +224,32 @@ def test_losses_without_a_time() -> None:
 # Files, notebooks, the command line
 
 
+def test_every_report_has_its_charts(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    rows = rows_of(["p"])
+    pq.write_table(rows, tmp_path / "in" / "a.parquet")
+    run = lake.DedupJob(str(tmp_path / "in"), str(tmp_path / "state"), str(tmp_path / "out"), sync=False).run()
+    advice = fp.advise(rows)
+    log = kafka.audit(DATA)
+    assert {type(it).__name__: list(it.charts) for it in (run, advice, log)} == {
+        "RunReport": ["verdicts", "steps"], "Advice": ["policies"], "LogAudit": ["partitions"]
+    }  # fmt: skip
+    verdicts = run.plot().numbers
+    assert {row[0]: row[1] for row in verdicts.rows} == run.counts
+    assert advice.plot().numbers.rows == [list(it.values()) for it in advice.policies.to_pylist()]
+    for report in (run, advice, log):
+        for name, chart in report.charts.items():
+            chart.save(tmp_path / f"{name}.svg")
+            chart.save(tmp_path / f"{name}.png")
+            assert (tmp_path / f"{name}.svg").read_text().startswith("<svg")
+            assert report.plot(name)._repr_svg_() == chart.to_svg()
+        assert "srcdoc" in (report._repr_html_() or "")
+        with pytest.raises(
+            ValueError, match=f"chart 'pie' does not exist; charts of this report: {report.plot().name}"
+        ):
+            report.plot("pie")
+
+
 def test_files_of_a_chart(tmp_path: Path) -> None:
     chart = fp.audit(rows_of([1, 2])).charts["producers"]
     chart.save(tmp_path / "chart.svg")
@@ -275,17 +302,23 @@ def test_pages_of_runs_and_states(zone: Path, tmp_path: Path, capsys: pytest.Cap
     assert cli.main([*job, "--html", str(page), "--json"]) == 0
     kept = json.loads(capsys.readouterr().out)["kept"]
     assert f"{kept:,} rows" in check_page(page.read_text()).text
+    opened = fencepost.state.open(state)
+    assert opened.charts == {}
+    with pytest.raises(ValueError, match="charts of this report: none"):
+        opened.plot()
     assert cli.main([*job, "-q"]) == 0
     assert cli.main([*job, "-q"]) == 0
     assert cli.main(["state", "show", str(state), "--html", str(history), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["versions"]
+    versions = json.loads(capsys.readouterr().out)["versions"]
     text = check_page(history.read_text()).text
-    assert f"{sum(it['kept'] for it in told):,} rows" in text
+    assert f"{sum(it['kept'] for it in versions):,} rows" in text
     opened = fencepost.state.open(state)
-    assert opened.history() == told
-    assert opened.history(2) == told[-2:]
+    assert opened.history() == versions
+    assert opened.history(2) == versions[-2:]
     assert check_page(opened.to_html()).text == text
     assert "srcdoc" in (opened._repr_html_() or "")
+    numbers = opened.plot("versions").numbers
+    assert [row[numbers.columns.index("kept")] for row in numbers.rows] == [it["kept"] for it in versions][::-1]
     assert cli.main([*job, "--html", str(page), "-q"]) == 0
     check_page(page.read_text())
 

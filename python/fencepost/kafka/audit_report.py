@@ -7,11 +7,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import PolicyError
 from fencepost.kafka.finding import Finding
+from fencepost.pages.report import Report
 from fencepost.words import plural
+
+if TYPE_CHECKING:
+    from fencepost.pages.page import Page
 
 FINDINGS = ("missing", "repeated", "fenced", "hanging", "snapshot", "index", "damage")
 """The kinds of findings that `LogAudit.count_findings` accepts."""
@@ -180,7 +184,7 @@ class PartitionAudit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogAudit:
+class LogAudit(Report):
     """The findings of several partitions' logs. `str(report)` is a text for people."""
 
     source: str
@@ -228,20 +232,10 @@ class LogAudit:
         """Return the tables as pandas DataFrames, by name."""
         return {name: self.table(name).to_pandas() for name in _TABLES}
 
-    def to_html(self) -> str:
-        """Return the report as one HTML file with charts that loads nothing else.
-
-        Raises DependencyError if `fencepost[report]` is not installed.
-        """
+    def _page(self) -> Page:
         from fencepost.pages.kafka import log_page
 
-        return log_page(self).to_html()
-
-    def _repr_html_(self) -> str | None:
-        from fencepost.pages.charts import is_installed
-        from fencepost.pages.kafka import log_page
-
-        return log_page(self).frame() if is_installed() else None
+        return log_page(self)
 
     def total(self) -> dict[str, int]:
         """Sums over all partitions: partitions, with_findings, segments, batches, records, bytes."""

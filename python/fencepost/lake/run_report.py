@@ -15,6 +15,7 @@ from fencepost.findings import ignored_line, reset_rule
 from fencepost.lake.conflicts import joined, listed
 from fencepost.lake.judge import SHOWN_MAX, Judged
 from fencepost.lake.write import Written
+from fencepost.pages.report import Report
 from fencepost.state.decision import Decision
 from fencepost.verdict import Verdict
 from fencepost.words import noun, plural
@@ -22,10 +23,11 @@ from fencepost.words import noun, plural
 if TYPE_CHECKING:
     from fencepost.lake.found import Found
     from fencepost.lake.run import Run
+    from fencepost.pages.page import Page
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunReport:
+class RunReport(Report):
     """The result of a run. Figures are about its own version unless documented otherwise."""
 
     version: int | None
@@ -151,20 +153,10 @@ class RunReport:
         tables = {name: value.to_pylist() for name, value in fields.items() if isinstance(value, pa.Table)}
         return json.dumps({**fields, **tables}, default=str)
 
-    def to_html(self) -> str:
-        """Return the report as one HTML file with charts that loads nothing else.
-
-        Raises DependencyError if `fencepost[report]` is not installed.
-        """
+    def _page(self) -> Page:
         from fencepost.pages.run import run_page
 
-        return run_page(self).to_html()
-
-    def _repr_html_(self) -> str | None:
-        from fencepost.pages.charts import is_installed
-        from fencepost.pages.run import run_page
-
-        return run_page(self).frame() if is_installed() else None
+        return run_page(self)
 
     def to_pandas(self) -> Any:
         """Return a DataFrame with one row and the figures as columns, to concatenate those of many runs."""

@@ -12,19 +12,21 @@ from fencepost.pages.page import Command, Page, Section
 from fencepost.pages.tables import Table, share, size
 from fencepost.words import plural
 
-COUNTS = ("files", "rows", "kept", "not_kept", "missing_rows", "stale_epoch", "entries", "state_bytes")
+COUNTS = ("files", "rows", "kept", "not_kept", "missing_rows", "missing_open", "stale_epoch", "entries", "state_bytes")
 COLUMNS = ("version", "kind", "status", "decided", *COUNTS)
 NAMES = {
     "decided": "decided (UTC)",
     "not_kept": "not kept",
     "missing_rows": "missing",
+    "missing_open": "missing in the state",
     "stale_epoch": "stale",
     "state_bytes": "state bytes",
 }
 PANELS = {
     "kept": ("Rows kept", "refused"),
     "not_kept": ("Rows not kept", "duplicates"),
-    "missing_rows": ("Rows missing", "missing"),
+    "missing_rows": ("Rows missing after each run", "missing"),
+    "missing_open": ("Rows missing in the whole state", "missing"),
     "state_bytes": ("Bytes of the state", "rows"),
 }
 """Figures to draw for each version: (name, color)."""

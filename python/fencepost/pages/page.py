@@ -64,6 +64,10 @@ class Page:
     more: Sequence[Section] = field(default=())
     """Sections without an entry in the summary."""
 
+    def charts(self) -> dict[str, Chart]:
+        """Return the charts of all sections by name."""
+        return {chart.name: chart for section in (*self.sections, *self.more) for chart in section.charts}
+
     def to_html(self) -> str:
         """Return the whole file."""
         title = f"{self.kind}: {self.title}"

@@ -59,13 +59,16 @@ class _Run:
         ]
         kinds = {"rows": "count", "share": "share"}
         table = Table("Rows by verdict", ["verdict", "rows", "share", "meaning"], rows, len(rows), kinds=kinds)
+        said = "Columns by verdict: " + ", ".join(f"{name}: {count:,}" for name, count in counts)
+        drawing = columns(counts, "verdict", "rows", "rows")
+        chart = Chart("verdicts", "Rows by verdict", "", said, drawing, table)
         return Section(
             "kept",
             "What was kept?",
             f"{report.kept:,} rows",
             f"were written, of {report.rows:,} rows read. {report.rows - report.kept:,} were not.",
             "note",
-            tables=[table],
+            [chart] if counts else (),
         )
 
     def repeats(self) -> Section:

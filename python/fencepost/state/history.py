@@ -110,7 +110,7 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
 
 def _explain_collected(state: State, version: int) -> dict[str, Any]:
     found = state.summary(version)
-    unknown = dict.fromkeys(("missing_rows", "stale_epoch"))
+    unknown = dict.fromkeys(("missing_rows", "missing_open", "stale_epoch"))
     names = ("version", "kind", "status", "builds_on", "files", "rows", "counts", "kept", "entries", "state_bytes")
     return {
         **{name: getattr(found, name) for name in names},

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import fencepost
 from fencepost._native import StateTable
 from fencepost.errors import SnapshotError, StateConflictError, StoreError
+from fencepost.pages.report import Report
 from fencepost.state import folding, ledger, operations, retention
 from fencepost.state.decision import (
     ABANDONED,
@@ -42,6 +43,7 @@ from fencepost.state.segment_files import load_table, segments_folder
 from fencepost.state.stores import TEMPORARIES, LocalStore, Store, check_exclusion, open_store
 
 if TYPE_CHECKING:
+    from fencepost.pages.page import Page
     from fencepost.state.commit import Sink
     from fencepost.state.engine import Engine
 
@@ -102,7 +104,7 @@ class Seen:
     """Content of the hint. None if it was useless."""
 
 
-class State:
+class State(Report):
     """A state, possibly without any version."""
 
     def __init__(
@@ -323,19 +325,18 @@ class State:
     def to_html(self, last: int = 100) -> str:
         """Return a page on the newest versions as one HTML file that loads nothing else.
 
-        Raises FencepostError if `fencepost[report]` is not installed.
+        Raises DependencyError if `fencepost[report]` is not installed, and SnapshotError if there is no state.
         """
+        return self._page(last).to_html()
+
+    def _page(self, last: int = 100) -> Page:
         from fencepost.state import history
 
-        return history.page(history.about(self), history.explained(self, last)).to_html()
+        self.require_settings()
+        return history.page(history.about(self), history.explained(self, last))
 
     def _repr_html_(self) -> str | None:
-        from fencepost.pages.charts import is_installed
-        from fencepost.state import history
-
-        if not is_installed() or self.settings() is None:
-            return None
-        return history.page(history.about(self), history.explained(self, 100)).frame()
+        return None if self.settings() is None else super()._repr_html_()
 
     def tables(self, version: int | None = None) -> Iterator[tuple[int, StateTable]]:
         """Yield (shard, table) of the newest applied version, or of another one, shard by shard."""
