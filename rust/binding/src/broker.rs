@@ -18,21 +18,26 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-/// Produce batches and markers, judged as the leader of a Kafka partition judges them, for any number of partitions.
+/// Judges produce batches and markers as the leader of a Kafka partition does, for any number of partitions.
 ///
-/// ``version``: the Kafka release whose rules are followed, "2.4" to "4.5" (docs/broker.md says which differ).
-/// ``window``: how many batches of a producer are remembered, 1 to 255. ``first``: what an unknown producer may begin
-/// with, "any" (what the version says) or "zero". ``offsets``: "given" by a column, or those that the table assigns
-/// ("assign"). ``max_idle_ms``: how long a producer may be idle, for ``evict`` and ``restart``.
+/// Transaction verification, a handshake between a broker and its coordinator, is not included.
 ///
-/// Transaction verification, a handshake between a broker and its coordinator, is not part of it.
+/// Every method is atomic: if it raises, the table is unchanged. Only after a PoisonedError must the table be restored
+/// from a snapshot. Several threads can use a table; calls run one at a time and release the interpreter.
 ///
-/// Usable from several threads, one call at a time; the interpreter is released meanwhile. Every call is atomic:
-/// whatever it raises, the table is as it was, a PoisonedError aside. Raises PolicyError for unknown options.
+/// Args:
+///     version: The Kafka release whose rules apply, "2.4" to "4.5". docs/broker.md lists the differences.
+///     window: Number of batches to remember per producer, 1 to 255.
+///     first: Sequence numbers with which an unknown producer may begin: "any" (as the version allows) or "zero".
+///     offsets: "given" if a column has the offsets, "assign" if the table assigns them.
+///     max_idle_ms: How long a producer may be idle before ``evict`` and ``restart`` drop it.
+///
+/// Raises:
+///     PolicyError: Invalid options.
 #[pyclass(frozen, module = "fencepost")]
 pub(crate) struct BrokerTable {
     core: Mutex<core::BrokerTable>,
-    /// The producers of a broker's own snapshot as they stood there, so that it is written back byte for byte.
+    /// The pids in the order of the broker's snapshot, so that the file can be written back byte for byte.
     order_read: Vec<i64>,
 }
 
@@ -46,7 +51,7 @@ impl BrokerTable {
         if core.is_half_done() { Err(Failure::Poisoned) } else { Ok(core) }
     }
 
-    /// Does something with the core's table while other Python threads run.
+    /// Calls `work` with the core's table and releases the interpreter meanwhile.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
@@ -55,7 +60,8 @@ impl BrokerTable {
         py.detach(|| work(&mut *self.lock()?)).map_err(|failure| failure.raise(py))
     }
 
-    /// Judges batches with `call`. What it learns of partitions is kept only if `keeps_keys` and nothing fails.
+    /// Judges batches with `call`. New keys of partitions stay in the table only if `keeps_keys` is true and nothing
+    /// fails.
     fn judge(
         &self,
         py: Python<'_>,
@@ -75,13 +81,13 @@ impl BrokerTable {
         let names = batch_names(columns)?;
         let rows = take_rows(batches, Some(&names.all()))?;
         let needs_partitions = self.with(py, |table| Ok(table.follows_log_ends()))?;
-        // Before the table is locked: a stream may be a Python generator that asks this table something.
+        // Reads the stream before it locks the table, because a stream can be a Python generator that uses this table.
         let produced = py.detach(|| Produced::read(&names, rows, needs_partitions));
         let produced = produced.map_err(|failure| failure.raise(py))?;
         self.with(py, |table| judge_batches(table, &produced, &names, keeps_keys, call)).map(Verdicts)
     }
 
-    /// A partition as the table has numbered it, a new number if it has none and `is_new` allows it.
+    /// The key of a partition, with the key type of the table.
     fn partition(&self, py: Python<'_>, partition: &Bound<'_, PyAny>) -> PyResult<KeyValue> {
         let kind = self.with(py, |table| Ok(table.keys().partition.kind().clone()))?;
         KeyValue::of(partition, &kind, "partition").map_err(|failure| failure.raise(py))
@@ -104,17 +110,34 @@ impl BrokerTable {
         table.map(BrokerTable::wrap).map_err(|failure| failure.raise(py))
     }
 
-    /// Judges every batch and marker in order and advances the table.
+    /// Judge every batch and marker in order, and update the table.
     ///
-    /// ``batches``: anything tabular, a row a batch. ``columns``: a BatchColumns, which says what each column is for.
-    /// pid (int64; -1 or null: not idempotent), epoch (int16), partition (int32, or strings and composites), base_seq
-    /// and last_seq (int32), count (int32), offset and last_offset (int64), timestamp (int64 ms or Arrow timestamp, the
-    /// batch's newest), transactional (bool), control (utf8: null, "commit", "abort"; "empty" and "other" change
-    /// nothing), coordinator_epoch (int32), transaction_version (int8, of markers; null: that of before 2), origin
-    /// (utf8: "client", "replica", "coordinator"). Integers of other widths are taken where every value fits.
+    /// Args:
+    ///     batches: Tabular data with one row per batch.
+    ///     columns: A BatchColumns, which assigns a role to each column. Default: ``BatchColumns()``.
     ///
-    /// Gives the Verdicts, one a row, with the offsets. Raises BatchError naming column, row, value and allowed range;
-    /// TypeError for what is not tabular.
+    /// Columns:
+    /// - pid: int64; -1 or null: not idempotent
+    /// - epoch: int16
+    /// - partition: int32, or strings and composites
+    /// - base_seq, last_seq: int32
+    /// - count: int32
+    /// - offset, last_offset: int64
+    /// - timestamp: int64 ms or Arrow timestamp; the newest of the batch
+    /// - transactional: bool
+    /// - control: utf8; null, "commit" or "abort". "empty" and "other" change nothing
+    /// - coordinator_epoch: int32
+    /// - transaction_version: int8, of markers. Null: the version before 2
+    /// - origin: utf8; "client", "replica" or "coordinator"
+    ///
+    /// Integers of other widths are accepted if every value fits.
+    ///
+    /// Returns:
+    ///     Verdicts with one verdict and one offset per row.
+    ///
+    /// Raises:
+    ///     BatchError: A value is invalid (column, row, value, allowed range).
+    ///     TypeError: The batches are not tabular.
     #[pyo3(signature = (batches, columns=None))]
     fn apply(
         &self,
@@ -125,7 +148,7 @@ impl BrokerTable {
         self.judge(py, batches, columns, true, |table, batches| table.apply(batches))
     }
 
-    /// The verdicts and offsets that ``apply`` would give, the table untouched.
+    /// Return the verdicts and offsets that ``apply`` would return, without changing the table.
     #[pyo3(signature = (batches, columns=None))]
     fn check(
         &self,
@@ -136,7 +159,7 @@ impl BrokerTable {
         self.judge(py, batches, columns, false, |table, batches| table.check(batches))
     }
 
-    /// The offset that ``offsets="assign"`` gives next in a partition; 0 before the first.
+    /// Return the offset that ``offsets="assign"`` assigns next in a partition. It is 0 before the first batch.
     fn log_end(&self, py: Python<'_>, partition: &Bound<'_, PyAny>) -> PyResult<i64> {
         let partition = self.partition(py, partition)?;
         self.with(py, |table| {
@@ -145,8 +168,11 @@ impl BrokerTable {
         })
     }
 
-    /// Says where a partition's log ends: the offset (int64) that its next batch gets. Raises PolicyError below 0, and
-    /// where the table is given its offsets and follows a version for which that means nothing.
+    /// Set the end of a partition's log: the offset (int64) of its next batch.
+    ///
+    /// Raises:
+    ///     PolicyError: The offset is negative, or the table reads its offsets from a column and its version does not
+    ///         use log ends.
     fn set_log_end(&self, py: Python<'_>, partition: &Bound<'_, PyAny>, offset: i64) -> PyResult<()> {
         let kind = self.with(py, |table| {
             let known = table.keys().partition.is_fixed().then(|| table.keys().partition.kind().clone());
@@ -166,22 +192,33 @@ impl BrokerTable {
         })
     }
 
-    /// What a broker's clean restart does to its memory: of each producer's window the last batch stays, for a
-    /// snapshot file holds no more, and producers that have been idle for ``max_idle_ms`` at ``now_ms`` (int64 ms) go,
-    /// unless their transaction is open. Gives how many went.
+    /// Simulate a clean restart of a broker.
+    ///
+    /// Each producer keeps only the last batch of its window, because a snapshot file stores no more. Producers that
+    /// were idle for at least ``max_idle_ms`` at ``now_ms`` (int64 ms) are dropped, unless they have an open
+    /// transaction.
+    ///
+    /// Returns:
+    ///     The number of dropped producers.
     fn restart(&self, py: Python<'_>, now_ms: i64) -> PyResult<usize> {
         self.with(py, |table| Ok(table.restart(now_ms)))
     }
 
-    /// Drops producers whose last batch or marker lies ``max_idle_ms`` or more before ``now_ms`` (int64 ms), unless
-    /// their transaction is open, and gives how many. The clock is the batches' timestamps; duplicates do not count.
+    /// Drop producers whose last batch or marker is at least ``max_idle_ms`` older than ``now_ms`` (int64 ms).
     ///
-    /// Raises PolicyError where no batch had a timestamp.
+    /// Producers with an open transaction stay. Age is measured by the timestamps of batches; duplicates do not count.
+    ///
+    /// Returns:
+    ///     The number of dropped producers.
+    ///
+    /// Raises:
+    ///     PolicyError: No batch had a timestamp.
     fn evict(&self, py: Python<'_>, now_ms: i64) -> PyResult<usize> {
         self.with(py, |table| Ok(table.evict(now_ms)?))
     }
 
-    /// What is remembered of a producer in a partition, as a dict with the columns of ``entries()``; None if nothing is.
+    /// Return the state of a producer in a partition as a dict with the columns of ``entries()``, or None if it is
+    /// unknown.
     fn get<'py>(
         &self,
         py: Python<'py>,
@@ -193,33 +230,43 @@ impl BrokerTable {
             let number = key.number(&table.keys().partition).and_then(|number| i32::try_from(number).ok());
             Ok(number.filter(|_| pid >= 0).and_then(|number| table.get(pid, number)))
         })?;
-        entry.map(|entry| entry_dict(py, &entry, key.as_told(partition)?)).transpose()
+        entry.map(|entry| entry_dict(py, &entry, key.to_python(partition)?)).transpose()
     }
 
-    /// What is remembered as an Arrow table of several batches, in key order: pid (int64), the partition's columns,
-    /// epoch (int16), coordinator_epoch (int32, null before a marker), last_timestamp (int64 ms, null where none was
-    /// given), transaction_open (bool), transaction_first_offset (int64, null where not known), batches (list of struct
-    /// first_seq, last_seq (int32; null of batches without), first_offset, last_offset (int64; null where not known),
-    /// oldest first).
+    /// Return the state of all producers as an Arrow table of several batches, in key order.
+    ///
+    /// Columns:
+    /// - ``pid``: int64
+    /// - the columns of the partition
+    /// - ``epoch``: int16
+    /// - ``coordinator_epoch``: int32, null before a marker
+    /// - ``last_timestamp``: int64 ms, null if no batch had a timestamp
+    /// - ``transaction_open``: bool
+    /// - ``transaction_first_offset``: int64, null if unknown
+    /// - ``batches``: list of struct, oldest first. Its fields are ``first_seq`` and ``last_seq`` (int32, null for
+    ///   batches without sequence numbers), ``first_offset`` and ``last_offset`` (int64, null if unknown)
     fn entries(&self, py: Python<'_>) -> PyResult<PyTable> {
         let batches = self.with(py, |table| Ok(producers_batches(table.keys(), table.entries())))?;
         PyTable::try_new(batches.clone(), batches[0].schema())
     }
 
-    /// The table as bytes, with a checksum; equal tables give equal bytes. Options and log ends are in it.
+    /// Return the table as bytes with a checksum. Equal tables have equal bytes. Options and log ends are included.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let bytes = self.with(py, |table| Ok(table.snapshot()))?;
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// The table that ``snapshot`` made bytes of; nothing tells the two apart. Raises SnapshotError for other bytes.
+    /// Restore a table from the bytes of ``snapshot``. The result behaves exactly like the original.
+    ///
+    /// Raises:
+    ///     SnapshotError: The bytes are not a valid snapshot.
     #[staticmethod]
     fn restore(py: Python<'_>, snapshot: &[u8]) -> PyResult<BrokerTable> {
         let core = py.detach(|| core::BrokerTable::restore(snapshot));
         core.map(BrokerTable::wrap).map_err(|error| Failure::from(error).raise(py))
     }
 
-    /// Writes the snapshot to a file: beside it first, synced, then put in its place.
+    /// Write the snapshot to a file. A new file is written in the same folder, synced, and renamed.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.with(py, |table| {
             let saved = replace(&path, |file| {
@@ -231,7 +278,10 @@ impl BrokerTable {
         })
     }
 
-    /// The table that a file holds. Raises SnapshotError for other files.
+    /// Read a table from a file of ``save``.
+    ///
+    /// Raises:
+    ///     SnapshotError: The file is not a valid snapshot.
     #[staticmethod]
     fn load(py: Python<'_>, path: PathBuf) -> PyResult<BrokerTable> {
         py.detach(|| read_snapshot(&path, |input, _| core::BrokerTable::read_snapshot(input)))
@@ -239,11 +289,18 @@ impl BrokerTable {
             .map_err(|failure| failure.raise(py))
     }
 
-    /// The producers of one partition as a broker wrote them to its own ``.snapshot`` (Kafka's version 1): of each the
-    /// last batch, so a retry of an earlier one is out of order, as it is for the broker that reads the file.
+    /// Read the producers of one partition from a broker's own ``.snapshot`` file (Kafka's version 1).
     ///
-    /// ``partition``: the key that the partition gets. The options are those of ``BrokerTable``; with ``offsets="assign"``
-    /// the log ends at the offset in the file's name. Raises SnapshotError for other files.
+    /// The file has only the last batch of each producer. A retry of an earlier batch is therefore out of order, as it
+    /// is for a broker that reads the file.
+    ///
+    /// Args:
+    ///     path: The file. With ``offsets="assign"``, the log ends at the offset in the file's name.
+    ///     partition: The key of the partition in the table.
+    ///     version, window, first, offsets, max_idle_ms: The options of ``BrokerTable``.
+    ///
+    /// Raises:
+    ///     SnapshotError: The file is not a valid snapshot.
     #[staticmethod]
     #[pyo3(signature = (path, partition, *, version="4.3", window=5, first="any", offsets="given", max_idle_ms=86_400_000))]
     #[expect(clippy::too_many_arguments, reason = "the options of a table, as its constructor takes them")]
@@ -269,11 +326,14 @@ impl BrokerTable {
         py.detach(read).map_err(|failure: Failure| failure.raise(py))
     }
 
-    /// Writes the producers of one partition as a broker's own ``.snapshot``, of each the last batch. In the order of the
-    /// file that the table was read from, which gives its bytes back if nothing has changed; others in that of their
-    /// pids, which a broker reads as well.
+    /// Write the producers of one partition to a file in the format of a broker's own ``.snapshot``.
     ///
-    /// Raises PolicyError where a producer's offsets are not known, for without them no broker could use the file.
+    /// The file has the last batch of each producer. Producers of a file that ``from_kafka_snapshot`` read are in the
+    /// order of that file, so an unchanged table is written back byte for byte. Other producers follow in the order of
+    /// their pids. Brokers accept any order.
+    ///
+    /// Raises:
+    ///     PolicyError: The offsets of a producer are unknown. A broker could not use the file without them.
     fn to_kafka_snapshot(&self, py: Python<'_>, path: PathBuf, partition: &Bound<'_, PyAny>) -> PyResult<()> {
         let key = self.partition(py, partition)?;
         self.with(py, |table| {
@@ -289,7 +349,7 @@ impl BrokerTable {
         self.with(py, |table| Ok(table.len()))
     }
 
-    /// Bytes held by the table.
+    /// Bytes of memory that the table uses.
     #[getter]
     fn memory_bytes(&self, py: Python<'_>) -> PyResult<usize> {
         self.with(py, |table| Ok(table.memory_bytes()))
@@ -313,7 +373,7 @@ fn empty_table(
     Ok(core::BrokerTable::new(broker_options(version, window, first, offsets, max_idle_ms)?)?)
 }
 
-/// The options of a table, as Python names them.
+/// Converts the options of a table from Python.
 pub(crate) fn broker_options(
     version: &str,
     window: i64,
@@ -335,7 +395,7 @@ pub(crate) fn broker_options(
     })
 }
 
-/// Adds what a broker's snapshot holds, and gives its producers in the order of the file.
+/// Adds the producers of a broker's snapshot, and returns their pids in the order of the file.
 fn add_kafka_snapshot(table: &mut core::BrokerTable, path: &Path, partition: i32) -> Result<Vec<i64>, Failure> {
     let bytes = std::fs::read(path).map_err(|error| Failure::Io(error, path.display().to_string()))?;
     let in_file = |reason: String| Failure::snapshot(reason).in_file(path);
@@ -352,7 +412,7 @@ fn add_kafka_snapshot(table: &mut core::BrokerTable, path: &Path, partition: i32
     Ok(entries.into_iter().map(|entry| entry.pid).collect())
 }
 
-/// What a broker would write of a partition.
+/// The entries that a broker would write for a partition.
 fn kafka_entries(
     table: &core::BrokerTable,
     partition: i32,

@@ -1,4 +1,4 @@
-//! Files of snapshots: replaced whole or not at all, and read to their end.
+//! Files of snapshots. They are replaced completely or not at all, and read to their end.
 
 use fencepost_columns::Failure;
 use fencepost_core as core;
@@ -7,13 +7,14 @@ use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// EISDIR, on Linux and macOS alike.
+/// EISDIR on Linux and macOS.
 const IS_A_DIRECTORY: i32 = 21;
 
-/// Two calls at once that replace the same file must not write to the same one beside it.
+/// Numbers the temporary files, because two concurrent calls for the same path must not write to the same one.
 static ATTEMPTS: AtomicU64 = AtomicU64::new(0);
 
-/// Writes beside the file, syncs, puts it in its place, and syncs the folder. Gives what `write` gave.
+/// Writes to a temporary file in the same folder, syncs it, renames it, and syncs the folder. Returns the result of
+/// `write`.
 pub(crate) fn replace<T>(path: &Path, write: impl FnOnce(&mut File) -> io::Result<T>) -> io::Result<T> {
     let name = path.file_name().ok_or_else(|| io::Error::from_raw_os_error(IS_A_DIRECTORY))?;
     let folder = match path.parent() {
@@ -21,11 +22,11 @@ pub(crate) fn replace<T>(path: &Path, write: impl FnOnce(&mut File) -> io::Resul
         _ => Path::new("."),
     };
     let attempt = ATTEMPTS.fetch_add(1, Ordering::Relaxed);
-    let beside = folder.join(format!(".{}.{}.{attempt}.new", name.to_string_lossy(), std::process::id()));
-    let written = write_synced(&beside, write).and_then(|done| fs::rename(&beside, path).map(|()| done));
+    let temporary = folder.join(format!(".{}.{}.{attempt}.new", name.to_string_lossy(), std::process::id()));
+    let written = write_synced(&temporary, write).and_then(|done| fs::rename(&temporary, path).map(|()| done));
     if written.is_err() {
-        // What is left of an attempt that failed is in nobody's way, so a failure to remove it is not told.
-        let _ = fs::remove_file(&beside);
+        // A temporary file that stays does no harm, so a failure to remove it is not reported.
+        let _ = fs::remove_file(&temporary);
         return written;
     }
     File::open(folder)?.sync_all()?;
@@ -39,10 +40,11 @@ fn write_synced<T>(path: &Path, write: impl FnOnce(&mut File) -> io::Result<T>) 
     Ok(done)
 }
 
-/// Bytes of a file that are read or written at once.
+/// Bytes of a file that are read or written in one call of the system.
 pub(crate) const READ_BYTES: usize = 1 << 20;
 
-/// What `read` reads from a file, which must end there. `read` also gets the bytes of the file.
+/// Reads a snapshot from a file with `read`, which also gets the size of the file. The snapshot must end at the file's
+/// end.
 pub(crate) fn read_snapshot<T>(
     path: &Path,
     read: impl FnOnce(&mut BufReader<File>, u64) -> core::Result<T>,
@@ -51,7 +53,7 @@ pub(crate) fn read_snapshot<T>(
     let file = File::open(path).map_err(unreadable)?;
     let bytes = file.metadata().map_err(unreadable)?.len();
     let mut input = BufReader::with_capacity(READ_BYTES.min(bytes as usize + 1), file);
-    // What cannot be read at all is the system's error, not the snapshot's.
+    // If the file cannot be read at all, this is an error of the system, not of the snapshot.
     input.fill_buf().map_err(unreadable)?;
     let table = read(&mut input, bytes).map_err(|error| Failure::from(error).in_file(path))?;
     match io::copy(&mut input, &mut io::sink()).map_err(unreadable)? {

@@ -1,4 +1,4 @@
-//! Kafka's log for Python: Arrow streams that read segments as they are pulled, and the small files beside them.
+//! Kafka's log for Python: Arrow streams that read segments on demand, and the small files beside the segments.
 
 use crate::objects::{Blocks, Object, interrupt_again};
 use crate::raise::Raise;
@@ -19,11 +19,11 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Rows that are read at a time.
+/// Maximum number of rows of a record batch.
 const BATCH_ROWS: usize = 1 << 16;
-/// What is read before the first row of a stream is given.
+/// Maximum number of bytes to read before a stream is exported.
 const AHEAD_BYTES: usize = 16 << 20;
-/// Longer offset indexes there are not: brokers take 10 MB, unless told otherwise.
+/// Maximum size of an offset index. A broker's default is 10 MB (segment.index.bytes).
 const INDEX_BYTES_MAX: u64 = 256 << 20;
 
 /// Why a stream ends early.
@@ -51,7 +51,7 @@ impl Stop {
         }
     }
 
-    /// As a reader of the stream is told, which knows texts alone. A pending interrupt is put back for the interpreter.
+    /// Converts to an error of an Arrow stream, which carries only a text. Raises a pending interrupt again later.
     fn into_arrow(self) -> ArrowError {
         match self {
             Stop::Damage(error) => ArrowError::ExternalError(Box::new(error)),
@@ -68,18 +68,18 @@ fn check_signals() -> Result<(), Stop> {
     Python::attach(|py| py.check_signals()).map_err(Stop::Interrupt)
 }
 
-/// Gives the next rows, and what comes behind them where that is no more rows.
+/// Returns the next rows, and the damage that follows them.
 type Pull = Box<dyn FnMut() -> Result<(Option<RecordBatch>, Option<kafka::Error>), Stop> + Send>;
 
-/// What a stream is, in the hands of whoever reads on.
+/// The state of a stream, shared with its exports.
 struct Rows {
     pull: Pull,
-    /// Read to see whether they can be.
+    /// Record batches that `read_ahead` has read.
     ahead: VecDeque<RecordBatch>,
-    /// To be told behind the rows that were given last.
+    /// Damage after the last returned rows.
     damage: Option<kafka::Error>,
     is_done: bool,
-    /// Whether a read began and did not end: it panicked, and what is missing must not look like the end.
+    /// Whether a read panicked. The missing rows must not look like the end of the stream.
     is_broken: bool,
 }
 
@@ -111,9 +111,9 @@ impl Rows {
         Ok(rows)
     }
 
-    /// Reads about as many rows as a record batch may have, so that damage in them is an error here and now. Segments
-    /// may be small, and each begins a record batch.
-    fn look_ahead(&mut self) -> Result<(), Stop> {
+    /// Reads up to the size of a full record batch, so that damage in these rows is raised here. It reads several
+    /// record batches if segments are small, because each segment begins a new one.
+    fn read_ahead(&mut self) -> Result<(), Stop> {
         let mut ahead = VecDeque::new();
         let (mut rows, mut bytes) = (0, 0);
         while rows < BATCH_ROWS && bytes < AHEAD_BYTES {
@@ -129,13 +129,15 @@ impl Rows {
 
 type Findings = Arc<Mutex<Vec<kafka::Error>>>;
 
-/// Rows of a Kafka log, read as they are pulled: once, by ``pyarrow.table(it)``, ``polars.DataFrame(it)`` or whoever
-/// else takes Arrow streams, or record batch by record batch by iteration.
+/// Rows of a Kafka log, read on demand and only once.
 ///
-/// Holds some record batches, of 65 536 rows or somewhat above 16 MiB each. The interpreter is released meanwhile, and Ctrl-C is
-/// answered between record batches. Damage is a SourceError (path, position), raised by iteration behind the rows
-/// before it. Readers of an Arrow stream know texts alone and raise errors of their own kind with that message; so the
-/// first 65 536 rows are read before the stream is given to one, and damage in them is a SourceError there too.
+/// Pass the stream to ``pyarrow.table``, ``polars.DataFrame`` or any other consumer of Arrow streams, or iterate over
+/// its record batches. It holds a few record batches in memory, each with 65 536 rows or slightly more than 16 MiB. It
+/// releases the interpreter while it reads, and handles Ctrl-C between record batches.
+///
+/// Iteration returns all rows before damage and then raises SourceError (path, position). Consumers of an Arrow stream
+/// get only a text, and raise their own error with it. Therefore the first 65 536 rows are read before the stream is
+/// exported: damage in them raises SourceError there too.
 #[pyclass(frozen, module = "fencepost._native")]
 pub(crate) struct KafkaStream {
     schema: SchemaRef,
@@ -158,7 +160,7 @@ impl KafkaStream {
         py: Python<'py>,
         requested_schema: Option<Bound<'py, PyCapsule>>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        let ahead = py.detach(|| self.rows.lock().unwrap_or_else(PoisonError::into_inner).look_ahead());
+        let ahead = py.detach(|| self.rows.lock().unwrap_or_else(PoisonError::into_inner).read_ahead());
         ahead.map_err(|stop| stop.raise(py))?;
         let export = Export { schema: self.schema.clone(), rows: self.rows.clone() };
         let reader = PyRecordBatchReader::new(Box::new(export)).into_pyobject(py)?;
@@ -175,7 +177,7 @@ impl KafkaStream {
         next.map(|batch| batch.map(PyRecordBatch::new)).map_err(|stop| stop.raise(py))
     }
 
-    /// What ``damage="report"`` has met so far, in the order it was met.
+    /// Findings of ``damage="report"`` so far, in the order of reading.
     #[getter]
     fn findings<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let class = py.import("fencepost.kafka.finding")?.getattr("Finding")?;
@@ -185,7 +187,7 @@ impl KafkaStream {
     }
 }
 
-/// The stream for a reader that may hold the interpreter or not.
+/// The exported stream. Its consumer may or may not hold the interpreter.
 struct Export {
     schema: SchemaRef,
     rows: Arc<Mutex<Rows>>,
@@ -206,7 +208,7 @@ impl RecordBatchReader for Export {
     }
 }
 
-/// A segment as Python names it: its path or URI, the offset in its name, and, unless it is a local file, an object with
+/// A segment from Python: its path or URI, the offset in its name, and, unless it is a local file, an object with
 /// ``size()`` and ``read(offset, length)``.
 type NamedSegment = (String, Option<i64>, Option<Py<PyAny>>);
 
@@ -221,10 +223,12 @@ fn segment((path, base_offset, object): NamedSegment) -> kafka::Segment {
     kafka::Segment { path, base_offset, open }
 }
 
-/// The batch headers of segments in the order of their offsets, one row each; see ``fencepost.kafka.read_batches``.
+/// Return the batch headers of segments in the order of their offsets, one per row. See
+/// ``fencepost.kafka.read_batches``.
 ///
-/// ``segments``: a (path, base offset, object) each; ``reports``: damage becomes a finding, the segment ends there, and
-/// the next one is read.
+/// Args:
+///     segments: (path, base offset, object) of each segment.
+///     reports: Report damage as a finding. The segment ends there, and reading continues with the next one.
 #[pyfunction]
 #[pyo3(signature = (segments, topic=None, partition=None, *, reports=false))]
 pub(crate) fn kafka_batches(
@@ -255,13 +259,13 @@ struct Batches {
     indexes: IndexChecks,
     findings: Findings,
     reports: bool,
-    /// Rows that were read together with those before them, and the damage behind.
+    /// Rows that were read together with the rows before them, and the damage after them.
     second: Option<kafka::BatchColumns>,
     damage: Option<kafka::Error>,
 }
 
 impl Batches {
-    /// The next rows that there are, of one segment, and the damage behind them.
+    /// The next non-empty rows, all of one segment, and the damage after them.
     fn next(&mut self) -> Result<(Option<kafka::BatchColumns>, Option<kafka::Error>), Stop> {
         if let Some(second) = self.second.take() {
             return Ok((Some(second), self.damage.take()));
@@ -292,7 +296,7 @@ impl Batches {
     }
 }
 
-/// The offset indexes beside local segments, each held against its segment while that is read.
+/// Compares the offset indexes beside local segments with the segments, while these are read.
 #[derive(Default)]
 struct IndexChecks {
     base_offsets: HashMap<String, i64>,
@@ -306,7 +310,7 @@ impl IndexChecks {
         IndexChecks { base_offsets, open: None }
     }
 
-    /// Takes rows of a segment; gives what is wrong with the index of the one before and with its own.
+    /// Adds rows of a segment. Returns what is wrong with the index of the previous segment and with its own.
     fn add(&mut self, path: &str, columns: &kafka::BatchColumns, is_last: bool) -> Vec<kafka::Error> {
         let mut found = Vec::new();
         let index = Path::new(path).with_extension("index").display().to_string();
@@ -337,7 +341,7 @@ impl IndexChecks {
     }
 }
 
-/// `None` where there is no index.
+/// `None` if there is no index.
 fn open_index(path: &Path, base_offset: i64) -> kafka::Result<Option<IndexCheck>> {
     let unreadable = |reason: String| kafka::Error {
         path: String::new(),
@@ -356,17 +360,20 @@ fn open_index(path: &Path, base_offset: i64) -> kafka::Result<Option<IndexCheck>
     Ok(Some(IndexCheck::new(kafka::index::read(&bytes, base_offset)?)))
 }
 
-/// The data records of segments in the order of their offsets, one row each; see ``fencepost.kafka.read_records``.
+/// Return the data records of segments in the order of their offsets, one per row. See
+/// ``fencepost.kafka.read_records``.
 ///
-/// ``committed``: None, "folder" (the segments are all there are) or "segment" (one of several, with ``aborted``: the
-/// path and bytes of the transaction index beside it, where there is one). ``from_offset``: no record below it is given,
-/// and of the segments before ``first_segment`` nothing but headers is read.
+/// Args:
+///     committed: None, "folder" (the segments are complete) or "segment" (one of several segments).
+///     aborted: Path and bytes of the transaction index beside the segment, if there is one. Only with "segment".
+///     from_offset: The first offset to return.
+///     first_segment: Index of the first segment whose records are read. Of earlier ones, only headers are read.
 #[pyfunction]
 #[pyo3(signature = (
     segments, topic=None, partition=None, *, committed=None, aborted=None, from_offset=0, first_segment=0,
     batch_bytes_max=kafka::BATCH_BYTES_MAX,
 ))]
-#[expect(clippy::too_many_arguments, reason = "the keywords of one function of Python")]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
 pub(crate) fn kafka_records(
     py: Python<'_>,
     mut segments: Vec<NamedSegment>,
@@ -382,14 +389,14 @@ pub(crate) fn kafka_records(
         let most = kafka::BATCH_BYTES_MAX;
         return Err(PyValueError::new_err(format!("batch_bytes_max={batch_bytes_max}: at most {most} are possible")));
     }
-    let again = |it: &NamedSegment| (it.0.clone(), it.1, it.2.as_ref().map(|object| object.clone_ref(py)));
+    let copy = |it: &NamedSegment| (it.0.clone(), it.1, it.2.as_ref().map(|object| object.clone_ref(py)));
     let isolation = match (committed, aborted) {
         (None, _) => Isolation::Uncommitted,
-        (Some("folder"), _) => Isolation::Folder(segments.iter().map(again).collect()),
-        (Some(_), None) => Isolation::Segment(segments.iter().map(again).collect(), vec![]),
+        (Some("folder"), _) => Isolation::Folder(segments.iter().map(copy).collect()),
+        (Some(_), None) => Isolation::Segment(segments.iter().map(copy).collect(), vec![]),
         (Some(_), Some((path, bytes))) => {
             let index = kafka::aborted::read(&bytes).map_err(|error| Failure::from(error.in_file(&path)).raise(py))?;
-            Isolation::Segment(segments.iter().map(again).collect(), index)
+            Isolation::Segment(segments.iter().map(copy).collect(), index)
         }
     };
     let partition_scan = scan_of(segments.split_off(first_segment.min(segments.len())));
@@ -397,14 +404,14 @@ pub(crate) fn kafka_records(
     Ok(source.into_stream(topic, partition))
 }
 
-/// The records of a scan, one row each.
+/// The records of a scan, one per row.
 pub(crate) fn record_stream(topic: Option<String>, partition: Option<i32>, scan: kafka::RecordScan) -> KafkaStream {
     let batch_bytes_max = kafka::BATCH_BYTES_MAX;
     let source = Records { to_read: None, scan: Some(scan), from_offset: 0, batch_bytes_max };
     source.into_stream(topic, partition)
 }
 
-/// Which records are shown, and of which segments the headers tell.
+/// Which records are returned, and the segments whose headers decide the outcomes of transactions.
 enum Isolation {
     Uncommitted,
     Folder(Vec<NamedSegment>),
@@ -424,15 +431,15 @@ impl Isolation {
     }
 }
 
-/// What became of the transactions, from all headers.
+/// Reads the outcomes of transactions from all headers.
 fn outcomes(segments: Vec<NamedSegment>) -> Result<kafka::Outcomes, Stop> {
     let (mut scan, mut pieces) = (scan_of(segments), <[kafka::BatchColumns; 2]>::default());
     let mut outcomes = kafka::Outcomes::default();
     loop {
         pieces.iter_mut().for_each(kafka::BatchColumns::clear);
-        let goes_on = scan.read_two(&mut pieces, BATCH_ROWS)?;
+        let has_more = scan.read_two(&mut pieces, BATCH_ROWS)?;
         pieces.iter().for_each(|columns| outcomes.add(columns));
-        if !goes_on {
+        if !has_more {
             return Ok(outcomes);
         }
         check_signals()?;
@@ -476,7 +483,7 @@ impl Records {
     }
 }
 
-/// The entries of a broker's snapshot of producer state. ``path`` names it in errors.
+/// Return the entries of a broker's snapshot of producer state. ``path`` is only for error messages.
 #[pyfunction]
 pub(crate) fn kafka_snapshot(py: Python<'_>, bytes: PyBackedBytes, path: &str) -> PyResult<PyTable> {
     let entries = py.detach(|| kafka::snapshot::read(&bytes));
@@ -495,7 +502,7 @@ pub(crate) fn kafka_snapshot(py: Python<'_>, bytes: PyBackedBytes, path: &str) -
     ])
 }
 
-/// The entries of a broker's index of aborted transactions. ``path`` names it in errors.
+/// Return the entries of a broker's index of aborted transactions. ``path`` is only for error messages.
 #[pyfunction]
 pub(crate) fn kafka_aborted(py: Python<'_>, bytes: PyBackedBytes, path: &str) -> PyResult<PyTable> {
     let entries = py.detach(|| kafka::aborted::read(&bytes));

@@ -1,4 +1,4 @@
-//! One key, given from Python.
+//! One key, as Python passes it.
 
 use fencepost_columns::Failure;
 use fencepost_core::{KEY_BYTES_MAX, KeyKind, KeySpace, PartKind, encode_bytes, encode_int};
@@ -12,7 +12,8 @@ pub(crate) enum KeyValue {
 }
 
 impl KeyValue {
-    /// From an int, a str, bytes, or a tuple of them. A partition of `None` stands for "no such column": the key 0.
+    /// Converts an int, a str, bytes, or a tuple of them. A partition of `None` means that there is no such column: the
+    /// key 0.
     pub(crate) fn of(value: &Bound<'_, PyAny>, kind: &KeyKind, role: &str) -> Result<KeyValue, Failure> {
         let wrong = || {
             let found = value.repr().map(|it| it.to_string()).unwrap_or_default();
@@ -38,7 +39,7 @@ impl KeyValue {
         }
     }
 
-    /// The type of a key that no rows have shown yet.
+    /// The type of a key, for a table that has no rows yet.
     pub(crate) fn kind_of(value: &Bound<'_, PyAny>) -> Result<KeyKind, Failure> {
         let part = |value: &Bound<'_, PyAny>| {
             if value.cast::<PyInt>().is_ok() {
@@ -59,7 +60,7 @@ impl KeyValue {
         }
     }
 
-    /// Its number in the table, a new one if it has none.
+    /// The number of the key in the table. Adds the key if it is new.
     pub(crate) fn number_or_new(&self, space: &mut KeySpace) -> Result<i32, Failure> {
         match self {
             KeyValue::Plain(value) => i32::try_from(*value)
@@ -74,15 +75,15 @@ impl KeyValue {
         }
     }
 
-    /// The key as `entries()` gives it: a number as an int, whatever kind of number was asked for.
-    pub(crate) fn as_told<'py>(&self, asked: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    /// The key as `entries()` returns it: an integer key becomes an int, whatever numeric type was passed.
+    pub(crate) fn to_python<'py>(&self, passed: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         match self {
-            KeyValue::Plain(value) => Ok(value.into_pyobject(asked.py())?.into_any()),
-            KeyValue::Encoded(_) => Ok(asked.clone()),
+            KeyValue::Plain(value) => Ok(value.into_pyobject(passed.py())?.into_any()),
+            KeyValue::Encoded(_) => Ok(passed.clone()),
         }
     }
 
-    /// Its number in the table, if the table knows it.
+    /// The number of the key in the table, if the table has it.
     pub(crate) fn number(&self, space: &KeySpace) -> Option<i64> {
         match self {
             KeyValue::Plain(value) => (*value >= 0).then_some(*value),

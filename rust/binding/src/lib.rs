@@ -1,5 +1,5 @@
-//! The extension module `fencepost._native`: rows taken from Python, interpreter released, `fencepost_columns` called,
-//! Arrow given back.
+//! The extension module `fencepost._native`. It takes rows from Python, releases the interpreter, calls
+//! `fencepost_columns`, and returns Arrow data.
 
 mod broker;
 mod files;
@@ -26,8 +26,8 @@ use pyo3::prelude::*;
 use pyo3_arrow::input::AnyArray;
 use pyo3_arrow::{PyArray, PyTable};
 
-/// Pages of Parquet files are buffers of a megabyte that come and go. The system's allocator gives each back to the
-/// system, and rewriting a file then spends two fifths of its time in page faults.
+/// Rewriting a Parquet file allocates and frees a buffer of about 1 MB per page. The system's allocator returns each
+/// buffer to the system, so two fifths of the time would be spent in page faults.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -59,27 +59,36 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// For each preset: its name, its rules as text, and its default columns for pid, epoch, partition, seq.
+/// The name of a preset, its rules as text, and its default columns for pid, epoch, partition and seq.
 type PresetFields = (&'static str, String, &'static str, Option<&'static str>, &'static str, &'static str);
 
+/// Return (name, rules, pid column, epoch column or None, partition column, seq column) of each preset.
 #[pyfunction]
 fn presets() -> Vec<PresetFields> {
     PRESETS.iter().map(|it| (it.name, it.policy.to_string(), it.pid, it.epoch, it.partition, it.seq)).collect()
 }
 
-/// Raises PolicyError unless the rules make sense.
+/// Raise PolicyError if the rules are invalid.
 #[pyfunction]
 fn validate_policy(py: Python<'_>, rules: &str) -> PyResult<()> {
     rules.parse::<Policy>().map(drop).map_err(|error| Failure::from(error).raise(py))
 }
 
-/// The shard of each row, chosen by the hash of its key: the same on every machine. Rows of a key (pid and partition)
-/// share a shard, and so do those of neighbouring partitions of a pid where partitions are one integer, 24 to a block.
+/// Return the shard of each row.
 ///
-/// ``rows``: anything tabular, as for ``StateTable.apply``; ``count``: how many shards there are, at
-/// least 1; ``columns``: a Columns or the name of a preset, of which pid and partition are read, ("pid", "partition") unless given.
-/// Gives an Arrow uint32 array, one value below ``count`` a row; null for untracked rows, which have no key.
-/// Raises BatchError for values that no key can hold.
+/// The hash of a row's key (pid and partition) chooses the shard. The result is the same on every machine. If
+/// partitions are one integer column, 24 neighbouring partitions of a pid share a shard.
+///
+/// Args:
+///     rows: Tabular data, as for ``StateTable.apply``.
+///     count: Number of shards, at least 1.
+///     columns: A Columns or the name of a preset. Only pid and partition are read. Default: "pid" and "partition".
+///
+/// Returns:
+///     Arrow uint32 array with one value below ``count`` per row. Null for untracked rows, which have no key.
+///
+/// Raises:
+///     BatchError: A value that a key cannot have.
 #[pyfunction]
 #[pyo3(signature = (rows, count, columns=None))]
 fn shards(
@@ -98,7 +107,7 @@ fn shards(
     of_row.map(PyArray::from_array_ref).map_err(|failure: Failure| failure.raise(py))
 }
 
-/// Anything tabular as an Arrow table that can be read more than once.
+/// Read tabular data into an Arrow table, which can be read more than once.
 #[pyfunction]
 fn collect(py: Python<'_>, rows: &Bound<'_, PyAny>) -> PyResult<PyTable> {
     let rows = take_rows(rows, None)?;
@@ -106,7 +115,7 @@ fn collect(py: Python<'_>, rows: &Bound<'_, PyAny>) -> PyResult<PyTable> {
     PyTable::try_new(batches, schema)
 }
 
-/// The rows of a table where the mask is true.
+/// Return the rows of a table for which the mask is true.
 #[pyfunction]
 fn filter_rows(py: Python<'_>, table: PyTable, mask: AnyArray) -> PyResult<PyTable> {
     let mask = mask.into_chunked_array()?;

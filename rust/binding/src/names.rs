@@ -1,11 +1,11 @@
-//! The columns of each role, as the classes of Python name them.
+//! The columns of each role, from the classes of Python.
 
 use crate::raise::Raise;
 use crate::rows::take_rows;
 use fencepost_columns::{BatchNames, ColumnNames, Failure, LogColumns, Rows, origin_of};
 use pyo3::prelude::*;
 
-/// Those of a Python `Columns`.
+/// The names in a Python `Columns`.
 pub(crate) fn column_names(columns: &Bound<'_, PyAny>) -> PyResult<ColumnNames> {
     Ok(ColumnNames {
         pid: columns.call_method1("parts", ("pid",))?.extract()?,
@@ -17,7 +17,7 @@ pub(crate) fn column_names(columns: &Bound<'_, PyAny>) -> PyResult<ColumnNames> 
     })
 }
 
-/// Those of a Python `BatchColumns`, for a table of produce batches.
+/// The names in a Python `BatchColumns`, for a table of produce batches.
 pub(crate) fn batch_names(columns: &Bound<'_, PyAny>) -> PyResult<BatchNames> {
     let mut optional = Vec::new();
     for role in BatchNames::OPTIONAL {
@@ -32,11 +32,11 @@ pub(crate) fn batch_names(columns: &Bound<'_, PyAny>) -> PyResult<BatchNames> {
         partition: columns.call_method1("parts", ("partition",))?.extract()?,
         base_seq: columns.getattr("base_seq")?.extract()?,
         optional,
-        default_origin: origin_of(&origin).expect("BatchColumns has looked at it"),
+        default_origin: origin_of(&origin).expect("BatchColumns has validated it"),
     })
 }
 
-/// Those of a Python `BatchColumns`, for an index of transactions.
+/// The names in a Python `BatchColumns`, for an index of transactions.
 pub(crate) fn log_columns(columns: &Bound<'_, PyAny>) -> PyResult<LogColumns> {
     let py = columns.py();
     let class = py.import("fencepost.policy")?.getattr("BatchColumns")?;
@@ -64,9 +64,9 @@ pub(crate) fn log_columns(columns: &Bound<'_, PyAny>) -> PyResult<LogColumns> {
     })
 }
 
-/// Takes the rows, and the columns of the layout that they have.
+/// Reads the rows, and returns them with the first layout whose columns they have.
 pub(crate) fn take_log_rows(layouts: &[LogColumns], rows: &Bound<'_, PyAny>) -> PyResult<(LogColumns, Rows)> {
-    let wanted: Vec<&str> = layouts.iter().flat_map(LogColumns::all).collect();
-    let rows = take_rows(rows, Some(&wanted))?;
+    let names: Vec<&str> = layouts.iter().flat_map(LogColumns::all).collect();
+    let rows = take_rows(rows, Some(&names))?;
     Ok((LogColumns::found_in(layouts, &rows), rows))
 }

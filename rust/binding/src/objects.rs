@@ -1,4 +1,4 @@
-//! Objects of a store, which Python reads.
+//! Objects of a store, which are read through Python.
 
 use fencepost_kafka as kafka;
 use fencepost_lake as lake;
@@ -8,10 +8,10 @@ use pyo3::pybacked::PyBackedBytes;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-/// What is read together with the end of an object: footers stand there.
+/// Bytes at the end of an object that are read together, because footers are there.
 const TAIL_BYTES: u64 = 64 << 10;
 
-/// How much of an object is read by one request, and how many of such blocks are kept.
+/// How many bytes of an object a request reads, and how many such blocks are kept.
 #[derive(Clone, Copy)]
 pub(crate) struct Blocks {
     pub(crate) bytes: u64,
@@ -19,44 +19,44 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// For readers that read on from where they are.
+    /// For sequential readers.
     pub(crate) const SEQUENTIAL: Blocks = Blocks { bytes: 4 << 20, kept: 1 };
-    /// For readers of several columns, each of which reads on in its own chunk.
+    /// For readers of several columns, each sequential in its own chunk.
     pub(crate) const COLUMNS: Blocks = Blocks { bytes: 1 << 20, kept: 16 };
-    /// For readers of whole files, a column chunk after the other.
+    /// For readers of whole files, one column chunk after the other.
     pub(crate) const WHOLE: Blocks = Blocks { bytes: 16 << 20, kept: 2 };
 }
 
-/// An object of a store: a request takes as long as some megabytes, so it is read in blocks.
+/// An object of a store. It is read in blocks, because a request takes as long as the transfer of some megabytes.
 ///
-/// The Python object has ``size()``, and ``read(offset, length)``, which gives just as many bytes.
+/// The Python object has ``size()``, and ``read(offset, length)``, which returns exactly as many bytes.
 pub(crate) struct Object {
     object: Py<PyAny>,
     bytes: u64,
     blocks: Blocks,
-    /// (first byte, content), those that were used last at the end.
-    held: Mutex<Vec<(u64, PyBackedBytes)>>,
+    /// (first byte, content) of each block. The most recently used are at the end.
+    blocks_kept: Mutex<Vec<(u64, PyBackedBytes)>>,
 }
 
 impl Object {
     pub(crate) fn open(object: &Py<PyAny>, blocks: Blocks) -> io::Result<Object> {
-        let bytes = ask(|py| object.bind(py).call_method0("size")?.extract())?;
+        let bytes = call_python(|py| object.bind(py).call_method0("size")?.extract())?;
         let object = Python::attach(|py| object.clone_ref(py));
-        Ok(Object { object, bytes, blocks, held: Mutex::default() })
+        Ok(Object { object, bytes, blocks, blocks_kept: Mutex::default() })
     }
 
     fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
         if position >= self.bytes || buffer.is_empty() {
             return Ok(0);
         }
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut blocks_kept = self.blocks_kept.lock().unwrap_or_else(PoisonError::into_inner);
         let is_in = |(start, bytes): &(u64, PyBackedBytes)| (*start..*start + bytes.len() as u64).contains(&position);
-        let block = match held.iter().position(is_in) {
-            Some(at) => held.remove(at),
+        let block = match blocks_kept.iter().position(is_in) {
+            Some(at) => blocks_kept.remove(at),
             None => {
                 let block = self.read_block(position, buffer.len() as u64)?;
-                if held.len() == self.blocks.kept {
-                    held.remove(0);
+                if blocks_kept.len() == self.blocks.kept {
+                    blocks_kept.remove(0);
                 }
                 block
             }
@@ -64,7 +64,7 @@ impl Object {
         let rest = &block.1[(position - block.0) as usize..];
         let count = rest.len().min(buffer.len());
         buffer[..count].copy_from_slice(&rest[..count]);
-        held.push(block);
+        blocks_kept.push(block);
         Ok(count)
     }
 
@@ -75,7 +75,7 @@ impl Object {
             let bytes = self.object.bind(py).call_method1("read", (start, length))?;
             Ok(bytes.extract::<PyBackedBytes>()?)
         };
-        let bytes = ask(read)?;
+        let bytes = call_python(read)?;
         if bytes.len() as u64 <= position - start {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -103,11 +103,11 @@ impl lake::ReadAt for Object {
     }
 }
 
-/// Asks Python for something of an object.
-fn ask<T>(question: impl FnOnce(Python<'_>) -> PyResult<T>) -> io::Result<T> {
+/// Calls a method of a Python object.
+fn call_python<T>(call: impl FnOnce(Python<'_>) -> PyResult<T>) -> io::Result<T> {
     Python::attach(|py| {
-        question(py).map_err(|error| {
-            // To make a text of it is a call that would meet the interrupt.
+        call(py).map_err(|error| {
+            // Formats the error first: the formatting itself would be stopped by the interrupt.
             let value = error.value(py);
             let text = value.getattr("message").and_then(|it| it.extract()).unwrap_or_else(|_| value.to_string());
             interrupt_again(py, &error);
@@ -116,7 +116,7 @@ fn ask<T>(question: impl FnOnce(Python<'_>) -> PyResult<T>) -> io::Result<T> {
     })
 }
 
-/// A KeyboardInterrupt that was raised where nobody can pass it on is raised once more, later.
+/// Schedules a KeyboardInterrupt again if it was raised where it cannot be propagated.
 pub(crate) fn interrupt_again(py: Python<'_>, error: &PyErr) {
     if error.is_instance_of::<PyKeyboardInterrupt>(py) {
         let again = py.import("_thread").and_then(|thread| thread.call_method0("interrupt_main"));

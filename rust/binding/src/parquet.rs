@@ -1,4 +1,4 @@
-//! Parquet files for Python: footers, and files without some of their rows.
+//! Parquet files for Python: read footers, copy files without some of their rows, and arrange rows in new files.
 
 use crate::objects::{Blocks, Object};
 use crate::raise::Raise;
@@ -16,31 +16,42 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What ``rewrite`` wrote.
+/// The result of ``rewrite``.
 #[pyclass(frozen, get_all, module = "fencepost._native")]
 pub(crate) struct Rewritten {
-    /// Rows of the new file.
+    /// Number of rows of the new file.
     rows: u64,
-    /// Its bytes.
+    /// Size of the new file in bytes.
     bytes: u64,
-    /// CRC-32 of its footer.
+    /// CRC-32 of the footer of the new file.
     footer_crc: u32,
-    /// CRC-32 of the footer of the file that the rows are from.
+    /// CRC-32 of the footer of the source.
     source_crc: u32,
-    /// Row groups that were copied as bytes.
+    /// Number of row groups that were copied as bytes.
     groups_copied: u64,
-    /// Row groups that were written anew.
+    /// Number of row groups that were rewritten.
     groups_rewritten: u64,
 }
 
-/// A Parquet file without these rows, or with ``keep`` only these, everything else as it is.
+/// Copy a Parquet file without some ranges of rows, or with only these ranges (``keep``).
 ///
-/// ``first_rows``, ``counts``: arrays of integers of one length, a range of rows each; sorted and disjoint.
-/// ``target`` must not exist; it is not synced. Row groups of which every row stays are copied as bytes, those of
-/// which none stays are left out. Memory: some thousand rows of a column, and its pages where it has a dictionary.
-/// Raises SourceError (path, position), StoreError (path, errno) where storage does not give the source,
-/// FileNotFoundError, ValueError for other ranges, OSError where the target cannot be written; then there is none. The interpreter is released.
-/// ``object``: the source, as of RunScan.
+/// Row groups that stay whole are copied as bytes. Row groups of which no row stays are left out. Memory: some thousand
+/// rows of a column, and its pages if it has a dictionary. The interpreter is released.
+///
+/// Args:
+///     source: The file.
+///     target: The new file, which must not exist. It is not synced.
+///     first_rows, counts: Integer arrays of equal length with one value per range of rows. Ranges are sorted and
+///         disjoint.
+///     keep: Keep only these rows.
+///     object: An object to read instead of ``source``, as for RunScan.
+///
+/// Raises:
+///     SourceError: The source is damaged (path, position).
+///     StoreError: The storage cannot read the source (path, errno).
+///     FileNotFoundError: The source does not exist.
+///     ValueError: The ranges are invalid.
+///     OSError: The target cannot be written. It then does not exist.
 #[pyfunction]
 #[pyo3(signature = (source, target, first_rows, counts, *, keep=false, object=None))]
 pub(crate) fn rewrite(
@@ -56,12 +67,12 @@ pub(crate) fn rewrite(
     let written = py.detach(|| {
         let (first_rows, counts) = (rows_of(first_rows, "first_rows")?, rows_of(counts, "counts")?);
         let ranges = lake::RowRanges::new(&first_rows, &counts)?;
-        let mut goes_on = || {
+        let mut can_continue = || {
             interrupt = Python::attach(|py| py.check_signals().err());
             interrupt.is_none()
         };
         let file = open(&source, object.as_ref(), Blocks::WHOLE)?;
-        lake::rewrite(file, &target, &ranges, keep, &mut goes_on).map_err(Failure::from)
+        lake::rewrite(file, &target, &ranges, keep, &mut can_continue).map_err(Failure::from)
     });
     if let Some(interrupt) = interrupt {
         return Err(interrupt);
@@ -71,34 +82,46 @@ pub(crate) fn rewrite(
     Ok(Rewritten { rows, bytes, footer_crc, source_crc, groups_copied, groups_rewritten })
 }
 
-/// What ``arrange`` wrote, and from what.
+/// The result of ``arrange``.
 #[pyclass(frozen, get_all, module = "fencepost._native")]
 pub(crate) struct Arranged {
-    /// Rows of each target.
+    /// Number of rows of each target.
     rows: Vec<u64>,
-    /// Its bytes.
+    /// Size of each target in bytes.
     bytes: Vec<u64>,
-    /// CRC-32 of its footer.
+    /// CRC-32 of the footer of each target.
     footer_crc: Vec<u32>,
     /// CRC-32 of the footer of each source.
     source_crc: Vec<u32>,
-    /// Row groups that were copied as bytes.
+    /// Number of row groups that were copied as bytes.
     groups_copied: u64,
-    /// Row groups that were gathered.
+    /// Number of row groups that were assembled from rows of several places.
     groups_gathered: u64,
 }
 
-/// A path, and three arrays of one length: sources, first rows and counts.
+/// A path, and three arrays of equal length: sources, first rows and counts.
 type Target = (PathBuf, AnyArray, AnyArray, AnyArray);
 
-/// Parquet files of rows of others, in any order. The schemas of the sources must be equal.
+/// Write Parquet files from rows of other files, in any order. The sources must have equal schemas.
 ///
-/// ``targets``: for each a path, which must not exist, and arrays of integers of one length, a range of rows each: the
-/// place of its source, its first row, and how many follow each other. They are not synced. ``objects``: the sources, as
-/// of RunScan. ``without``: a column at the top of the schema that is left out. ``metadata``: key-value metadata in place
-/// of those of the first source. Memory: a column of the row groups that are written together. Raises SourceError (path,
-/// position), StoreError (path, errno), FileNotFoundError, BatchError (column), ValueError for other ranges, OSError
-/// where a target cannot be written; then there is none. The interpreter is released.
+/// Memory: one column of the row groups that are written together. The interpreter is released.
+///
+/// Args:
+///     sources: The files.
+///     targets: (path, sources, first rows, counts) of each new file. The last three are integer arrays of equal length
+///         with one value per range of rows: the index of its source, its first row and its number of rows. The path
+///         must not exist. The file is not synced.
+///     objects: Objects to read instead of the sources, as for RunScan.
+///     without: A top-level column to leave out.
+///     metadata: Key-value metadata. Default: that of the first source.
+///
+/// Raises:
+///     SourceError: A source is damaged (path, position).
+///     StoreError: The storage cannot read a source (path, errno).
+///     FileNotFoundError: A source does not exist.
+///     BatchError: A column does not exist or does not fit (column).
+///     ValueError: The ranges are invalid.
+///     OSError: A target cannot be written. It then does not exist.
 #[pyfunction]
 #[pyo3(signature = (sources, targets, *, objects=None, without=None, metadata=None))]
 pub(crate) fn arrange(
@@ -112,7 +135,7 @@ pub(crate) fn arrange(
     let mut interrupt = None;
     let written = py.detach(|| {
         let targets = targets.into_iter().map(target_of).collect::<Result<Vec<_>, _>>()?;
-        let mut goes_on = || {
+        let mut can_continue = || {
             interrupt = Python::attach(|py| py.check_signals().err());
             interrupt.is_none()
         };
@@ -125,7 +148,7 @@ pub(crate) fn arrange(
             }?);
         }
         let source_crc = files.iter().map(lake::ParquetFile::footer_crc).collect();
-        let done = lake::arrange(files, &targets, &lake::Arranging { without, metadata }, &mut goes_on)?;
+        let done = lake::arrange(files, &targets, &lake::Arranging { without, metadata }, &mut can_continue)?;
         Ok((source_crc, done))
     });
     if let Some(interrupt) = interrupt {
@@ -156,7 +179,7 @@ fn target_of((path, sources, first_rows, counts): Target) -> Result<lake::Target
     Ok(lake::Target { path, rows: rows.collect::<Result<_, Failure>>()? })
 }
 
-/// A file of this machine, or an object of a store, whose name the path is then.
+/// Opens a local file, or an object of a store; then the path is only its name.
 pub(crate) fn open(path: &Path, object: Option<&Py<PyAny>>, blocks: Blocks) -> lake::Result<lake::ParquetFile> {
     match reader(path, object, blocks)? {
         None => lake::ParquetFile::open(path),
@@ -188,37 +211,45 @@ fn rows_of(array: AnyArray, name: &str) -> Result<Vec<u64>, Failure> {
     Ok(rows)
 }
 
-/// What a Parquet file's footer says.
+/// The content of a Parquet file's footer.
 #[pyclass(frozen, module = "fencepost._native")]
 pub(crate) struct ParquetFooter {
-    /// Rows of the file.
+    /// Number of rows of the file.
     #[pyo3(get)]
     rows: u64,
-    /// How many row groups it has.
+    /// Number of row groups.
     #[pyo3(get)]
     row_groups: usize,
-    /// CRC-32 of the footer, which holds the place and length of everything else.
+    /// CRC-32 of the footer, which has the position and length of all other parts of the file.
     #[pyo3(get)]
     footer_crc: u32,
     schema: SchemaRef,
-    /// For each column that was asked for: least and greatest value of each row group, None where it is not told.
+    /// Least and greatest value of each row group, by requested column. None if the footer does not have them.
     #[pyo3(get)]
     bounds: HashMap<String, lake::Bounds>,
 }
 
 #[pymethods]
 impl ParquetFooter {
-    /// All columns of the file, as an Arrow schema: of what the Parquet types say, each of them nullable.
+    /// All columns of the file as an Arrow schema, derived from the Parquet types. All of them are nullable.
     #[getter]
     fn schema(&self) -> PySchema {
         PySchema::new(self.schema.clone())
     }
 }
 
-/// Reads a Parquet file's footer, and the bounds of some integer columns by their names.
+/// Read a Parquet file's footer, and the bounds of some integer columns by name.
 ///
-/// Raises SourceError (path, position), StoreError (path, errno) where storage does not give the file,
-/// FileNotFoundError, and BatchError for a column that is not there or not plain. ``object``: as of RunScan.
+/// Args:
+///     path: The file.
+///     columns: Names of the columns whose bounds to read.
+///     object: An object to read instead of ``path``, as for RunScan.
+///
+/// Raises:
+///     SourceError: The file is damaged (path, position).
+///     StoreError: The storage cannot read the file (path, errno).
+///     FileNotFoundError: The file does not exist.
+///     BatchError: A column does not exist or is not a plain column (column).
 #[pyfunction]
 #[pyo3(signature = (path, columns=vec![], *, object=None), text_signature = "(path, columns=(), *, object=None)")]
 pub(crate) fn parquet_footer(

@@ -1,4 +1,4 @@
-//! What `fencepost.kafka.PartitionLog` writes with.
+//! The native writer of `fencepost.kafka.PartitionLog`.
 
 use crate::broker::broker_options;
 use crate::kafka::{KafkaStream, record_stream};
@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The log of a partition, open for writing; see ``fencepost.kafka.PartitionLog``.
+/// The log of a partition, open for writing. See ``fencepost.kafka.PartitionLog``.
 #[pyclass(frozen, module = "fencepost._native")]
 pub(crate) struct PartitionLog {
     log: log::PartitionLog,
@@ -24,15 +24,18 @@ pub(crate) struct PartitionLog {
     compression: Compression,
 }
 
-/// The code of a verdict, and an offset.
-type Told = (u8, Option<i64>);
+/// The code of a verdict, and the offset of the batch.
+type Appended = (u8, Option<i64>);
 
 #[pymethods]
 impl PartitionLog {
-    /// ``interval_ms``: None unless the policy is "interval"; ``shares_syncs``: "group" and not "each".
+    /// Open the log.
+    ///
+    /// ``interval_ms``: None unless the policy is "interval". ``shares_syncs``: true for the policy "group", false for
+    /// "each".
     #[new]
     #[pyo3(signature = (path, topic, partition, *, interval_ms, shares_syncs, segment_bytes, compression, version, window, first, max_idle_ms, cuts_damage))]
-    #[expect(clippy::too_many_arguments, reason = "what fencepost.kafka.PartitionLog has looked at")]
+    #[expect(clippy::too_many_arguments, reason = "fencepost.kafka.PartitionLog has validated them")]
     fn new(
         py: Python<'_>,
         path: PathBuf,
@@ -74,12 +77,13 @@ impl PartitionLog {
         py.detach(open).map_err(|failure: Failure| failure.raise(py))
     }
 
-    /// Appends batches, (pid, epoch, base_seq, records, transactional) each; gives a verdict's code and an offset each.
-    /// ``now_ms``: the timestamp of records that bring none.
-    fn append(&self, py: Python<'_>, batches: &Bound<'_, PyList>, now_ms: i64) -> PyResult<Vec<Told>> {
+    /// Append batches, each as (pid, epoch, base_seq, records, transactional). Return (verdict code, offset) of each.
+    ///
+    /// ``now_ms``: the timestamp of records that have none.
+    fn append(&self, py: Python<'_>, batches: &Bound<'_, PyList>, now_ms: i64) -> PyResult<Vec<Appended>> {
         let count = batches.len();
         let mut records = Vec::with_capacity(count);
-        // Batches of a producer are about as long as each other.
+        // Batches of a producer usually have similar sizes.
         let mut capacity = 0;
         for (number, batch) in batches.iter().enumerate() {
             let of = |failure: Failure| if count > 1 { failure.in_batch(number) } else { failure }.raise(py);
@@ -114,8 +118,8 @@ impl PartitionLog {
         py.detach(append).map_err(|failure: Failure| failure.raise(py))
     }
 
-    /// Appends the marker that ends a transaction.
-    #[expect(clippy::too_many_arguments, reason = "what stands in a marker")]
+    /// Append the marker that ends a transaction.
+    #[expect(clippy::too_many_arguments, reason = "the fields of a marker")]
     fn append_marker(
         &self,
         py: Python<'_>,
@@ -125,7 +129,7 @@ impl PartitionLog {
         coordinator_epoch: Bound<'_, PyAny>,
         transaction_version: Bound<'_, PyAny>,
         now_ms: i64,
-    ) -> PyResult<Told> {
+    ) -> PyResult<Appended> {
         let number = |value, name, most| integer(&value, name, 0, most).map_err(|failure| failure.raise(py));
         let pid = number(pid, "pid", i64::MAX)?;
         let epoch = number(epoch, "epoch", i16::MAX.into())? as i16;
@@ -150,7 +154,7 @@ impl PartitionLog {
         py.detach(append).map_err(|failure: Failure| failure.raise(py))
     }
 
-    /// The records from an offset on, as they are now.
+    /// Return the records from an offset on, as of now.
     fn read(&self, py: Python<'_>, from_offset: i64, is_committed: bool) -> PyResult<KafkaStream> {
         let reading = py.detach(|| self.log.read(from_offset, is_committed));
         let reading = reading.map_err(|error| failure_of(error).raise(py))?;
@@ -158,31 +162,37 @@ impl PartitionLog {
         Ok(record_stream(self.topic.clone(), Some(self.partition), scan))
     }
 
+    /// The offset of the next batch.
     #[getter]
     fn log_end(&self, py: Python<'_>) -> PyResult<i64> {
         py.detach(|| self.log.log_end()).map_err(|error| failure_of(error).raise(py))
     }
 
+    /// The offset below which all transactions are decided.
     #[getter]
     fn last_stable_offset(&self, py: Python<'_>) -> PyResult<i64> {
         py.detach(|| self.log.last_stable_offset()).map_err(|error| failure_of(error).raise(py))
     }
 
-    /// State, states that were passed over, batches that were followed, bytes that were cut off.
+    /// The state file that the log was opened with, invalid state files, replayed batches, and bytes of damage that
+    /// were cut.
     #[getter]
     fn recovered(&self) -> (Option<String>, Vec<String>, u64, u64) {
         let found = self.log.recovered().clone();
         (found.state, found.passed_over, found.batches, found.cut_bytes)
     }
 
+    /// Drop producers that are idle at ``now_ms`` (int64 ms). Return their number.
     fn evict(&self, py: Python<'_>, now_ms: i64) -> PyResult<usize> {
         py.detach(|| self.log.evict(now_ms)).map_err(|error| failure_of(error).raise(py))
     }
 
+    /// Sync all appended batches to the disk.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.log.sync()).map_err(|error| failure_of(error).raise(py))
     }
 
+    /// Sync, write indexes and states, and release the lock. The log is closed even if this raises.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.log.close()).map_err(|error| failure_of(error).raise(py))
     }
@@ -226,14 +236,14 @@ fn failure_of(error: log::Error) -> Failure {
     }
 }
 
-/// The records of a batch: put together, or to be read from Arrow without the interpreter.
+/// The records of a batch: already encoded, or Arrow data that is read without the interpreter.
 enum Records {
     Built(BatchBuilder),
     Rows(Rows),
 }
 
 impl Records {
-    /// From a list of records, or anything tabular.
+    /// Takes a list of records, or tabular data.
     fn take(
         records: &Bound<'_, PyAny>,
         now_ms: i64,
@@ -244,8 +254,8 @@ impl Records {
             let is_tabular = records.hasattr("__arrow_c_stream__")? || records.hasattr("__arrow_c_array__")?;
             if !is_tabular {
                 let kind = records.get_type().fully_qualified_name()?;
-                let wanted = "a list of bytes, (key, value) or (key, value, headers), or an Arrow table";
-                return Err(PyTypeError::new_err(format!("records of type {kind}: {wanted} is needed")));
+                let expected = "a list of bytes, (key, value) or (key, value, headers), or an Arrow table";
+                return Err(PyTypeError::new_err(format!("records of type {kind}: {expected} is needed")));
             }
             return Ok(Records::Rows(take_rows(records, Some(&RECORD_COLUMNS))?));
         };
@@ -268,9 +278,9 @@ impl Records {
 }
 
 fn push_tuple(builder: &mut BatchBuilder, record: &Bound<'_, PyAny>, row: usize, now_ms: i64) -> Result<(), Failure> {
-    let wrong = |column: &str, found: &Bound<'_, PyAny>, wanted: &str| {
+    let wrong = |column: &str, found: &Bound<'_, PyAny>, expected: &str| {
         let kind = found.get_type().fully_qualified_name().map(|it| it.to_string()).unwrap_or_default();
-        Failure::batch(column, Some(row), format!("of type {kind}, {wanted} is needed"))
+        Failure::batch(column, Some(row), format!("of type {kind}, {expected} is needed"))
     };
     let Some(fields) = record.cast::<PyTuple>().ok().filter(|it| (2..=3).contains(&it.len())) else {
         return Err(wrong(VALUE, record, "bytes, (key, value) or (key, value, headers)"));
@@ -306,7 +316,7 @@ fn push_tuple(builder: &mut BatchBuilder, record: &Bound<'_, PyAny>, row: usize,
     Ok(())
 }
 
-/// An int in a range; None is -1 where that is in it.
+/// An int in a range. None is -1 if the range contains it.
 fn integer(value: &Bound<'_, PyAny>, name: &str, least: i64, most: i64) -> Result<i64, Failure> {
     if value.is_none() && least == -1 {
         return Ok(-1);

@@ -1,10 +1,10 @@
-//! Errors on their way to Python: one class per recovery, defined in `fencepost.errors`.
+//! Converts errors to exceptions of Python. `fencepost.errors` has one class per way of recovery.
 
 use fencepost_columns::Failure;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Makes an exception of an error.
+/// Converts an error to an exception.
 pub(crate) trait Raise {
     fn raise(self, py: Python<'_>) -> PyErr;
 }

@@ -1,4 +1,4 @@
-//! Anything tabular: a stream or a batch by the PyCapsule protocol, or a mapping of names to arrays.
+//! Tabular data: a stream or a batch by the PyCapsule protocol, or a mapping of names to arrays.
 
 use crate::raise::Raise;
 use arrow_schema::DataType;
@@ -9,8 +9,8 @@ use pyo3::types::{PyMapping, PyMemoryView};
 use pyo3_arrow::PyArray;
 use pyo3_arrow::input::{AnyArray, AnyRecordBatch};
 
-/// Takes rows from Python. `wanted`: the columns that will be asked for, every one if `None`. Others may be of any type.
-pub(crate) fn take_rows(rows: &Bound<'_, PyAny>, wanted: Option<&[&str]>) -> PyResult<Rows> {
+/// Takes rows from Python. `needed`: the columns that are read, all if `None`. Other columns may have any type.
+pub(crate) fn take_rows(rows: &Bound<'_, PyAny>, needed: Option<&[&str]>) -> PyResult<Rows> {
     if rows.hasattr("__arrow_c_stream__")? || rows.hasattr("__arrow_c_array__")? {
         return take_stream(rows);
     }
@@ -21,15 +21,15 @@ pub(crate) fn take_rows(rows: &Bound<'_, PyAny>, wanted: Option<&[&str]>) -> PyR
         let Ok(name) = name.extract::<String>() else {
             return Err(not_tabular(rows, &format!(" ({} is not a column name)", name.repr()?)));
         };
-        let is_wanted = wanted.is_none_or(|wanted| wanted.contains(&name.as_str()));
-        let column = if is_wanted { Some(take_column(&name, &values)?) } else { None };
+        let is_needed = needed.is_none_or(|needed| needed.contains(&name.as_str()));
+        let column = if is_needed { Some(take_column(&name, &values)?) } else { None };
         columns.push((name, column));
     }
     Ok(Rows::Mapping(columns))
 }
 
 fn take_stream(rows: &Bound<'_, PyAny>) -> PyResult<Rows> {
-    // What pyo3-arrow says, as a bare ValueError, of Arrow data whose rows have no columns.
+    // The beginnings of pyo3-arrow's ValueErrors for Arrow data that has no columns.
     const NO_COLUMNS: [&str; 3] = ["Unexpected data type", "C Data interface error", "Cannot import a StructArray"];
     match rows.extract::<AnyRecordBatch>() {
         Ok(found) => Ok(Rows::Stream(found.into_reader()?)),
@@ -71,11 +71,11 @@ fn take_column(name: &str, values: &Bound<'_, PyAny>) -> PyResult<Column> {
     Ok(Column { kind: field.data_type().clone(), chunks, is_writable })
 }
 
-/// Numbers by the buffer protocol: used where they lie if they lie as Arrow's do, else NumPy puts them so. And whether
-/// that is memory which may be written meanwhile.
+/// Takes numbers by the buffer protocol. They are used in place if their layout is that of Arrow; otherwise NumPy
+/// copies them. Also returns whether other code can write to that memory.
 fn take_buffer(values: &Bound<'_, PyAny>) -> PyResult<(AnyArray, bool)> {
     let view = PyMemoryView::from(values)?;
-    // A mask is not part of the buffer: what it hides would be judged.
+    // The buffer does not contain the mask, so masked values would be judged.
     if view.getattr("ndim")?.extract::<usize>()? != 1 || values.hasattr("mask")? {
         return Err(PyValueError::new_err("not a column"));
     }
@@ -83,7 +83,7 @@ fn take_buffer(values: &Bound<'_, PyAny>) -> PyResult<(AnyArray, bool)> {
     if format == "?" {
         return take_flags(values).map(|found| (found, false));
     }
-    // PyO3 0.30 takes '>' for the native byte order, so the format is looked at here.
+    // PyO3 0.30 accepts '>' as the native byte order, so the format is checked here.
     let is_swapped = format.starts_with(['>', '!']);
     if !is_swapped && let Ok(found) = values.extract::<AnyArray>() {
         return Ok((found, !view.getattr("readonly")?.extract::<bool>()?));
@@ -92,7 +92,7 @@ fn take_buffer(values: &Bound<'_, PyAny>) -> PyResult<(AnyArray, bool)> {
     Ok((values.call_method1("astype", (native, "C"))?.extract::<AnyArray>()?, false))
 }
 
-/// NumPy has a byte for a boolean, Arrow a bit.
+/// NumPy stores a boolean as a byte, Arrow as a bit.
 fn take_flags(values: &Bound<'_, PyAny>) -> PyResult<AnyArray> {
     let (chunks, _) =
         values.call_method1("astype", ("uint8",))?.extract::<AnyArray>()?.into_chunked_array()?.into_inner();

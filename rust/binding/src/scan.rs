@@ -1,4 +1,4 @@
-//! The rows of a Parquet file as spans, dealt to shards.
+//! Reads the rows of a Parquet file as spans, split by shard.
 
 use crate::names::column_names;
 use crate::objects::Blocks;
@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-/// The value of a column that is in a folder's name.
+/// The value of a column that is in the name of a folder.
 #[derive(FromPyObject)]
 pub(crate) enum FolderValue {
     Int(i64),
@@ -30,19 +30,33 @@ impl From<FolderValue> for Constant {
     }
 }
 
-/// Reads a Parquet file's identity columns and gives its rows as runs, shard by shard.
+/// Reads the identity columns of a Parquet file, and returns its rows as spans, split by shard.
 ///
-/// A run is rows that follow each other in the file, with the same key and epoch, sequence numbers that follow each
-/// other, and the same timestamp and values of ``order_by`` where those are read; with ``by_row`` each row is one.
-/// ``columns``: a Columns. ``shards``: how many there are; a key's is that of ``fencepost.shards``. ``constants``:
-/// values of columns that are not read from the file. ``ordinal``: the file's number, given back as ``_file``.
-/// ``policy``: whose sequence space holds the values, all that the column's type can hold if None. ``object``: what
-/// the file is read from, with ``size()`` and ``read(offset, length)``; the path is only its name then. ``part``: a
-/// number and how many parts there are: only the row groups are read whose middle lies in that share of the file.
+/// A span is a sequence of consecutive rows with the same key and epoch, consecutive sequence numbers, and equal
+/// timestamps and values of ``order_by``, if those are read. With ``by_row`` each row is a span.
 ///
-/// Usable from several threads, one call at a time; the interpreter is released meanwhile. Raises BatchError (column,
-/// row of the file) for what StateTable.apply would refuse, SourceError (path, position), StoreError (path, errno)
-/// where storage does not give the file, and FileNotFoundError.
+/// Several threads can use a scan; calls run one at a time and release the interpreter.
+///
+/// Args:
+///     path: The file.
+///     columns: A Columns.
+///     shards: Number of shards. A key's shard is that of ``fencepost.shards``.
+///     timestamp: Read timestamps.
+///     order_by: Additional columns to read.
+///     by_row: Make each row a span.
+///     constants: Values of columns that are not read from the file.
+///     ordinal: The number of the file, returned as ``_file``.
+///     policy: The policy whose sequence space contains the values. None: all values of the column's type.
+///     object: An object with ``size()`` and ``read(offset, length)`` to read instead of ``path``, which is then only
+///         its name.
+///     part: Number of the part to read, and number of parts. A part has the row groups whose middle is in its share of
+///         the file.
+///
+/// Raises:
+///     BatchError: A value that StateTable.apply would refuse (column, row of the file).
+///     SourceError: The file is damaged (path, position).
+///     StoreError: The storage cannot read the file (path, errno).
+///     FileNotFoundError: The file does not exist.
 #[pyclass(frozen, module = "fencepost._native")]
 pub struct RunScan {
     scan: Mutex<Scan>,
@@ -65,7 +79,7 @@ impl RunScan {
         text_signature = "(path, columns, shards, *, timestamp=False, order_by=(), by_row=False, constants=None, \
             ordinal=0, policy=None, object=None, part=(0, 1))"
     )]
-    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     fn new(
         py: Python<'_>,
         path: PathBuf,
@@ -119,12 +133,13 @@ impl RunScan {
         })
     }
 
-    /// The next runs, ``runs_max`` or somewhat more of them unless the file ends; None at its end.
+    /// Return the next spans, at least ``runs_max`` unless the file ends. Return None at its end.
     ///
-    /// A list of (shard, record batch) in the order of the shards, without those that have no runs; the runs of each
-    /// in the order of the file. The columns: the identity columns, those of ``order_by``, ``_length`` (uint32),
-    /// ``_file`` (uint32), ``_row`` (uint64, the first row). What was given is forgotten: no run goes on from one
-    /// call to the next. Memory: what is given, and some ten thousand rows.
+    /// The result is a list of (shard, record batch) in the order of shards, without empty shards. The spans of a shard
+    /// are in the order of the file. Columns: the identity columns, those of ``order_by``, ``_length`` (uint32),
+    /// ``_file`` (uint32) and ``_row`` (uint64, the first row).
+    ///
+    /// No span continues across calls. Memory: the result, and some ten thousand rows.
     fn next(&self, py: Python<'_>, runs_max: u64) -> PyResult<Option<Vec<(u32, PyRecordBatch)>>> {
         loop {
             let step = py.detach(|| {
@@ -147,49 +162,49 @@ impl RunScan {
         self.first_row
     }
 
-    /// Rows of the part.
+    /// Number of rows of the part.
     #[getter]
     fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// The first row group of the part, and the one behind its last.
+    /// The first row group of the part, and the one after its last.
     #[getter]
     fn row_groups(&self) -> (usize, usize) {
         (self.groups.start, self.groups.end)
     }
 
-    /// CRC-32 of its footer.
+    /// CRC-32 of the file's footer.
     #[getter]
     fn footer_crc(&self) -> u32 {
         self.footer_crc
     }
 
-    /// CRC-32 of the columns as the footer declares them: files that differ in it cannot become one.
+    /// CRC-32 of the columns as the footer declares them. Files with different values cannot be combined into one.
     #[getter]
     fn schema_crc(&self) -> u32 {
         self.schema_crc
     }
 
-    /// All columns of the file, as an Arrow schema: of what the Parquet types say, each of them nullable.
+    /// All columns of the file as an Arrow schema, derived from the Parquet types. All of them are nullable.
     #[getter]
     fn schema(&self) -> PySchema {
         PySchema::new(self.schema.clone())
     }
 
-    /// Rows without a producer so far: they are in no run.
+    /// Number of rows without a producer so far. They are not part of any span.
     #[getter]
     fn untracked(&self, py: Python<'_>) -> PyResult<u64> {
         py.detach(|| Ok(self.lock()?.untracked())).map_err(|failure: Failure| failure.raise(py))
     }
 
-    /// Runs so far.
+    /// Number of spans so far.
     #[getter]
     fn runs(&self, py: Python<'_>) -> PyResult<u64> {
         py.detach(|| Ok(self.lock()?.runs())).map_err(|failure: Failure| failure.raise(py))
     }
 
-    /// The greatest timestamp so far of rows with a producer, in milliseconds; None where none was read.
+    /// The greatest timestamp so far of rows with a producer, in milliseconds. None if no timestamp was read.
     #[getter]
     fn newest_timestamp(&self, py: Python<'_>) -> PyResult<Option<i64>> {
         py.detach(|| Ok(self.lock()?.newest_timestamp())).map_err(|failure: Failure| failure.raise(py))

@@ -18,16 +18,21 @@ use pyo3_arrow::{PyArray, PyTable};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// What is remembered of producers, and the rules by which their rows are judged.
+/// Judges rows by the rules of a policy, and stores which rows of each producer were accepted.
 ///
-/// ``policy``: a preset name or a Policy. ``keep``: what to keep beyond what the rules need: ("timestamp",) keeps
-/// when each entry was last written and each hole opened, so that the table can forget by age; rows then need a
-/// timestamp. ``entries_max``: a bound on the number of entries, above which
-/// a call raises CapacityError and changes nothing. ``untracked``: "keep" gives rows without a producer
-/// (pid null or -1) the verdict UNTRACKED, "fail" raises BatchError for them.
+/// Every method is atomic: if it raises, the table is unchanged. Only after a PoisonedError must the table be restored
+/// from a snapshot. Several threads can use a table; calls run one at a time and release the interpreter.
 ///
-/// Usable from several threads, one call at a time; the interpreter is released meanwhile. Every call is
-/// atomic: whatever it raises, the table is as it was, a PoisonedError aside.
+/// Args:
+///     policy: A preset name or a Policy.
+///     keep: Additional data to keep. With ("timestamp",), the table keeps when each entry was last written and when
+///         each hole opened, so that it can evict by age. Rows then need a timestamp.
+///     entries_max: Maximum number of entries. A call that would exceed it raises CapacityError and changes nothing.
+///     untracked: What to do with rows without a producer (pid null or -1). "keep": they get the verdict UNTRACKED.
+///         "fail": they raise BatchError.
+///
+/// Raises:
+///     PolicyError: Invalid policy or options.
 #[pyclass(frozen, module = "fencepost")]
 pub(crate) struct StateTable {
     core: Mutex<core::StateTable>,
@@ -43,7 +48,7 @@ impl StateTable {
         if core.is_half_done() { Err(Failure::Poisoned) } else { Ok(core) }
     }
 
-    /// Does something with the core's table while other Python threads run.
+    /// Calls `work` with the core's table and releases the interpreter meanwhile.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
@@ -52,7 +57,7 @@ impl StateTable {
         py.detach(|| work(&mut *self.lock()?)).map_err(|failure| failure.raise(py))
     }
 
-    /// The types of pid and partition; none for an empty table, for they are known from the first entry on.
+    /// The types of pid and partition. `None` for an empty table: its first entry decides them.
     fn key_kinds(&self, py: Python<'_>) -> PyResult<Option<(KeyKind, KeyKind)>> {
         self.with(py, |table| {
             let kinds = (table.keys().pid.kind().clone(), table.keys().partition.kind().clone());
@@ -60,7 +65,7 @@ impl StateTable {
         })
     }
 
-    /// A table around a core's, whose policy Python may not have seen yet.
+    /// Wraps a core table. Its policy may be new to Python.
     fn wrap(py: Python<'_>, core: core::StateTable) -> PyResult<StateTable> {
         let policies = py.import("fencepost.policy")?;
         let policy = policies.call_method1("from_label", (core.policy().to_string(), core.label()))?;
@@ -69,7 +74,7 @@ impl StateTable {
         Ok(StateTable { core: Mutex::new(core), policy: policy.unbind(), columns, keeps_timestamp })
     }
 
-    /// Raises SnapshotError where a policy was expected and is not the one that was found.
+    /// Raises SnapshotError if `expected` is a policy and differs from the table's.
     fn expect_policy(
         self,
         py: Python<'_>,
@@ -88,7 +93,7 @@ impl StateTable {
         Err(failure.raise(py))
     }
 
-    /// The columns to read: those given if they go with the policy, else the policy's.
+    /// The columns to read: `columns` if they fit the policy, or the policy's if `None`.
     fn columns_or(&self, py: Python<'_>, columns: Option<&Bound<'_, PyAny>>) -> PyResult<ColumnNames> {
         let names = match columns {
             None => self.columns.clone(),
@@ -100,7 +105,7 @@ impl StateTable {
         Ok(names.keeping_timestamps(self.keeps_timestamp))
     }
 
-    /// Judges rows with `call`. What it learns of keys is kept only if `keeps_keys` and nothing fails.
+    /// Judges rows with `call`. New keys stay in the table only if `keeps_keys` is true and nothing fails.
     fn judge(
         &self,
         py: Python<'_>,
@@ -110,7 +115,7 @@ impl StateTable {
         call: Call,
     ) -> PyResult<Verdicts> {
         let rows = take_rows(rows, Some(&names.all()))?;
-        // Before the table is locked: a stream may be a Python generator that asks this table something.
+        // Reads the stream before it locks the table, because a stream can be a Python generator that uses this table.
         let identity = py.detach(|| Identity::read(&names, rows)).map_err(|failure| failure.raise(py))?;
         self.with(py, |table| judge_and_keep(table, &identity, &names, keeps_keys, call)).map(Verdicts)
     }
@@ -162,26 +167,34 @@ impl StateTable {
         Ok(StateTable { core: Mutex::new(core), policy: policy.unbind(), columns, keeps_timestamp })
     }
 
-    /// Judges every row in order and advances the table.
+    /// Judge every row in order, and update the table.
     ///
-    /// ``rows``: an object with ``__arrow_c_stream__`` or ``__arrow_c_array__`` (a stream is collected
-    /// first, its identity columns only), or a mapping of column name to NumPy or Arrow array. Integers
-    /// of any width; pid and partition also strings or binary. Tables that keep timestamps read one a row:
-    /// integers, which are milliseconds, or Arrow timestamps of any unit, of which the millisecond that has begun
-    /// counts. Arrays that may be written (NumPy's flag ``writeable``) are copied first; others must not change
-    /// during the call. ``columns``: a Columns, or the name of a preset (``Columns.preset``), the policy's unless
-    /// given. Gives the Verdicts, one a row.
+    /// Args:
+    ///     rows: An object with ``__arrow_c_stream__`` or ``__arrow_c_array__``, or a mapping from column names to
+    ///         NumPy or Arrow arrays. Of a stream, all batches are read first, but only their identity columns.
+    ///         Integers can have any width; pid and partition can also be strings or binary. A table that keeps
+    ///         timestamps reads one per row: integers in milliseconds, or Arrow timestamps of any unit, rounded down to
+    ///         milliseconds. Writable arrays (NumPy's flag ``writeable``) are copied first. Other arrays must not
+    ///         change during the call.
+    ///     columns: A Columns, or the name of a preset (``Columns.preset``). Default: the columns of the policy.
     ///
-    /// Raises BatchError naming column, row, value and allowed range; CapacityError; PolicyError for
-    /// columns that do not go with the policy; TypeError for what is not tabular.
+    /// Returns:
+    ///     Verdicts with one verdict per row.
+    ///
+    /// Raises:
+    ///     BatchError: A value is invalid (column, row, value, allowed range).
+    ///     CapacityError: The table would exceed ``entries_max``.
+    ///     PolicyError: The columns do not fit the policy.
+    ///     TypeError: The rows are not tabular.
     #[pyo3(signature = (rows, columns=None))]
     fn apply(&self, py: Python<'_>, rows: &Bound<'_, PyAny>, columns: Option<&Bound<'_, PyAny>>) -> PyResult<Verdicts> {
         let names = self.columns_or(py, columns)?;
         self.judge(py, rows, names, true, |table, batches, _| table.apply(batches))
     }
 
-    /// Whether each row is to be kept, as Arrow booleans: ``apply(rows, columns).kept``, without what else
-    /// ``apply`` reports. ``is_last``: nobody uses the table afterwards, so an empty one need not learn what rows bring.
+    /// Return which rows to keep, as an Arrow boolean array: the same as ``apply(rows, columns).kept``, but faster.
+    ///
+    /// ``is_last``: the table is not used afterwards, so the call need not store new entries in an empty table.
     #[pyo3(signature = (rows, columns=None, is_last=false))]
     fn _keep(
         &self,
@@ -199,13 +212,22 @@ impl StateTable {
         Ok(PyArray::from_array_ref(Arc::new(BooleanArray::new(kept, None))))
     }
 
-    /// Judges rows that were gathered into runs, as ``apply`` judges them one by one, and advances the table.
+    /// Judge rows that are grouped into spans, and update the table. Verdicts are the same as those of ``apply`` row by
+    /// row.
     ///
-    /// ``rows``: as for ``apply``, a line a run: the identity of its first row; the others have the sequence numbers
-    /// that follow, and the same timestamp where those are kept. ``lengths``: the column that says how many rows a
-    /// run has (integers from 1 on). Gives the Verdicts, one a *row*: as many as the lengths add up to, a byte each.
+    /// A span is a number of rows with the same key and epoch, consecutive sequence numbers, and the same timestamp if
+    /// timestamps are kept.
     ///
-    /// Raises as ``apply`` does; the rows that errors name are lines.
+    /// Args:
+    ///     rows: As for ``apply``, but one line per span. The line has the identity of the first row of the span.
+    ///     lengths: The column with the number of rows of each span (integers, at least 1).
+    ///     columns: As for ``apply``.
+    ///
+    /// Returns:
+    ///     Verdicts with one verdict per *row*: the sum of all lengths, one byte each.
+    ///
+    /// Raises:
+    ///     BatchError, CapacityError, PolicyError, TypeError: As for ``apply``. Row numbers in errors are line numbers.
     #[pyo3(signature = (rows, lengths="_length", columns=None))]
     fn apply_spans(
         &self,
@@ -218,19 +240,26 @@ impl StateTable {
         self.judge(py, rows, names, true, |table, batches, lengths| table.apply_spans(batches, lengths))
     }
 
-    /// The verdicts that ``apply`` would give, the table untouched.
+    /// Return the verdicts that ``apply`` would return, without changing the table.
     #[pyo3(signature = (rows, columns=None))]
     fn check(&self, py: Python<'_>, rows: &Bound<'_, PyAny>, columns: Option<&Bound<'_, PyAny>>) -> PyResult<Verdicts> {
         let names = self.columns_or(py, columns)?;
         self.judge(py, rows, names, false, |table, batches, _| table.check(batches))
     }
 
-    /// The entry of a key as a dict: pid, partition (tuples where composite), epoch, first, last, holes (a
-    /// list of dicts: first, last, timestamp), final_first, final_last, last_timestamp, as in ``entries()``.
-    /// Of the given epoch, or of the key's highest. None if there is none.
+    /// Return the entry of a key as a dict, or None if there is no entry.
     ///
-    /// ``partition``: None where the table reads no partition column. Raises BatchError for a key that is not of
-    /// the type of this table's keys.
+    /// Args:
+    ///     pid: The pid. A tuple if the key has several columns.
+    ///     partition: The partition. A tuple if it has several columns, None if the table reads no partition column.
+    ///     epoch: The epoch of the entry. Default: the highest epoch of the key.
+    ///
+    /// Returns:
+    ///     A dict with pid, partition, epoch, first, last, holes (a list of dicts with first, last and timestamp),
+    ///         final_first, final_last and last_timestamp. The values are those of ``entries()``.
+    ///
+    /// Raises:
+    ///     BatchError: The key does not have the type of this table's keys.
     #[pyo3(signature = (pid, partition, epoch=None))]
     fn get<'py>(
         &self,
@@ -258,8 +287,8 @@ impl StateTable {
             holes.append(range)?;
         }
         let found = PyDict::new(py);
-        found.set_item("pid", pid_key.as_told(pid)?)?;
-        found.set_item("partition", partition_key.as_told(partition)?)?;
+        found.set_item("pid", pid_key.to_python(pid)?)?;
+        found.set_item("partition", partition_key.to_python(partition)?)?;
         found.set_item("epoch", has_epochs.then_some(entry.epoch))?;
         found.set_item("first", entry.first)?;
         found.set_item("last", entry.last)?;
@@ -270,29 +299,44 @@ impl StateTable {
         Ok(Some(found))
     }
 
-    /// Every entry as an Arrow table of several batches, in key order: the key columns (``pid``, ``partition``;
-    /// composites ``pid_0``, ``pid_1`` ...), epoch (int16, null where there are none), first and last (int64
-    /// positions; under admit="next" the oldest and newest row in the window, as sequences), holes (list of struct
-    /// first, last, timestamp), final_first and final_last (int64 positions, null where nothing is final),
-    /// last_timestamp. Timestamps are int64 ms, null unless kept. Policy, options and horizon are schema metadata.
+    /// Return all entries as an Arrow table of several batches, in key order.
+    ///
+    /// Columns:
+    /// - the key columns: ``pid`` and ``partition``, or ``pid_0``, ``pid_1`` ... if they have several columns
+    /// - ``epoch``: int16, null if the policy has no epochs
+    /// - ``first``, ``last``: int64 positions. Under admit="next", the sequence numbers of the oldest and newest row in
+    ///   the window
+    /// - ``holes``: list of struct (first, last, timestamp)
+    /// - ``final_first``, ``final_last``: int64 positions, null if no positions are final
+    /// - ``last_timestamp``: int64 ms
+    ///
+    /// Timestamps are null unless the table keeps them. The schema metadata has the policy, the options and the
+    /// horizon.
     fn entries(&self, py: Python<'_>) -> PyResult<PyTable> {
         let batches = self.with(py, |table| Ok(entries_batches(table)))?;
         PyTable::try_new(batches.clone(), batches[0].schema())
     }
 
-    /// Every hole still open as an Arrow table, in key order: the key columns, epoch (int16), first_seq,
-    /// last_seq and count (int64). Empty where gaps="normal".
+    /// Return all open holes as an Arrow table, in key order.
+    ///
+    /// The columns are the key columns, epoch (int16), first_seq, last_seq and count (int64). The table is empty if the
+    /// policy has gaps="normal".
     fn missing(&self, py: Python<'_>) -> PyResult<PyTable> {
         let batches = self.with(py, |table| Ok(missing_batches(table.keys(), has_epochs(table), table.missing())))?;
         PyTable::try_new(batches.clone(), batches[0].schema())
     }
 
-    /// Drops the entries whose last timestamp lies ``max_idle_ms`` or more before ``now_ms`` (int64 ms both) and
-    /// gives how many they were. Raises the horizon to ``now_ms - max_idle_ms``, never lowers it: from then on a row
-    /// at or below it is DUPLICATE where a known entry holds it and FORGOTTEN elsewhere. Holes opened at or below
-    /// the horizon become final.
+    /// Drop entries that were idle for at least ``max_idle_ms`` at ``now_ms`` (both int64 ms), and raise the horizon.
     ///
-    /// Raises PolicyError where the table does not keep timestamps, or for a negative ``max_idle_ms``.
+    /// The new horizon is ``now_ms - max_idle_ms``, unless it is already higher. From then on, a row at or below the
+    /// horizon is DUPLICATE if a known entry contains it, and FORGOTTEN otherwise. Holes that opened at or below the
+    /// horizon become final.
+    ///
+    /// Returns:
+    ///     The number of dropped entries.
+    ///
+    /// Raises:
+    ///     PolicyError: The table does not keep timestamps, or ``max_idle_ms`` is negative.
     fn evict(&self, py: Python<'_>, now_ms: i64, max_idle_ms: i64) -> PyResult<usize> {
         self.with(py, |table| {
             let dropped = table.evict(now_ms, max_idle_ms)?;
@@ -301,11 +345,19 @@ impl StateTable {
         })
     }
 
-    /// Drops what is remembered of a producer, or of one of its partitions, in all epochs, and gives how many
-    /// entries that were: the remedy where its sequence began anew. The horizon stays.
+    /// Drop the entries of a producer, or of one of its partitions, in all epochs. The horizon does not change.
     ///
-    /// ``pid``, ``partition``: as for ``get``, tuples where composite; ``partition=None``: all of them. Raises
-    /// BatchError for a key that is not of the type of this table's keys.
+    /// Use this if the producer restarted its sequence numbers.
+    ///
+    /// Args:
+    ///     pid: As for ``get``.
+    ///     partition: As for ``get``. None: all partitions of the producer.
+    ///
+    /// Returns:
+    ///     The number of dropped entries.
+    ///
+    /// Raises:
+    ///     BatchError: The key does not have the type of this table's keys.
     #[pyo3(signature = (pid, partition=None))]
     fn forget(&self, py: Python<'_>, pid: &Bound<'_, PyAny>, partition: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
         let Some((pid_kind, partition_kind)) = self.key_kinds(py)? else { return Ok(0) };
@@ -323,17 +375,20 @@ impl StateTable {
         })
     }
 
-    /// Takes in another table: what either had accepted is accepted, horizons and last timestamps become the later
-    /// ones, final ranges their hull. The other table stays as it is.
+    /// Add the entries of another table to this one. The other table does not change.
     ///
-    /// Gives the overlap, an Arrow table with the columns of ``missing()``: what both had accepted and neither holds
-    /// final. Verdicts given before are right only where the tables had no rows in common: of the overlap, one copy
-    /// each is one too many.
+    /// The result contains every position that either table accepted. Horizons and last timestamps become the later of
+    /// the two. Final ranges become their convex hull.
     ///
-    /// Raises PolicyError, and changes nothing, where the tables are of different rules, do not keep the same or
-    /// have keys of different types; where the policy is not of admit="any"; where a key of both holds positions on
-    /// both sides of the border of the wrap; and for the table itself. Raises CapacityError where ``entries_max``
-    /// would be passed.
+    /// Returns:
+    ///     The overlap, as an Arrow table with the columns of ``missing()``: positions that both tables had accepted
+    ///         and that are final in neither. For each of them, one row too many was accepted before the merge.
+    ///
+    /// Raises:
+    ///     PolicyError: The tables cannot be merged, and neither changes. Their rules, kept data or key types differ;
+    ///         the policy is not admit="any"; a key of both has positions on both sides of the border of the wrap; or
+    ///         both tables are the same object.
+    ///     CapacityError: The table would exceed ``entries_max``.
     fn merge(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<PyTable> {
         let Ok(other) = other.cast::<StateTable>() else {
             let kind = other.get_type().fully_qualified_name()?;
@@ -344,7 +399,8 @@ impl StateTable {
             return Err(Failure::Policy("a table cannot merge with itself".into()).raise(py));
         }
         let overlap = py.detach(|| {
-            // Always in the same order: two threads that merge two tables into each other must not wait for ever.
+            // Locks are taken in the order of addresses. Otherwise two threads that merge two tables into each other
+            // could deadlock.
             let is_first = std::ptr::from_ref(self) < std::ptr::from_ref(other);
             let (mut ours, theirs) = if is_first {
                 let ours = self.lock()?;
@@ -360,8 +416,11 @@ impl StateTable {
         PyTable::try_new(overlap.clone(), overlap[0].schema())
     }
 
-    /// The table as bytes, with a checksum. Equal tables give equal bytes. docs/snapshot-format.md describes
-    /// them; later versions read them. ``as_base``: whether the next delta follows this one.
+    /// Return the table as bytes with a checksum. Equal tables have equal bytes.
+    ///
+    /// docs/snapshot-format.md describes the format. Later versions of fencepost can read it.
+    ///
+    /// ``as_base``: the next delta follows this snapshot.
     #[pyo3(signature = (*, as_base=false))]
     fn snapshot<'py>(&self, py: Python<'py>, as_base: bool) -> PyResult<Bound<'py, PyBytes>> {
         let bytes = self.with(py, |table| {
@@ -375,8 +434,10 @@ impl StateTable {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Begins, or with ``on=False`` ends, to note which entries change, so that ``save_delta`` and
-    /// ``snapshot_delta`` can tell. Takes 2 to 4 bits an entry and 2 to 5 ns for every run of rows.
+    /// Start to track changed entries, or stop with ``on=False``.
+    ///
+    /// ``save_delta`` and ``snapshot_delta`` need this. Tracking takes 2 to 4 bits per entry and 2 to 5 ns per span of
+    /// rows.
     #[pyo3(signature = (on=true))]
     fn track_changes(&self, py: Python<'_>, on: bool) -> PyResult<()> {
         self.with(py, |table| {
@@ -385,10 +446,13 @@ impl StateTable {
         })
     }
 
-    /// What has changed since the last ``save``, ``save_delta``, ``snapshot_delta`` or
-    /// ``snapshot(as_base=True)``, or since ``load`` or ``restore``, as bytes: for ``restore(snapshot, deltas=...)``.
+    /// Return the changes since the last snapshot or delta, as bytes for ``restore(snapshot, deltas=...)``.
     ///
-    /// Raises SnapshotError where changes are not tracked or there is no snapshot that a delta could follow.
+    /// The changes begin at the last ``save``, ``save_delta``, ``snapshot_delta``, ``snapshot(as_base=True)``, ``load``
+    /// or ``restore``.
+    ///
+    /// Raises:
+    ///     SnapshotError: Changes are not tracked, or there is no snapshot for the delta to follow.
     fn snapshot_delta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let bytes = self.with(py, |table| {
             let mut bytes = Vec::new();
@@ -399,8 +463,15 @@ impl StateTable {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// The table that a snapshot holds, and the deltas that followed it, in their order. ``policy``: what it
-    /// must be; another one is a SnapshotError.
+    /// Restore a table from a snapshot and the deltas that followed it.
+    ///
+    /// Args:
+    ///     snapshot: The bytes that ``snapshot`` returned.
+    ///     policy: The expected policy. Default: any.
+    ///     deltas: The bytes that ``snapshot_delta`` returned, in their order.
+    ///
+    /// Raises:
+    ///     SnapshotError: The bytes are damaged, do not follow each other, or have another policy.
     #[staticmethod]
     #[pyo3(signature = (snapshot, policy=None, *, deltas=vec![]), text_signature = "(snapshot, policy=None, *, deltas=())")]
     fn restore(
@@ -414,8 +485,9 @@ impl StateTable {
         StateTable::wrap(py, core)?.expect_policy(py, policy, None)
     }
 
-    /// Writes the snapshot to a file: beside it first, synced, then put in its place, so that the old
-    /// file stays whole until the new one is.
+    /// Write the snapshot to a file.
+    ///
+    /// A new file is written in the same folder, synced, and renamed. The old file is complete until then.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.with(py, |table| {
             let saved = replace(&path, |file| table.write_snapshot(file));
@@ -424,8 +496,7 @@ impl StateTable {
         })
     }
 
-    /// Writes what ``snapshot_delta`` gives to a file, as ``save`` does. Where that fails, the next delta
-    /// holds it.
+    /// Write the changes to a file, as ``snapshot_delta`` and ``save`` do. If that fails, the next delta contains them.
     fn save_delta(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.with(py, |table| {
             let delta = table.delta()?;
@@ -435,7 +506,7 @@ impl StateTable {
         })
     }
 
-    /// The table that a file holds, and files of deltas, see ``restore``.
+    /// Read a table from a file of ``save`` and the files of deltas that followed it. See ``restore``.
     #[staticmethod]
     #[pyo3(signature = (path, policy=None, *, deltas=vec![]), text_signature = "(path, policy=None, *, deltas=())")]
     fn load(
@@ -453,13 +524,19 @@ impl StateTable {
         StateTable::wrap(py, core)?.expect_policy(py, policy, Some(&path))
     }
 
-    /// A table with the entries that ``entries()`` gave, or that were made like them: ``rows`` is anything tabular
-    /// and is read batch by batch. What is not given comes from the schema metadata, if there is any: ``policy``;
-    /// ``keep``, the options, and ``horizon_ms`` (int64 ms).
+    /// Build a table from entries, as ``entries()`` returns them.
     ///
-    /// Raises BatchError naming column and row for what is no entry; SnapshotError naming the row where an entry
-    /// contradicts itself, the policy or another entry, and where the metadata names other rules; PolicyError
-    /// where neither the metadata nor ``policy`` names a policy.
+    /// Args:
+    ///     rows: Tabular data with the columns of ``entries()``, read batch by batch.
+    ///     policy: A preset name or a Policy. Default: the policy in the schema metadata.
+    ///     keep: As for ``StateTable``. Default: as in the schema metadata, like all other options.
+    ///     horizon_ms: The horizon (int64 ms). Default: as in the schema metadata.
+    ///
+    /// Raises:
+    ///     BatchError: A value cannot be part of an entry (column, row).
+    ///     SnapshotError: An entry contradicts itself, the policy or another entry (row), or the metadata has other
+    ///         rules.
+    ///     PolicyError: Neither the metadata nor ``policy`` gives a policy.
     #[staticmethod]
     #[pyo3(signature = (rows, policy=None, *, keep=None, horizon_ms=None))]
     fn from_entries(
@@ -485,33 +562,33 @@ impl StateTable {
         self.with(py, |table| Ok(table.len()))
     }
 
-    /// What is kept beyond what the rules need: () or ("timestamp",).
+    /// Additional data that the table keeps: () or ("timestamp",).
     #[getter]
     fn keep<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.keeps_timestamp.then_some("timestamp"))
     }
 
-    /// Rows at or below this timestamp (ms) are too old for what is still remembered; None before the first
-    /// eviction.
+    /// The table can no longer judge unknown rows at or below this timestamp (ms). None before the first eviction.
     #[getter]
     fn horizon_ms(&self, py: Python<'_>) -> PyResult<Option<i64>> {
         self.with(py, |table| Ok(table.horizon_ms()))
     }
 
-    /// How many sequence positions its entries hold: from first to last of each, less its holes. Under admit="any",
-    /// where nothing is forgotten, a call adds as many as it accepts rows. Takes a pass over the table.
+    /// Number of sequence positions in all entries: from first to last, without the holes.
+    ///
+    /// Under admit="any" and without eviction, a call adds one per accepted row. This reads the whole table.
     #[getter]
     fn positions(&self, py: Python<'_>) -> PyResult<u128> {
         self.with(py, |table| Ok(table.positions()))
     }
 
-    /// Bytes held by the table.
+    /// Bytes of memory that the table uses.
     #[getter]
     fn memory_bytes(&self, py: Python<'_>) -> PyResult<usize> {
         self.with(py, |table| Ok(table.memory_bytes()))
     }
 
-    /// The rules by which it judges.
+    /// The policy of the table.
     #[getter]
     fn policy(&self, py: Python<'_>) -> Py<PyAny> {
         self.policy.clone_ref(py)

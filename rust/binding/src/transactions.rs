@@ -9,17 +9,17 @@ use pyo3::prelude::*;
 use pyo3_arrow::PyTable;
 use std::sync::Mutex;
 
-/// Which rows of Kafka's logs are committed, aborted and still undecided, followed call by call.
+/// Follows Kafka's logs call by call, and decides which of their rows are committed, aborted or still open.
 ///
-/// A transaction is what a producer writes to a partition up to its next marker there, whatever the epochs of both: so
-/// a follower replays its log. What is remembered is a number for each partition and an entry for each open
-/// transaction, and of each aborted one 32 bytes for ``aborted``, which ``forget_aborted`` lets go of.
+/// A transaction is what a producer writes to a partition up to its next marker there, whatever the epochs of both. A
+/// follower replays its log in the same way. The index stores a number per partition and an entry per open transaction.
+/// For ``aborted`` it also stores 32 bytes per aborted transaction, which ``forget_aborted`` frees.
 ///
-/// Partitions are integers, strings, binary, or tuples of them where they have several columns; None stands for the
-/// partition of rows that name none: a null there, or ``BatchColumns(partition=None)``.
+/// Partitions are integers, strings, binary, or tuples of them if they have several columns. None is the partition of
+/// rows without one: the column is null, or ``BatchColumns(partition=None)``.
 ///
-/// Usable from several threads, one call at a time; the interpreter is released meanwhile. Every call is atomic:
-/// whatever it raises, the index is as it was, a PoisonedError aside.
+/// Every method is atomic: if it raises, the index is unchanged, except after a PoisonedError. Several threads can use
+/// an index; calls run one at a time and release the interpreter.
 #[pyclass(frozen, module = "fencepost.kafka")]
 pub(crate) struct TransactionIndex {
     followed: Mutex<Followed>,
@@ -28,12 +28,12 @@ pub(crate) struct TransactionIndex {
 #[derive(Default)]
 struct Followed {
     index: core::TransactionIndex,
-    /// What the last call decided of what was open before it.
+    /// Transactions that were open before the last call and that it decided.
     resolved: Vec<Resolved>,
 }
 
 impl TransactionIndex {
-    /// Does something with the core's index while other Python threads run.
+    /// Calls `work` with the core's index and releases the interpreter meanwhile.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
@@ -43,7 +43,7 @@ impl TransactionIndex {
         py.detach(work).map_err(|failure: Failure| failure.raise(py))
     }
 
-    /// Does something with a partition that has rows.
+    /// Calls `work` with the number of a partition. Returns `None` if the partition has no rows.
     fn with_partition<T: Send>(
         &self,
         partition: &Bound<'_, PyAny>,
@@ -76,18 +76,31 @@ impl TransactionIndex {
         TransactionIndex { followed: Mutex::default() }
     }
 
-    /// Follows rows in order and gives an Arrow table with the one column ``outcome`` (utf8), a value a row, as of the
-    /// end of the call: "committed", "aborted", "open", or "none" for what is part of no transaction: markers, other
-    /// control rows, data that is not transactional.
+    /// Follow rows in order, and return the outcome of each at the end of this call.
     ///
-    /// ``batches``: anything tabular, a row a batch header or a record, each partition in the order of its log.
-    /// ``columns``: a BatchColumns; unless given, those of ``read_batches`` where the rows have a base_offset, else
-    /// BatchColumns(). Read are pid, epoch, partition, offset, control (null: data; "commit", "abort"; "empty" and
-    /// "other" decide nothing) and where the rows have them last_offset (null: the offset), timestamp (int64 ms or any
-    /// Arrow timestamp) and transactional (null: false); without it all data with a producer is part of a transaction.
+    /// Args:
+    ///     batches: Tabular data with one row per batch header or record. The rows of each partition are in the order
+    ///         of its log.
+    ///     columns: A BatchColumns. Default: the columns of ``read_batches`` if the rows have a base_offset, else
+    ///         ``BatchColumns()``.
     ///
-    /// Raises BatchError naming column, row, value and allowed range, also where the offsets of a partition do not
-    /// rise; PolicyError for columns that are not there for this; TypeError for what is not tabular.
+    /// Columns:
+    /// - pid, epoch, partition, offset: required
+    /// - control: required. Null: data. "commit" and "abort" are markers; "empty" and "other" decide nothing
+    /// - last_offset: optional. Null: the offset
+    /// - timestamp: optional; int64 ms or any Arrow timestamp
+    /// - transactional: optional. Null: false. Without this column, all data with a producer is part of a transaction
+    ///
+    /// Returns:
+    ///     Arrow table with the column ``outcome`` (utf8), one value per row: "committed", "aborted", "open" or "none".
+    ///         The value is "none" for rows outside of transactions: markers, other control rows, and data that is not
+    ///         transactional.
+    ///
+    /// Raises:
+    ///     BatchError: A value is invalid (column, row, value, allowed range), or the offsets of a partition do not
+    ///         increase.
+    ///     PolicyError: A required column is None.
+    ///     TypeError: The batches are not tabular.
     #[pyo3(signature = (batches, columns=None))]
     fn apply(
         &self,
@@ -103,73 +116,88 @@ impl TransactionIndex {
             }
         };
         let (columns, rows) = take_log_rows(&layouts, batches)?;
-        // Before the index is locked: a stream may be a Python generator that asks this index something.
+        // Reads the stream before it locks the index, because a stream can be a Python generator that uses this index.
         let chunks = py.detach(|| LogChunk::read(&columns, rows)).map_err(|failure| failure.raise(py))?;
         let outcomes = self.with(py, |followed| {
             let before = followed.index.keys().mark();
-            let said = follow(&mut followed.index, &chunks).map_err(|error| columns.failure(error));
-            if said.is_err() || followed.index.is_empty() {
+            let followed_rows = follow(&mut followed.index, &chunks).map_err(|error| columns.failure(error));
+            if followed_rows.is_err() || followed.index.is_empty() {
                 followed.index.keys_mut().go_back(before);
             }
-            let said = said?;
-            followed.resolved = said.resolved;
-            outcome_batches(&said.outcomes)
+            let followed_rows = followed_rows?;
+            followed.resolved = followed_rows.resolved;
+            outcome_batches(&followed_rows.outcomes)
         })?;
         PyTable::try_new(outcomes.clone(), outcomes[0].schema())
     }
 
-    /// Transactions that an earlier call reported open and the last call decided, as an Arrow table in the order of
-    /// their markers: the partition, pid, first_offset, last_offset (int64, that of the marker) and outcome (utf8,
-    /// "committed" or "aborted"). With it, whoever keeps outcomes mends those that were open: rows of that pid within
-    /// these offsets.
+    /// Return the transactions that an earlier call reported as open and that the last call decided.
+    ///
+    /// Use the result to correct stored outcomes: it applies to rows of the pid within these offsets.
+    ///
+    /// Returns:
+    ///     Arrow table in the order of markers. Columns: the partition, pid, first_offset, last_offset (int64, of the
+    ///         marker) and outcome (utf8, "committed" or "aborted").
     fn resolved(&self, py: Python<'_>) -> PyResult<PyTable> {
         let batches = self.with(py, |followed| Ok(resolved_batches(&followed.index, &followed.resolved)))?;
         PyTable::try_new(batches.clone(), batches[0].schema())
     }
 
-    /// The transactions without a marker, as an Arrow table in the order of partition and first offset: the partition,
-    /// pid, epoch (int16, of the last row), first_offset and last_offset (int64, of the rows so far), last_timestamp
-    /// (int64 ms, of the last row; null where rows have none).
+    /// Return the transactions without a marker.
     ///
-    /// To Kafka a transaction is late, and most likely hangs, once its last timestamp is more than 20 minutes old: the
-    /// longest time-out that a broker allows (transaction.max.timeout.ms, 15 minutes) and 5 more.
+    /// Kafka considers a transaction late, and probably hanging, if its last timestamp is more than 20 minutes old.
+    /// This is the longest timeout that a broker allows (transaction.max.timeout.ms, 15 minutes) and 5 more minutes.
+    ///
+    /// Returns:
+    ///     Arrow table in the order of partition and first offset. Columns: the partition, pid, epoch (int16, of the
+    ///         last row), first_offset and last_offset (int64, of the rows so far), last_timestamp (int64 ms, of the
+    ///         last row; null if rows have no timestamps).
     fn open(&self, py: Python<'_>) -> PyResult<PyTable> {
         let batches = self.with(py, |followed| Ok(open_batches(&followed.index)))?;
         PyTable::try_new(batches.clone(), batches[0].schema())
     }
 
-    /// Up to where everything in a partition is decided: its first unstable offset, or the end of its log. None where
-    /// it has no rows. A broker's is not above its high watermark either, which no log tells.
+    /// Return the offset below which all rows of a partition are decided, or None if the partition has no rows.
+    ///
+    /// It is the first unstable offset, or the end of the log. A broker's value is also at most its high watermark,
+    /// which logs do not contain.
     fn last_stable_offset(&self, partition: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
         Ok(self.with_partition(partition, |index, number| index.last_stable_offset(number))?.flatten())
     }
 
-    /// The first offset of the oldest open transaction of a partition; None where none is open.
+    /// Return the first offset of the oldest open transaction of a partition, or None if no transaction is open.
     fn first_unstable_offset(&self, partition: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
         Ok(self.with_partition(partition, |index, number| index.first_unstable_offset(number))?.flatten())
     }
 
-    /// The offset after the last row of a partition; None where it has no rows.
+    /// Return the offset after the last row of a partition, or None if the partition has no rows.
     fn log_end(&self, partition: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
         Ok(self.with_partition(partition, |index, number| index.log_end(number))?.flatten())
     }
 
-    /// The aborted transactions of a partition in the order of their markers, as a broker's ``.txnindex`` lists them:
-    /// an Arrow table of int64 with pid, first_offset, last_offset (that of the marker) and last_stable_offset (the
-    /// first offset of the oldest other transaction that was open then, or the offset after the marker).
+    /// Return the aborted transactions of a partition in the order of their markers, as a broker's ``.txnindex`` lists
+    /// them.
+    ///
+    /// Returns:
+    ///     Arrow table of int64 columns: pid, first_offset, last_offset (of the marker) and last_stable_offset. The
+    ///         last is the first offset of the oldest other transaction that was open at the marker, or the offset
+    ///         after the marker.
     fn aborted(&self, partition: &Bound<'_, PyAny>) -> PyResult<PyTable> {
         let aborted = self.with_partition(partition, |index, number| aborted_batch(index.aborted(number)))?;
         let aborted = aborted.unwrap_or_else(|| aborted_batch(&[]));
         PyTable::try_new(vec![aborted.clone()], aborted.schema())
     }
 
-    /// Lets go of the aborted transactions of a partition whose markers lie below an offset, and gives how many they
-    /// were. No reader from that offset on needs them.
+    /// Drop the aborted transactions of a partition whose markers are below an offset. Readers from that offset on do
+    /// not need them.
+    ///
+    /// Returns:
+    ///     The number of dropped transactions.
     fn forget_aborted(&self, partition: &Bound<'_, PyAny>, below: i64) -> PyResult<usize> {
         Ok(self.with_partition(partition, move |index, number| index.forget_aborted(number, below))?.unwrap_or(0))
     }
 
-    /// Bytes held.
+    /// Bytes of memory that the index uses.
     #[getter]
     fn memory_bytes(&self, py: Python<'_>) -> PyResult<usize> {
         self.with(py, |followed| Ok(followed.index.memory_bytes()))

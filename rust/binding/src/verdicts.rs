@@ -5,11 +5,10 @@ use pyo3::types::{PyCapsule, PyDict};
 use pyo3_arrow::{PyArray, PyTable};
 use std::sync::Arc;
 
-/// The outcome of one call, row by row and in sum.
+/// The result of one call: a verdict per row, counts, and lists.
 ///
-/// Arrow results follow the PyCapsule protocol and need no pyarrow; ``numpy.asarray(verdicts.verdict)``
-/// gives NumPy. The object itself is an Arrow stream with the column ``verdict``, and ``offset`` where they are
-/// those of produce batches.
+/// Arrow results follow the PyCapsule protocol and do not need pyarrow. ``numpy.asarray(verdicts.verdict)`` returns a
+/// NumPy array. The object itself is an Arrow stream with the column ``verdict``, and ``offset`` for produce batches.
 #[pyclass(frozen, module = "fencepost")]
 pub(crate) struct Verdicts(pub(crate) fencepost_columns::Verdicts);
 
@@ -25,20 +24,20 @@ impl Verdicts {
         format!("<Verdicts of {} rows: {}>", self.0.verdict.len(), counts.join(", "))
     }
 
-    /// Arrow uint8, one ``Verdict`` code a row.
+    /// Arrow uint8 array with one ``Verdict`` code per row.
     #[getter]
     fn verdict(&self) -> PyArray {
         PyArray::from_array_ref(Arc::new(self.0.verdict.clone()))
     }
 
-    /// Arrow boolean, one a row: true for ACCEPTED and UNTRACKED.
+    /// Arrow boolean array with one value per row: true for ACCEPTED and UNTRACKED.
     #[getter]
     fn kept(&self, py: Python<'_>) -> PyArray {
         let kept = py.detach(|| self.0.kept_bits());
         PyArray::from_array_ref(Arc::new(BooleanArray::new(kept, None)))
     }
 
-    /// Rows by ``Verdict``, every verdict named.
+    /// Number of rows by ``Verdict``. Every verdict is listed.
     #[getter]
     fn counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let class = py.import("fencepost.verdict")?.getattr("Verdict")?;
@@ -49,40 +48,43 @@ impl Verdicts {
         Ok(counts)
     }
 
-    /// Rows below the highest epoch accepted of their key, kept or not: how a zombie shows.
+    /// Number of rows below the highest accepted epoch of their key, kept or not. They indicate a zombie.
     #[getter]
     fn stale_epoch(&self) -> u64 {
         self.0.stale_epoch
     }
 
-    /// Arrow table of those rows by producer: the key columns, epoch (int16) and count (int64), in key order.
+    /// The rows of ``stale_epoch`` by producer, as an Arrow table in key order: the key columns, epoch (int16) and
+    /// count (int64).
     #[getter]
     fn stale(&self) -> PyResult<PyTable> {
         PyTable::try_new(self.0.stale.clone(), self.0.stale[0].schema())
     }
 
-    /// Rows that only the border of the wrap could place on a lap.
+    /// Number of rows whose lap only the border of the wrap could decide.
     #[getter]
     fn border(&self) -> u64 {
         self.0.border
     }
 
-    /// Arrow table of the ranges that rows of this call jumped over and none filled: the key columns,
-    /// epoch (int16), first_seq, last_seq and count (int64), in key order.
+    /// Ranges that rows of this call skipped and that no row filled, as an Arrow table in key order.
+    ///
+    /// The columns are the key columns, epoch (int16), first_seq, last_seq and count (int64).
     #[getter]
     fn missing(&self, py: Python<'_>) -> PyResult<PyTable> {
         let batches = py.detach(|| self.0.missing());
         PyTable::try_new(batches.to_vec(), batches[0].schema())
     }
 
-    /// Arrow int64, one a row: for OUT_OF_ORDER rows the sequence that would have been accepted, else null.
+    /// Arrow int64 array with one value per row: the sequence number that would have been accepted instead of an
+    /// OUT_OF_ORDER row. Null for other rows.
     #[getter]
     fn expected(&self, py: Python<'_>) -> PyArray {
         PyArray::from_array_ref(py.detach(|| Arc::new(self.0.expected())))
     }
 
-    /// Arrow int64, one a row, of produce batches: the first offset of one that was accepted, or of the original of a
-    /// duplicate; null where there is none, and for all rows of a StateTable.
+    /// Arrow int64 array with one offset per produce batch: the first offset of an accepted batch, or of the original
+    /// of a duplicate. Null if there is none, and for all rows of a StateTable.
     #[getter]
     fn offsets(&self, py: Python<'_>) -> PyArray {
         PyArray::from_array_ref(py.detach(|| Arc::new(self.0.offsets())))
