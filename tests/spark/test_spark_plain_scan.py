@@ -308,6 +308,21 @@ class TestThePlan:
     def test_the_number_of_shards(self, rows: int, cores: int, expected: int) -> None:
         assert copies._shard_count(rows, cores) == expected
 
+    @pytest.mark.parametrize("values", [[1, 1, 2], [None, None, 1], ["b", "a", None], [None], ["", "a", "a"]])
+    def test_the_lowest_of_copies(self, values: list[Any]) -> None:
+        """Nulls are lowest. Most copies are equal, and only those that differ are ranked."""
+        random = np.random.default_rng(len(values))
+        copies_of = random.integers(0, 40, 200)
+        several = [values[it] for it in random.integers(0, len(values), 200) * (copies_of % 2)]
+
+        def key(value: Any) -> tuple[bool, Any]:
+            return (value is not None, value if value is not None else 0)
+
+        lowest = {it: min(key(v) for v, c in zip(several, copies_of, strict=True) if c == it) for it in copies_of}
+        kind = pa.int64() if 1 in values else pa.string()
+        found = copies._are_lowest(pa.chunked_array([pa.array(several, kind)]), copies_of)
+        assert found.tolist() == [key(v) == lowest[c] for v, c in zip(several, copies_of, strict=True)]
+
     @pytest.mark.parametrize("shards", [2, 7, 200])
     def test_each_shard_has_a_partition_of_its_own(self, spark: SparkSession, shards: int) -> None:
         keys = [(key,) for key in copies._keys_of_partitions(shards)]
