@@ -255,7 +255,7 @@ faults: java postgresql jars $(S3_SERVER) $(VENV)/tests ## Kill, stop, starve an
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) PYTHONPATH=$(abspath tests) $(BIN)/python -m faults.run --rounds $(ROUNDS) $(FAMILY)
 
 # Two sessions of Spark: in one, its tests would take longer than all others together.
-SPARK_FRAMES := $(patsubst %,tests/spark/test_spark_%.py,deduplicate plain_scan rules sql udf)
+SPARK_FRAMES := $(patsubst %,tests/spark/test_spark_%.py,deduplicate explain plain_scan rules sql udf)
 test-spark: test-spark-frames test-spark-jobs ## The Spark suite on the PySpark it is developed on
 
 test-spark-frames: java $(VENV)/tests ## DataFrames and SQL
@@ -265,7 +265,7 @@ test-spark-jobs: java postgresql $(VENV)/tests ## Jobs, streams, and sources of 
 	$(TIMED) $(BIN)/python -m pytest $(filter-out $(SPARK_FRAMES),$(wildcard tests/spark/test_*.py))
 
 # The doors for DataFrames and SQL, and the engine of jobs; the part has each door once.
-CONNECT_WHOLE := deduplicate.py udf.py sql.py engine.py
+CONNECT_WHOLE := deduplicate.py explain.py udf.py sql.py engine.py
 CONNECT_PART := sql.py::test_the_function sql.py::test_the_table_function sql.py::test_it_keeps_what_deduplicate_keeps \
 	engine.py::test_results_come_in_the_order_of_the_items engine.py::test_a_task_that_fails_once_is_tried_again
 test-spark-connect test-spark-connect-part: java $(VENV)/tests ## DataFrames, SQL and the engine of jobs in a session of Spark Connect

@@ -21,7 +21,7 @@ from fencepost.policy import Columns
 from fencepost.verdict import Verdict
 
 ADDED = ("verdict", "kept_row", "reason")
-_REASONS = {
+REASONS = {
     Verdict.ACCEPTED: "new",
     Verdict.DUPLICATE: "repeats a row that was accepted before",
     Verdict.OUT_OF_ORDER: "neither new nor known to be a repeat under this policy",
@@ -29,6 +29,7 @@ _REASONS = {
     Verdict.UNTRACKED: "has no producer",
     Verdict.FORGOTTEN: "older than what is still remembered",
 }
+"""The reason for each verdict. A repeat whose first row has a number names it instead."""
 
 
 def explain_rows(rows: Any, columns: Columns, table: StateTable) -> Any:
@@ -67,7 +68,7 @@ def _kept_rows(rows: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Array:
 
 def _reasons(codes: npt.NDArray[np.uint8], kept: pa.Array) -> pa.Array:
     known = pc.binary_join_element_wise("repeats row ", kept.cast(pa.string()), "")
-    return pc.if_else(kept.is_valid(), known, _texts(_REASONS, codes))
+    return pc.if_else(kept.is_valid(), known, _texts(REASONS, codes))
 
 
 def _texts(texts: dict[Verdict, str], codes: npt.NDArray[np.uint8]) -> pa.Array:

@@ -3,6 +3,7 @@
 | function or class | use |
 |---|---|
 | ``deduplicate(df)`` | DataFrame in, kept rows out; no state. ``choose_strategy(df)`` shows what it shuffles. |
+| ``explain(df)`` | DataFrame in, all rows out, with their verdicts and reasons; no state. |
 | ``verdict_udf(...)`` | Adds each row's verdict as a column, if you control the partitioning. |
 | ``DedupJob(source, state, sink)`` | Files in, files out, with state between runs. Fault-tolerant, exactly once. |
 | ``foreach_batch(state, sink)`` | The same for the batches of a stream. |
@@ -21,6 +22,7 @@ from fencepost_spark.frames import Strategy, choose_strategy, deduplicate
 from fencepost_spark.verdicts import verdict_udf
 
 if TYPE_CHECKING:
+    from fencepost_spark.explaining import explain
     from fencepost_spark.jobs import DedupJob, read_sink
     from fencepost_spark.kafka import KafkaWarning, from_headers, kafka_options
     from fencepost_spark.sql import register
@@ -34,6 +36,7 @@ __all__ = [
     "__version__",
     "choose_strategy",
     "deduplicate",
+    "explain",
     "foreach_batch",
     "from_headers",
     "kafka_options",
@@ -53,6 +56,10 @@ def __getattr__(name: str) -> Any:
         from fencepost_spark import kafka
 
         return getattr(kafka, name)
+    if name == "explain":
+        from fencepost_spark.explaining import explain
+
+        return explain
     if name == "foreach_batch":
         from fencepost_spark.streams import foreach_batch
 

@@ -79,13 +79,9 @@ def deduplicate(
         from fencepost_spark.copies import deduplicate_scan
 
         return deduplicate_scan(call, scan)
-    if co_located and verify:
-        _check_keys(df, call.columns, call.identity)
-    laid_out = _guard_files(df, is_verified=verify) if co_located else _shuffle(df, call.columns, call.identity)
-    arrival = call.arrival
-    if arrival:
-        laid_out = laid_out.sortWithinPartitions(*arrival, *_tie_breakers(df))
-    return _judged(laid_out, call)
+    verdict = unused_name(df, "verdict")
+    judged = judge(call, verify, verdict)
+    return judged.where(functions.col(verdict).isin(int(Verdict.ACCEPTED), int(Verdict.UNTRACKED))).drop(verdict)
 
 
 class Strategy(NamedTuple):
@@ -125,7 +121,7 @@ def choose_strategy(
 
 @dataclass(frozen=True)
 class Call:
-    """The validated arguments of ``deduplicate``."""
+    """The validated arguments of ``deduplicate`` or ``explain``."""
 
     df: DataFrame
     rules: Policy
@@ -145,15 +141,17 @@ class Call:
         order_by: Order | Sequence[Order] | None,
         co_located: bool,
         untracked: Literal["keep", "fail"],
+        function: str = "deduplicate",
     ) -> Call:
-        check_frame(df, "deduplicate(df)")
+        """Validate the arguments. `function`: the called one, for messages."""
+        check_frame(df, f"{function}(df)")
         rules = resolve(policy)
         mapped = resolve_columns(rules, columns)
         check_settings(df.sparkSession)
         order = _as_columns(order_by)
         if df.isStreaming:
             raise PolicyError(
-                "deduplicate() keeps nothing between micro-batches, so it does not accept a streaming DataFrame: "
+                f"{function}() keeps nothing between micro-batches, so it does not accept a streaming DataFrame: "
                 "use foreach_batch"
             )
         if not order and rules.depends_on_order:
@@ -199,13 +197,18 @@ class Call:
         )
 
 
-def _judged(df: DataFrame, call: Call) -> DataFrame:
-    """Return the kept rows, judged task by task in their current order."""
-    verdict = unused_name(df, "verdict")
+def judge(call: Call, verify: bool, verdict: str) -> DataFrame:
+    """Return the rows of a call, laid out in tasks and ordered, with their codes of verdicts in a column."""
+    df, identity = call.df, call.identity
+    if call.co_located and verify:
+        _check_keys(df, call.columns, identity)
+    laid_out = _guard_files(df, is_verified=verify) if call.co_located else _shuffle(df, call.columns, identity)
+    arrival = call.arrival
+    if arrival:
+        laid_out = laid_out.sortWithinPartitions(*arrival, *_tie_breakers(df))
     kind: Literal["arrow", "pandas"] = "arrow" if has_arrow_udf() else "pandas"
     judge = verdict_udf(call.rules, co_located=True, columns=call.columns, kind=kind, untracked=call.untracked)
-    judged = df.select("*", judge(*(call.identity[name] for name in call.columns.names)).alias(verdict))
-    return judged.where(functions.col(verdict).isin(int(Verdict.ACCEPTED), int(Verdict.UNTRACKED))).drop(verdict)
+    return laid_out.select("*", judge(*(identity[name] for name in call.columns.names)).alias(verdict))
 
 
 def check_frame(df: object, what: str) -> None:
@@ -214,7 +217,7 @@ def check_frame(df: object, what: str) -> None:
         kind = f"{type(df).__module__.partition('.')[0]}.{type(df).__name__}"
         raise TypeError(
             f"{what}: expected a Spark DataFrame, not {kind}: convert it with spark.createDataFrame(df), or "
-            "pass tables to fencepost.deduplicate"
+            "pass tables to the functions of the package fencepost"
         )
 
 

@@ -50,7 +50,7 @@ def test_workers_import_neither_jobs_nor_pandas() -> None:
 
 def test_everything_public_is_there() -> None:
     doors = {"DedupJob", "SparkEngine", "deduplicate", "foreach_batch", "read_sink", "register", "verdict_udf"}
-    doors |= {"Strategy", "choose_strategy"}
+    doors |= {"Strategy", "choose_strategy", "explain"}
     kafka = {"KafkaWarning", "from_headers", "kafka_options"}
     assert set(fencepost_spark.__all__) == doors | kafka | {"__version__"}
     assert all(getattr(fencepost_spark, name) for name in fencepost_spark.__all__)
