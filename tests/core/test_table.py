@@ -882,7 +882,7 @@ def test_runs_that_cannot_be() -> None:
         return of_one_key(seq).append_column("_length", pa.array(lengths))
 
     for bad, problem in [
-        (lines([1, 0], [5, 9]), "column 'seq', row 1: a run of 0 rows from 9 on; needed are 1 and above"),
+        (lines([1, 0], [5, 9]), "column 'seq', row 1: a span of 0 rows from 9 on; needed are 1 and above"),
         (lines([1, 3], [5, 2**31 - 2]), "and the last row within 0..=2147483647"),
         (lines([1, -1], [5, 9]), "column '_length', row 1: value -1 is outside 1..=4294967295"),
         (lines([2**32 - 1, 1], [0, 9]), "column 'seq', row 0: a run of 4294967295 rows"),

@@ -1,7 +1,7 @@
 //! Calls of what is between Arrow and the core, as the binding makes them.
 
 use arrow_array::RecordBatch;
-use fencepost_columns::{Asked, Call, ColumnNames, Failure, Identity, Rows, Scan, judge_and_keep};
+use fencepost_columns::{Call, ColumnNames, Failure, Identity, Rows, Scan, ScanOptions, judge_and_keep};
 use fencepost_core::StateTable;
 use fencepost_lake::ParquetFile;
 use std::collections::HashMap;
@@ -57,8 +57,8 @@ pub fn scan(
     by_row: bool,
     batches_max: usize,
 ) -> Result<Scanned, Failure> {
-    let asked = Asked { names: names.clone(), order_by, by_row, shards: 2, ordinal: 0, seq_max: i64::MAX };
-    let mut scan = Scan::open(file, 0..file.row_groups(), asked, HashMap::new())?;
+    let options = ScanOptions { names: names.clone(), order_by, by_row, shards: 2, ordinal: 0, seq_max: i64::MAX };
+    let mut scan = Scan::open(file, 0..file.row_groups(), options, HashMap::new())?;
     let mut scanned = Scanned { spans: vec![], untracked: 0, is_end: false };
     for _ in 0..batches_max {
         if !scan.step()? {

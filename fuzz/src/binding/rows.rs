@@ -141,10 +141,10 @@ impl Stream {
             if form.is_text() {
                 return (*name, cast(&form.array(values), &DataType::Utf8).expect("texts"));
             }
-            let fits = cast(&form.array(values), &DataType::Int64).expect("integers");
+            let wide = cast(&form.array(values), &DataType::Int64).expect("integers");
             // What the role's type cannot hold is refused in the one form as in the other.
-            let narrow = cast(&fits, &kind).expect("integers");
-            (*name, if narrow.null_count() == fits.null_count() { narrow } else { fits })
+            let narrow = cast(&wide, &kind).expect("integers");
+            (*name, if narrow.null_count() == wide.null_count() { narrow } else { wide })
         });
         batch(columns.chain(more))
     }
@@ -172,22 +172,22 @@ impl Stream {
             (Ok(_), Some(Err(looked))) => panic!("a look ahead is refused: {looked:?}"),
         }
         if beside % 3 == 1 && self.is_plain() {
-            let mut twin = restored(&before);
+            let mut copy = restored(&before);
             let plain = values.iter().map(|values| self.plain(values, None)).collect();
-            let plain = apply(&mut twin, plain, &self.columns);
+            let plain = apply(&mut copy, plain, &self.columns);
             assert_eq!(judged.as_ref().ok(), plain.as_ref().ok(), "types show: {judged:?} {plain:?}");
-            assert!(twin.snapshot() == table.snapshot(), "types show in the table");
+            assert!(copy.snapshot() == table.snapshot(), "types show in the table");
         }
         let Ok(judged) = judged else {
             assert!(table.snapshot() == before, "a refused call shows");
             return;
         };
         if beside % 3 == 2 && self.rules.core.intervals_max.is_none() {
-            let mut twin = restored(&before);
+            let mut copy = restored(&before);
             let pieces = batches.iter().flat_map(pieces);
-            let cut = pieces.flat_map(|rows| apply(&mut twin, vec![rows], &self.columns).expect("valid rows"));
+            let cut = pieces.flat_map(|rows| apply(&mut copy, vec![rows], &self.columns).expect("valid rows"));
             assert_eq!(cut.collect::<Vec<u8>>(), judged, "a cut shows");
-            assert!(content(&twin) == content(table), "a cut shows in the table");
+            assert!(content(&copy) == content(table), "a cut shows in the table");
         }
     }
 
@@ -231,10 +231,10 @@ impl Stream {
         };
         assert!(sum <= ROWS_MAX, "{sum} rows were judged");
         if let Some(rows) = self.expanded(values, form, lengths) {
-            let mut twin = restored(&before);
-            let single = apply(&mut twin, rows, &self.columns).expect("valid rows");
+            let mut copy = restored(&before);
+            let single = apply(&mut copy, rows, &self.columns).expect("valid rows");
             assert_eq!(single, judged, "runs show");
-            assert!(content(&twin) == content(table), "runs show in the table");
+            assert!(content(&copy) == content(table), "runs show in the table");
         }
     }
 

@@ -68,9 +68,9 @@ impl Object {
         Ok(count)
     }
 
-    fn read_block(&self, position: u64, wanted: u64) -> io::Result<(u64, PyBackedBytes)> {
+    fn read_block(&self, position: u64, needed: u64) -> io::Result<(u64, PyBackedBytes)> {
         let start = position.min(self.bytes.saturating_sub(TAIL_BYTES));
-        let length = (self.bytes - start).min(self.blocks.bytes.max(position - start + wanted));
+        let length = (self.bytes - start).min(self.blocks.bytes.max(position - start + needed));
         let read = |py: Python<'_>| {
             let bytes = self.object.bind(py).call_method1("read", (start, length))?;
             Ok(bytes.extract::<PyBackedBytes>()?)

@@ -5,7 +5,7 @@ use crate::objects::Blocks;
 use crate::parquet::open;
 use crate::raise::Raise;
 use arrow_schema::SchemaRef;
-use fencepost_columns::{Asked, Constant, Failure, Scan};
+use fencepost_columns::{Constant, Failure, Scan, ScanOptions};
 use fencepost_core::Policy;
 use pyo3::prelude::*;
 use pyo3_arrow::{PyRecordBatch, PySchema};
@@ -111,14 +111,14 @@ impl RunScan {
             }
         };
         let names = column_names(columns)?.keeping_timestamps(timestamp);
-        let asked = Asked { names, order_by, by_row, shards, ordinal, seq_max };
+        let options = ScanOptions { names, order_by, by_row, shards, ordinal, seq_max };
         let constants = constants.unwrap_or_default().into_iter();
         let constants = constants.map(|(name, value)| (name, value.map(Constant::from))).collect();
         let opened = py.detach(|| {
             let file = open(&path, object.as_ref(), Blocks::COLUMNS)?;
             let schema = file.schema()?;
             let groups = file.groups_of_part(number, parts);
-            Ok((Scan::open(&file, groups.clone(), asked, constants)?, groups, file, schema))
+            Ok((Scan::open(&file, groups.clone(), options, constants)?, groups, file, schema))
         });
         let (scan, groups, file, schema) = opened.map_err(|failure: Failure| failure.raise(py))?;
         let first_row = file.first_row(groups.start);
@@ -145,7 +145,7 @@ impl RunScan {
             let step = py.detach(|| {
                 let mut scan = self.lock()?;
                 let is_end = !scan.step()?;
-                (is_end || scan.runs_held() >= runs_max.max(1)).then(|| scan.give()).transpose()
+                (is_end || scan.spans_held() >= runs_max.max(1)).then(|| scan.give()).transpose()
             });
             if let Some(batches) = step.map_err(|failure: Failure| failure.raise(py))? {
                 let batches = batches.into_iter().map(|(shard, batch)| (shard, PyRecordBatch::new(batch)));
@@ -201,7 +201,7 @@ impl RunScan {
     /// Number of spans so far.
     #[getter]
     fn runs(&self, py: Python<'_>) -> PyResult<u64> {
-        py.detach(|| Ok(self.lock()?.runs())).map_err(|failure: Failure| failure.raise(py))
+        py.detach(|| Ok(self.lock()?.spans())).map_err(|failure: Failure| failure.raise(py))
     }
 
     /// The greatest timestamp so far of rows with a producer, in milliseconds. None if no timestamp was read.

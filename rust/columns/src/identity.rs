@@ -552,10 +552,10 @@ impl IntReader<'_> {
 }
 
 /// A column of a type that cannot be read.
-pub(crate) fn wrong_type(name: &str, kind: &DataType, wanted: &str) -> Failure {
+pub(crate) fn wrong_type(name: &str, kind: &DataType, expected: &str) -> Failure {
     let hint =
         if kind.is_floating() { "; pandas makes floats of integers with nulls: use the dtype Int64" } else { "" };
-    Failure::batch(name, None, format!("is of type {kind}, {wanted} are needed{hint}"))
+    Failure::batch(name, None, format!("is of type {kind}, {expected} are needed{hint}"))
 }
 
 /// Casts; what does not fit becomes null.

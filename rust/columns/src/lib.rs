@@ -32,6 +32,6 @@ pub use outcomes::{aborted_batch, follow, open_batches, outcome_batches, resolve
 pub use panics::without_panic;
 pub use records::{HEADERS, KEY, RECORD_COLUMNS, VALUE, build_records};
 pub use rows::{Batches, Column, Rows};
-pub use scan::{Asked, Constant, Scan};
+pub use scan::{Constant, Scan, ScanOptions};
 pub use shards::shard_of_rows;
 pub use verdicts::Verdicts;

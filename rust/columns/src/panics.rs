@@ -7,8 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// stream call, which would end the process.
 pub fn without_panic<T>(pull: impl FnOnce() -> Option<Result<T, ArrowError>>) -> Option<Result<T, ArrowError>> {
     catch_unwind(AssertUnwindSafe(pull)).unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<String>().map(String::as_str);
-        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-        Some(Err(ArrowError::ExternalError(format!("the stream failed: {said}").into())))
+        let message = panic.downcast_ref::<String>().map(String::as_str);
+        let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+        Some(Err(ArrowError::ExternalError(format!("the stream failed: {message}").into())))
     })
 }

@@ -76,7 +76,7 @@ fn to_binary(name: &str, column: &ArrayRef) -> Result<ArrayRef, Failure> {
 
 fn to_headers(column: &ArrayRef) -> Result<ArrayRef, Failure> {
     let pair = vec![Field::new("key", DataType::Utf8, true), Field::new("value", DataType::Binary, true)];
-    let wanted = DataType::new_list(DataType::Struct(Fields::from(pair)), true);
+    let expected = DataType::new_list(DataType::Struct(Fields::from(pair)), true);
     let wrong = || wrong_type(HEADERS, column.data_type(), "lists of structs of key (utf8) and value (binary)");
-    arrow_cast::cast(column, &wanted).map_err(|_| wrong())
+    arrow_cast::cast(column, &expected).map_err(|_| wrong())
 }

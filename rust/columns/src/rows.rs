@@ -62,8 +62,9 @@ impl Rows {
             Rows::Mapping(columns) => {
                 let found: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
                 let positions = positions(&found, names)?;
-                let one =
-                    |&at: &usize| columns[at].1.as_ref().map_or_else(|| unreachable!("wanted"), Column::one_array);
+                let one = |&at: &usize| {
+                    columns[at].1.as_ref().map_or_else(|| unreachable!("a needed column"), Column::one_array)
+                };
                 let arrays = positions.iter().map(one).collect::<Result<Vec<_>, _>>()?;
                 check_lengths(names, &arrays)?;
                 Ok(vec![arrays])

@@ -1,4 +1,4 @@
-//! The rows of a Parquet file as runs, dealt to shards.
+//! The rows of a Parquet file as spans, dealt to shards.
 
 use crate::failure::Failure;
 use crate::identity::{Chunk, ColumnNames, Identity, Parts};
@@ -11,7 +11,7 @@ use arrow_array::{
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use arrow_select::concat::concat;
 use arrow_select::take::take;
-use fencepost_core::{Batch, Domain, Error, Keys, Seqs, Untracked, find_runs};
+use fencepost_core::{Batch, Domain, Error, Keys, Seqs, Untracked, find_spans};
 use fencepost_lake as lake;
 use std::collections::HashMap;
 use std::iter::repeat_n;
@@ -32,7 +32,7 @@ pub enum Constant {
 }
 
 /// What a scan was asked for.
-pub struct Asked {
+pub struct ScanOptions {
     /// The identity columns.
     pub names: ColumnNames,
     /// Columns whose values are equal in all rows of a span.
@@ -50,21 +50,21 @@ pub struct Asked {
 /// Reads the identity columns of a Parquet file and gives its rows as spans, shard by shard.
 pub struct Scan {
     path: PathBuf,
-    asked: Asked,
+    options: ScanOptions,
     columns: lake::Columns,
     /// Where each identity column comes from, in the order of `ColumnNames::all`.
     identity: Vec<Origin>,
-    /// The order columns that runs must agree in, and that are given beside the identity.
+    /// The order columns that spans must agree in, and that are given beside the identity.
     order: Vec<Order>,
     is_broken: bool,
     /// The file's row that comes next.
     row: u64,
     /// By shard, since the last call.
     held: Vec<Held>,
-    runs_held: u64,
-    /// The run that the last row belongs to, where the next row may go on with it.
-    open: Option<OpenRun>,
-    runs: u64,
+    spans_held: u64,
+    /// The span that the last row belongs to, where the next row may go on with it.
+    open: Option<OpenSpan>,
+    spans: u64,
     untracked: u64,
     newest_timestamp: Option<i64>,
     scratch: Scratch,
@@ -85,7 +85,7 @@ struct Order {
     replaces: bool,
 }
 
-/// Columns of runs.
+/// Columns of spans.
 #[derive(Default)]
 struct Held {
     columns: Vec<Values>,
@@ -100,7 +100,7 @@ enum Values {
     Arrays(Vec<ArrayRef>),
 }
 
-struct OpenRun {
+struct OpenSpan {
     shard: usize,
     pid: Vec<u8>,
     partition: Vec<u8>,
@@ -123,48 +123,48 @@ impl Scan {
     pub fn open(
         file: &lake::ParquetFile,
         groups: Range<usize>,
-        asked: Asked,
+        options: ScanOptions,
         constants: HashMap<String, Option<Constant>>,
     ) -> Result<Scan, Failure> {
         let constants: HashMap<String, ArrayRef> =
             constants.into_iter().map(|(name, value)| (name, constant(value))).collect();
-        let origin = |name: &str, wanted: &mut Vec<String>| match constants.get(name) {
+        let origin = |name: &str, file_columns: &mut Vec<String>| match constants.get(name) {
             Some(values) => Origin::Constant(values.clone()),
-            None => Origin::File(wanted.iter().position(|it| it == name).unwrap_or_else(|| {
-                wanted.push(name.to_string());
-                wanted.len() - 1
+            None => Origin::File(file_columns.iter().position(|it| it == name).unwrap_or_else(|| {
+                file_columns.push(name.to_string());
+                file_columns.len() - 1
             })),
         };
-        let mut wanted: Vec<String> = Vec::new();
-        let names = &asked.names;
-        let identity = names.all().into_iter().map(|name| origin(name, &mut wanted)).collect();
+        let mut file_columns: Vec<String> = Vec::new();
+        let names = &options.names;
+        let identity = names.all().into_iter().map(|name| origin(name, &mut file_columns)).collect();
         let mut order: Vec<Order> = Vec::new();
-        for name in &asked.order_by {
+        for name in &options.order_by {
             let is_known = order.iter().any(|it| it.name == *name)
                 || names.keys().contains(&name.as_str())
                 || names.epoch.as_ref() == Some(name);
             if !is_known {
-                let origin = origin(name, &mut wanted);
+                let origin = origin(name, &mut file_columns);
                 let replaces = names.timestamp.as_ref() == Some(name) || names.seq == *name;
                 order.push(Order { name: name.clone(), origin, replaces });
             }
         }
-        let read: Vec<&str> = wanted.iter().map(String::as_str).collect();
+        let read: Vec<&str> = file_columns.iter().map(String::as_str).collect();
         let row = file.first_row(groups.start);
         let columns = lake::Columns::open(file, groups, &read, BATCH_ROWS)?;
-        let held = (0..asked.shards).map(|_| Held::default()).collect();
+        let held = (0..options.shards).map(|_| Held::default()).collect();
         Ok(Scan {
             path: file.path().into(),
-            asked,
+            options,
             columns,
             identity,
             order,
             is_broken: false,
             row,
             held,
-            runs_held: 0,
+            spans_held: 0,
             open: None,
-            runs: 0,
+            spans: 0,
             untracked: 0,
             newest_timestamp: None,
             scratch: Scratch::default(),
@@ -172,13 +172,13 @@ impl Scan {
     }
 
     /// Spans that [`Scan::give`] would give.
-    pub fn runs_held(&self) -> u64 {
-        self.runs_held
+    pub fn spans_held(&self) -> u64 {
+        self.spans_held
     }
 
     /// Spans so far.
-    pub fn runs(&self) -> u64 {
-        self.runs
+    pub fn spans(&self) -> u64 {
+        self.spans
     }
 
     /// Rows without a producer so far: they are in no span.
@@ -198,7 +198,7 @@ impl Scan {
             return Err(Failure::Source { path: self.path.display().to_string(), position: None, message });
         }
         self.is_broken = true;
-        let goes_on = match self.columns.next_batch()? {
+        let has_more = match self.columns.next_batch()? {
             None => false,
             Some((rows, columns)) => {
                 self.take_in(rows, &columns).map_err(|failure| failure.in_file(&self.path))?;
@@ -207,7 +207,7 @@ impl Scan {
             }
         };
         self.is_broken = false;
-        Ok(goes_on)
+        Ok(has_more)
     }
 
     fn take_in(&mut self, rows: usize, columns: &[ArrayRef]) -> Result<(), Failure> {
@@ -223,39 +223,39 @@ impl Scan {
                 return Err(Failure::batch(name, Some(rows_before + row), "null, but order_by needs a value"));
             }
         }
-        let identity = Identity::of_columns(&self.asked.names, identity, rows_before)?;
+        let identity = Identity::of_columns(&self.options.names, identity, rows_before)?;
         let mut keys = Keys::default();
         let numbered = identity.number(&mut keys)?;
         let (Some(chunk), Some(numbered)) = (identity.chunks().first(), numbered.first()) else { return Ok(()) };
         let batch = numbered.batch();
         let mut scratch = std::mem::take(&mut self.scratch);
-        self.find_runs(&batch, &order, rows_before, &mut scratch)?;
+        self.find_spans(&batch, &order, rows_before, &mut scratch)?;
         self.deal(chunk, &batch, &order, &mut scratch)?;
         self.scratch = scratch;
         Ok(())
     }
 
-    /// Validates the rows and finds where runs begin.
-    fn find_runs(
+    /// Validates the rows and finds where spans begin.
+    fn find_spans(
         &self,
         batch: &Batch<'_>,
         order: &[ArrayRef],
         rows_before: usize,
         scratch: &mut Scratch,
     ) -> Result<(), Failure> {
-        let domain = Domain { seq_max: self.asked.seq_max, untracked: Untracked::Keep };
-        find_runs(batch, &domain, &mut scratch.starts).map_err(|error| {
+        let domain = Domain { seq_max: self.options.seq_max, untracked: Untracked::Keep };
+        find_spans(batch, &domain, &mut scratch.starts).map_err(|error| {
             let error = match error {
                 Error::Batch { column, row, problem } => {
                     Error::Batch { column, row: row.map(|row| row + rows_before), problem }
                 }
                 other => other,
             };
-            Failure::of_core(error, &self.asked.names)
+            Failure::of_core(error, &self.options.names)
         })?;
         let rows = batch.len() as u32;
         let Scratch { starts, cut, .. } = scratch;
-        if self.asked.by_row {
+        if self.options.by_row {
             starts.clear();
             starts.extend(0..rows);
             return Ok(());
@@ -277,7 +277,7 @@ impl Scan {
         Ok(())
     }
 
-    /// Puts the runs where they belong.
+    /// Puts the spans where they belong.
     fn deal(
         &mut self,
         chunk: &Chunk,
@@ -290,12 +290,12 @@ impl Scan {
             return Ok(());
         }
         let Scratch { starts, spans, .. } = scratch;
-        spans.clear(self.asked.shards);
+        spans.clear(self.options.shards);
         let (mut pids, mut partitions) = (Vec::new(), Vec::new());
         // Only plain keys are cheaper to compare than to look at.
         let mut before: Option<(i64, i32, u32)> = None;
         let open = self.open.take();
-        let mut goes_on_in = None;
+        let mut continued_shard = None;
         for (number, &start) in starts.iter().enumerate() {
             let end = starts.get(number + 1).map_or(rows, |&end| end as usize);
             let (row, count) = (start as usize, (end - start as usize) as u32);
@@ -305,14 +305,14 @@ impl Scan {
             }
             if number == 0
                 && let Some(open) = &open
-                && self.goes_on(open, chunk, batch, order)
+                && self.is_continued_by(open, chunk, batch, order)
             {
                 let lengths = &mut self.held[open.shard].lengths;
                 if let Some(last) = lengths.last_mut()
                     && let Some(longer) = last.checked_add(count)
                 {
                     *last = longer;
-                    goes_on_in = Some(open.shard);
+                    continued_shard = Some(open.shard);
                     continue;
                 }
             }
@@ -321,23 +321,23 @@ impl Scan {
                 Some((pid, partition, to)) if (pid, partition) == key => to,
                 _ => {
                     let pid = key_ref(&chunk.pid, row, &mut pids);
-                    shard_of(pid, key_ref(&chunk.partition, row, &mut partitions), self.asked.shards)
+                    shard_of(pid, key_ref(&chunk.partition, row, &mut partitions), self.options.shards)
                 }
             };
             before = Some((key.0, key.1, to));
             spans.push(to, start, count);
         }
-        let last_shard = spans.last_shard().or(goes_on_in);
-        if let Some(shard) = last_shard.filter(|_| !self.asked.by_row && batch.pid[rows - 1] != -1) {
-            self.open = Some(OpenRun::of_last_row(shard, chunk, batch, order));
+        let last_shard = spans.last_shard().or(continued_shard);
+        if let Some(shard) = last_shard.filter(|_| !self.options.by_row && batch.pid[rows - 1] != -1) {
+            self.open = Some(OpenSpan::of_last_row(shard, chunk, batch, order));
         }
         spans.sort();
         if let Some(timestamp) = batch.timestamp {
             let newest = spans.first_rows().iter().map(|&row| timestamp[row as usize]).max();
             self.newest_timestamp = self.newest_timestamp.max(newest);
         }
-        self.runs += spans.len() as u64;
-        self.runs_held += spans.len() as u64;
+        self.spans += spans.len() as u64;
+        self.spans_held += spans.len() as u64;
         let columns = self.source_columns(chunk, batch, order);
         for (held, (first, lengths)) in self.held.iter_mut().zip(spans.by_shard()) {
             if !first.is_empty() {
@@ -347,8 +347,8 @@ impl Scan {
         Ok(())
     }
 
-    /// Whether the first row of a batch goes on with a run of the batch before.
-    fn goes_on(&self, open: &OpenRun, chunk: &Chunk, batch: &Batch<'_>, order: &[ArrayRef]) -> bool {
+    /// Whether the first row of a batch goes on with a span of the batch before.
+    fn is_continued_by(&self, open: &OpenSpan, chunk: &Chunk, batch: &Batch<'_>, order: &[ArrayRef]) -> bool {
         let is_same = |one: &ArrayRef, other: &ArrayRef| {
             arrow_ord::cmp::not_distinct(one, &other.slice(0, 1)).is_ok_and(|same| same.value(0))
         };
@@ -363,7 +363,7 @@ impl Scan {
     /// The columns that are given, as they are in this batch.
     fn source_columns<'a>(&self, chunk: &'a Chunk, batch: &Batch<'a>, order: &[ArrayRef]) -> Vec<SourceColumn<'a>> {
         let mut columns = Vec::new();
-        let names = &self.asked.names;
+        let names = &self.options.names;
         match &chunk.pid {
             Parts::Plain(values) => columns.push(SourceColumn::I64(values)),
             Parts::Several(parts) => columns.extend(parts.iter().map(|part| SourceColumn::Array(part.array()))),
@@ -392,7 +392,7 @@ impl Scan {
     }
 
     fn names(&self) -> Vec<&str> {
-        let names = &self.asked.names;
+        let names = &self.options.names;
         let is_replaced = self.order.iter().any(|it| it.replaces && names.timestamp.as_ref() == Some(&it.name));
         let mut all = names.all();
         if is_replaced {
@@ -405,14 +405,14 @@ impl Scan {
     /// What is held, shard by shard; then nothing is.
     pub fn give(&mut self) -> Result<Vec<(u32, RecordBatch)>, Failure> {
         self.open = None;
-        self.runs_held = 0;
+        self.spans_held = 0;
         let held: Vec<Held> = self.held.iter_mut().map(std::mem::take).collect();
         let names = self.names();
         let mut schema: Option<SchemaRef> = None;
         let mut batches = Vec::new();
         for (shard, held) in held.into_iter().enumerate() {
             if !held.lengths.is_empty() {
-                batches.push((shard as u32, held.into_batch(&names, self.asked.ordinal, &mut schema)?));
+                batches.push((shard as u32, held.into_batch(&names, self.options.ordinal, &mut schema)?));
             }
         }
         Ok(batches)
@@ -434,10 +434,10 @@ fn key_bytes<T: arrow_buffer::ArrowNativeType + Into<i64>>(parts: &Parts<T>, row
     }
 }
 
-impl OpenRun {
-    fn of_last_row(shard: usize, chunk: &Chunk, batch: &Batch<'_>, order: &[ArrayRef]) -> OpenRun {
+impl OpenSpan {
+    fn of_last_row(shard: usize, chunk: &Chunk, batch: &Batch<'_>, order: &[ArrayRef]) -> OpenSpan {
         let row = batch.len() - 1;
-        OpenRun {
+        OpenSpan {
             shard,
             pid: key_bytes(&chunk.pid, row),
             partition: key_bytes(&chunk.partition, row),
@@ -458,7 +458,7 @@ enum SourceColumn<'a> {
 }
 
 impl Held {
-    /// Takes in the runs that begin in these rows.
+    /// Takes in the spans that begin in these rows.
     fn extend(
         &mut self,
         columns: &[SourceColumn<'_>],
@@ -499,7 +499,7 @@ impl Held {
     }
 
     fn into_batch(self, names: &[&str], ordinal: u32, schema: &mut Option<SchemaRef>) -> Result<RecordBatch, Failure> {
-        let runs = self.lengths.len();
+        let spans = self.lengths.len();
         let mut arrays = Vec::with_capacity(self.columns.len() + 3);
         for values in self.columns {
             arrays.push(match values {
@@ -510,7 +510,7 @@ impl Held {
             });
         }
         arrays.push(Arc::new(UInt32Array::from(self.lengths)));
-        arrays.push(Arc::new(UInt32Array::from_iter_values(repeat_n(ordinal, runs))));
+        arrays.push(Arc::new(UInt32Array::from_iter_values(repeat_n(ordinal, spans))));
         arrays.push(Arc::new(UInt64Array::from(self.rows)));
         let schema = schema.get_or_insert_with(|| {
             let names = names.iter().chain(&["_length", "_file", "_row"]);

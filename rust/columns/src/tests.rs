@@ -1,7 +1,8 @@
 //! Columns of every kind against references that go row by row.
 
 use crate::{
-    Asked, ColumnNames, Constant, Failure, Identity, Rows, Scan, apply_and_keep, judge_and_keep, keep, shard_of_rows,
+    ColumnNames, Constant, Failure, Identity, Rows, Scan, ScanOptions, apply_and_keep, judge_and_keep, keep,
+    shard_of_rows,
 };
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int32Type, Int64Type, UInt32Type, UInt64Type};
@@ -201,25 +202,25 @@ fn file_rows(is_text: bool) -> RecordBatch {
     batch(vec![("pid", pid), ("seq", Arc::new(Int64Array::from(seqs))), ("time", Arc::new(Int64Array::from(times)))])
 }
 
-fn asked(order_by: &[&str], by_row: bool) -> Asked {
+fn options(order_by: &[&str], by_row: bool) -> ScanOptions {
     let order_by = order_by.iter().map(ToString::to_string).collect();
-    Asked { names: names(), order_by, by_row, shards: 4, ordinal: 7, seq_max: i64::MAX }
+    ScanOptions { names: names(), order_by, by_row, shards: 4, ordinal: 7, seq_max: i64::MAX }
 }
 
-fn scan(rows: &RecordBatch, asked: Asked, steps: usize) -> (Vec<(u32, RecordBatch)>, u64) {
+fn scan(rows: &RecordBatch, options: ScanOptions, steps: usize) -> (Vec<(u32, RecordBatch)>, u64) {
     let file = file(rows);
     let constants = HashMap::from([("partition".to_string(), Some(Constant::Int(2)))]);
-    let mut scan = Scan::open(&file, 0..file.row_groups(), asked, constants).expect("a file");
-    let (mut spans, mut goes_on) = (Vec::new(), true);
-    while goes_on {
+    let mut scan = Scan::open(&file, 0..file.row_groups(), options, constants).expect("a file");
+    let (mut spans, mut has_more) = (Vec::new(), true);
+    while has_more {
         for _ in 0..steps {
-            goes_on = goes_on && scan.step().expect("rows");
+            has_more = has_more && scan.step().expect("rows");
         }
-        assert_eq!(scan.runs_held() > 0, goes_on || scan.runs_held() > 0);
+        assert_eq!(scan.spans_held() > 0, has_more || scan.spans_held() > 0);
         spans.extend(scan.give().expect("spans"));
-        assert_eq!(scan.runs_held(), 0);
+        assert_eq!(scan.spans_held(), 0);
     }
-    assert_eq!(scan.runs(), spans.iter().map(|(_, batch)| batch.num_rows() as u64).sum::<u64>());
+    assert_eq!(scan.spans(), spans.iter().map(|(_, batch)| batch.num_rows() as u64).sum::<u64>());
     (spans, scan.untracked())
 }
 
@@ -264,7 +265,7 @@ fn spans_of_a_file_are_its_rows() {
         for (order_by, by_row, steps) in
             [(&[][..], false, usize::from(u16::MAX)), (&[], false, 1), (&["time"], false, 9), (&[], true, 2)]
         {
-            let (spans, untracked) = scan(&rows, asked(order_by, by_row), steps);
+            let (spans, untracked) = scan(&rows, options(order_by, by_row), steps);
             let mut found = rows_of(&spans);
             found.sort();
             assert_eq!(found, expected, "{order_by:?}");
@@ -288,7 +289,7 @@ fn spans_of_a_file_are_its_rows() {
 #[test]
 fn spans_of_a_shard_are_in_the_order_of_the_file() {
     let rows = file_rows(true);
-    let (spans, _) = scan(&rows, asked(&["time"], false), 1);
+    let (spans, _) = scan(&rows, options(&["time"], false), 1);
     let schema = spans[0].1.schema();
     let columns: Vec<_> = schema.fields().iter().map(|field| field.name().as_str()).collect();
     assert_eq!(columns, ["pid", "partition", "seq", "time", "_length", "_file", "_row"]);
@@ -308,10 +309,10 @@ fn a_bad_value_in_a_file_names_its_row() {
     let pid: ArrayRef = Arc::new(Int64Array::from(vec![1; seqs.len()]));
     let file = file(&batch(vec![("pid", pid), ("seq", Arc::new(Int64Array::from(seqs)))]));
     let constants = HashMap::from([("partition".to_string(), None::<Constant>)]);
-    let failed = Scan::open(&file, 0..1, asked(&[], false), constants).and_then(|mut scan| scan.step());
+    let failed = Scan::open(&file, 0..1, options(&[], false), constants).and_then(|mut scan| scan.step());
     assert!(matches!(failed, Err(Failure::Batch { column: Some(column), .. }) if column == "partition"));
     let constants = HashMap::from([("partition".to_string(), Some(Constant::Text("east".into())))]);
-    let mut scan = Scan::open(&file, 0..1, asked(&[], false), constants).expect("a file");
+    let mut scan = Scan::open(&file, 0..1, options(&[], false), constants).expect("a file");
     assert!(scan.step().expect("rows"));
     let Err(Failure::Batch { column, row, message }) = scan.step() else { panic!("a value below 0") };
     assert_eq!((column.as_deref(), row), (Some("seq"), Some(66_000)), "{message}");

@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-/// Sequence numbers as they lie in memory: Kafka's are 32 bits wide, offsets 64.
+/// A column of sequence numbers: 32 bits wide as in Kafka's records, or 64 bits wide as offsets.
 #[derive(Clone, Copy, Debug)]
 pub enum Seqs<'a> {
     /// 32-bit sequence numbers.
@@ -39,21 +39,21 @@ impl<'a> Seqs<'a> {
     }
 }
 
-/// The identity columns of some rows, all of one length.
+/// The identity columns of a batch of rows. All have the same length.
 ///
-/// A row with pid -1 is untracked: its other columns are not looked at. Keys that are not plain
-/// integers come as the numbers that [`crate::Dictionary`] gave them.
+/// A row with pid -1 is untracked, and its other columns are not read. Keys that are not plain integers are passed as
+/// the numbers that [`crate::Dictionary`] assigned to them.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
     /// -1, or 0 and above.
     pub pid: &'a [i64],
     /// 0 … 2^31-1.
     pub partition: &'a [i32],
-    /// 0 … 32767; absent exactly where the policy ignores epochs.
+    /// 0 … 32767. `None` if and only if the policy ignores epochs.
     pub epoch: Option<&'a [i16]>,
     /// Within the policy's sequence space.
     pub seq: Seqs<'a>,
-    /// Milliseconds; needed where the table keeps timestamps, not looked at elsewhere.
+    /// Milliseconds. Required if the table keeps timestamps, otherwise not read.
     pub timestamp: Option<&'a [i64]>,
 }
 
@@ -61,7 +61,7 @@ impl<'a> Batch<'a> {
     /// Some of the rows.
     ///
     /// # Panics
-    /// Where columns differ in length.
+    /// If columns differ in length.
     pub(crate) fn slice(&self, range: Range<usize>) -> Batch<'a> {
         Batch {
             pid: &self.pid[range.clone()],

@@ -1,83 +1,82 @@
-//! What has changed in a table since a snapshot of it.
+//! Tracks what has changed in a table since a snapshot.
 
-use crate::judge::{Rules, Span};
+use crate::judge::{FullEntry, Rules};
 use crate::key_block::block_hash;
 
-/// Keys whose entries may differ from those of the snapshot `since`.
+/// Keys whose entries may differ from the snapshot `since`.
 ///
-/// Costs a test a call unless changes are noted; then a bit set for each run that was accepted.
+/// If changes are not tracked, this costs one test per call. Otherwise, it sets a bit per accepted span.
 #[derive(Default)]
 pub(crate) struct Changes {
     /// The checksum of the snapshot that the changes follow.
     since: Option<u32>,
     marks: Option<Marks>,
-    /// Keys that were forgotten, and may have come again; and what became too old.
+    /// Keys that were forgotten and may have appeared again, and evictions.
     gone: Vec<(i64, i32)>,
     eviction: Option<Eviction>,
-    /// Whether all entries went at some time; what is noted came after.
+    /// Whether all entries were dropped at some time. Tracked changes are later than that.
     everything: bool,
 }
 
-/// What entries are dropped, and what becomes final in those that stay.
+/// The limits of an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Eviction {
-    /// Entries whose last timestamp is at or below this go.
+    /// Entries with a last timestamp at or below this are dropped.
     pub(crate) idle_until: i64,
-    /// Holes that were opened at or below this become final.
+    /// Holes that opened at or below this become final.
     pub(crate) horizon: i64,
 }
 
 impl Eviction {
-    /// Whether an entry stays; what becomes final in it is made so.
+    /// Returns whether an entry stays, and makes holes in it final.
     #[inline]
-    pub(crate) fn keeps(&self, rules: &Rules, span: &mut Span) -> bool {
-        if !span.holes.is_empty() {
-            self.finalise(rules, span);
+    pub(crate) fn keeps(&self, rules: &Rules, entry: &mut FullEntry) -> bool {
+        if !entry.holes.is_empty() {
+            self.finalise(rules, entry);
         }
-        span.last_timestamp > self.idle_until
+        entry.last_timestamp > self.idle_until
     }
 
     #[cold]
-    fn finalise(&self, rules: &Rules, span: &mut Span) {
-        if let Some(hull) = span.holes.finalise_until(self.horizon) {
-            span.finalise(hull);
+    fn finalise(&self, rules: &Rules, entry: &mut FullEntry) {
+        if let Some(hull) = entry.holes.finalise_until(self.horizon) {
+            entry.finalise(hull);
         }
-        rules.settle(span);
+        rules.settle(entry);
     }
 }
 
-/// What a delta's table forgot.
+/// What the table of a delta forgot.
 pub(crate) struct Forgotten {
     pub(crate) horizon_ms: Option<i64>,
-    /// All entries went before anything else.
+    /// All entries were dropped before anything else.
     pub(crate) everything: bool,
     pub(crate) eviction: Option<Eviction>,
     pub(crate) gone: Vec<(i64, i32)>,
 }
 
 impl Changes {
-    /// The checksum of the snapshot that the changes follow; `None` where there is none or where changes
-    /// were not noted.
+    /// The checksum of the snapshot that the changes follow. `None` if there is none or if changes are not tracked.
     pub(crate) fn since(&self) -> Option<u32> {
         self.since
     }
 
-    /// What is noted.
+    /// The tracked changes.
     pub(crate) fn marks(&self) -> Option<&Marks> {
         self.marks.as_ref()
     }
 
-    /// Keys that were forgotten, and may have come again.
+    /// Keys that were forgotten and may have appeared again.
     pub(crate) fn gone(&self) -> &[(i64, i32)] {
         &self.gone
     }
 
-    /// Whether the table is as the snapshot `since` says.
+    /// Whether the table equals the snapshot `since`.
     pub(crate) fn is_none(&self) -> bool {
         self.since.is_some() && self.marks.as_ref().is_none_or(|marks| marks.is_empty)
     }
 
-    /// Notes changes from now on, or no more.
+    /// Starts or stops to track changes.
     pub(crate) fn track(&mut self, on: bool) {
         if on && self.marks.is_none() {
             self.marks = Some(Marks::new());
@@ -87,7 +86,7 @@ impl Changes {
         }
     }
 
-    /// The table is as the snapshot of this checksum says.
+    /// Records that the table equals the snapshot with this checksum.
     pub(crate) fn begin(&mut self, checksum: u32) {
         self.since = Some(checksum);
         self.gone.clear();
@@ -97,7 +96,7 @@ impl Changes {
         }
     }
 
-    /// Something changes. Gives where to mark what, if that is noted.
+    /// Records a change. Returns the marks to set, if changes are tracked.
     pub(crate) fn note(&mut self, entries: usize) -> Option<&mut Marks> {
         match &mut self.marks {
             None => self.since = None,
@@ -106,19 +105,19 @@ impl Changes {
         self.marks.as_mut()
     }
 
-    /// What was evicted, all evictions taken together.
+    /// All evictions combined into one.
     pub(crate) fn eviction(&self) -> Option<Eviction> {
         self.eviction
     }
 
-    /// A key is forgotten.
+    /// Records that a key is forgotten.
     pub(crate) fn note_gone(&mut self, pid: i64, partition: i32) {
         if self.note(0).is_some() {
             self.gone.push((pid, partition));
         }
     }
 
-    /// Entries are evicted, whose keys [`Changes::note_evicted`] is told.
+    /// Records an eviction. [`Changes::note_evicted`] receives the keys.
     pub(crate) fn note_eviction(&mut self, entries: usize, eviction: Eviction) {
         if self.note(entries).is_some() {
             let idle_until =
@@ -127,16 +126,16 @@ impl Changes {
         }
     }
 
-    /// An entry is evicted. Of a key that was not touched the eviction says enough; another one's entry
-    /// may have been younger in the snapshot.
+    /// Records that an entry is evicted. For an unchanged key, the eviction itself is enough. The entry of a changed
+    /// key may have been younger in the snapshot.
     pub(crate) fn note_evicted(&mut self, pid: i64, partition: i32) {
         if self.marks.as_ref().is_some_and(|marks| marks.has(pid, partition)) {
             self.gone.push((pid, partition));
         }
     }
 
-    /// So many entries went, and so many are left. Where none is, the table knows its keys no more, and no
-    /// more has to be said than that.
+    /// Records the number of dropped and remaining entries. If none remains, the table no longer knows its keys, and
+    /// nothing else needs to be recorded.
     pub(crate) fn note_dropped(&mut self, dropped: usize, left: usize) {
         if dropped > 0 && left == 0 && self.note(0).is_some() {
             (self.everything, self.eviction) = (true, None);
@@ -144,7 +143,7 @@ impl Changes {
         }
     }
 
-    /// Whether all entries went.
+    /// Whether all entries were dropped.
     pub(crate) fn everything(&self) -> bool {
         self.everything
     }
@@ -155,8 +154,8 @@ impl Changes {
     }
 }
 
-/// A set of keys that may hold more than were added: one bit for all keys of the same leading bits of a
-/// hash, 2 to 4 bits an entry. A delta that says too much is right all the same.
+/// A set of keys that can contain more keys than were added. It has one bit for all keys with the same leading bits of
+/// a hash, 2 to 4 bits per entry. A delta with too many entries is still correct.
 pub(crate) struct Marks {
     bits: Vec<u64>,
     is_empty: bool,
@@ -172,7 +171,7 @@ impl Marks {
         self.is_empty = true;
     }
 
-    /// Every bit becomes two until there are enough.
+    /// Doubles every bit until there are enough.
     fn make_room(&mut self, entries: usize) {
         self.is_empty = false;
         while self.bits.len() * 64 < entries * 2 {
@@ -185,7 +184,7 @@ impl Marks {
 
     #[inline]
     fn bit(&self, pid: i64, partition: i32) -> usize {
-        // The hash is that of 24 partitions, and each needs a bit of its own: the product sets them far apart.
+        // The hash is that of 24 partitions, but each needs its own bit. The product spreads them.
         let hash = (block_hash(pid, partition) ^ partition as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (hash >> (u64::BITS - (self.bits.len() * 64).ilog2())) as usize
     }

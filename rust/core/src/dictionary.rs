@@ -1,4 +1,4 @@
-//! Byte strings and their numbers.
+//! An interner: numbers byte strings.
 
 use crate::error::make_room;
 use crate::prefetch::prefetch;
@@ -6,7 +6,7 @@ use crate::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Byte strings, one behind the other.
+/// Byte strings in contiguous memory.
 #[derive(Clone, Debug, Default)]
 pub struct Strings {
     bytes: Vec<u8>,
@@ -14,22 +14,22 @@ pub struct Strings {
 }
 
 impl Strings {
-    /// How many there are.
+    /// Number of strings.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no strings.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Bytes of all of them.
+    /// Total number of bytes.
     pub fn bytes_len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// One of them.
+    /// One string.
     #[inline]
     pub fn get(&self, index: usize) -> &[u8] {
         &self.bytes[self.range(index)]
@@ -41,14 +41,14 @@ impl Strings {
         start..self.ends[index]
     }
 
-    /// Adds a string that `write` appends.
+    /// Adds the string that `write` appends.
     #[inline]
     pub fn push_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         write(&mut self.bytes);
         self.ends.push(self.bytes.len());
     }
 
-    /// Removes all.
+    /// Removes all strings.
     pub fn clear(&mut self) {
         self.truncate(0);
     }
@@ -68,43 +68,42 @@ impl Strings {
     }
 }
 
-/// Strings of a block of a [`Dictionary`].
+/// Number of strings of a block of a [`Dictionary`].
 const BLOCK: usize = 1024;
-/// Bytes that a block of strings gets before it has any.
+/// Maximum initial capacity of a block in bytes.
 const BLOCK_BYTES_MAX: usize = 1 << 17;
 
-/// Strings that are looked up together: while one is compared, the memory that the others need is fetched.
+/// Number of strings that are looked up together. While one is compared, the memory of the others is prefetched.
 const TOGETHER: usize = 32;
 
-/// Numbers byte strings, from 0, in the order of their first coming.
+/// Numbers byte strings from 0, in the order of their first appearance.
 ///
 /// ```text
 /// slots     hash 32 | number + 1, 32        open addressing in the order of hashes
-/// blocks    1024 strings each               shared with the copies that [`Dictionary::names`] gives
+/// blocks    1024 strings each               shared with the copies of [`Dictionary::names`]
 /// ```
 ///
-/// A slot has as much of the hash as a string is found by, so that hardly a string is read that is another one, and the
-/// slots grow without reading strings.
+/// A slot has 32 bits of the hash. A look-up therefore rarely reads another string, and growth reads no strings.
 #[derive(Clone, Debug, Default)]
 pub struct Dictionary {
     blocks: Vec<Arc<Strings>>,
     len: usize,
-    /// 0 where free. At most three quarters are taken. Of a copy that only names numbers: empty.
+    /// 0 if free. At most three quarters are used. Empty in copies that only name numbers.
     slots: Vec<u64>,
 }
 
 impl Dictionary {
-    /// How many strings are numbered.
+    /// Number of strings.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether none is.
+    /// Whether there are no strings.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The string of that number.
+    /// The string with a number.
     #[inline]
     pub fn bytes(&self, number: u32) -> &[u8] {
         let number = number as usize;
@@ -119,25 +118,25 @@ impl Dictionary {
         self.find(bytes, hash(bytes)).ok()
     }
 
-    /// Bytes held.
+    /// Bytes of memory.
     pub fn memory_bytes(&self) -> usize {
         let blocks: usize = self.blocks.iter().map(|block| size_of::<Strings>() + block.memory_bytes()).sum();
         blocks + self.blocks.capacity() * size_of::<Arc<Strings>>() + self.slots.capacity() * size_of::<u64>()
     }
 
-    /// A copy by which numbers are named and ordered. It shares the strings, so it takes 8 bytes for each 1024 of them.
+    /// A copy that can name and order numbers. It shares the strings, so it takes 8 bytes per 1024 strings.
     pub(crate) fn names(&self) -> Dictionary {
         Dictionary { blocks: self.blocks.clone(), len: self.len, slots: Vec::new() }
     }
 
-    /// The number of a string, a new one if it has none. `Error::Memory` and `Error::Capacity` change nothing.
+    /// The number of a string, which is added if it is new. `Error::Memory` and `Error::Capacity` change nothing.
     pub fn intern(&mut self, bytes: &[u8]) -> Result<u32> {
         self.reserve(1)?;
         self.intern_hashed(bytes, hash(bytes))
     }
 
-    /// The same for several, in their order. Errors leave what was numbered before.
-    pub fn intern_all(&mut self, strings: &Strings, mut tell: impl FnMut(u32)) -> Result<()> {
+    /// Like `intern`, for several strings in order. After an error, the strings before it remain.
+    pub fn intern_all(&mut self, strings: &Strings, mut visit: impl FnMut(u32)) -> Result<()> {
         for from in (0..strings.len()).step_by(TOGETHER) {
             let count = TOGETHER.min(strings.len() - from);
             self.reserve(count)?;
@@ -160,13 +159,13 @@ impl Dictionary {
                 prefetch(block.bytes.as_ptr().wrapping_add(range.end));
             }
             for (index, hash) in hashes.into_iter().enumerate().take(count) {
-                tell(self.intern_hashed(strings.get(from + index), hash)?);
+                visit(self.intern_hashed(strings.get(from + index), hash)?);
             }
         }
         Ok(())
     }
 
-    /// The strings that `used` says, numbered anew, and the new number of each.
+    /// A dictionary of the strings selected by `used`, and the new number of each.
     pub(crate) fn kept(&self, used: &[bool]) -> Result<(Dictionary, Vec<u32>)> {
         let mut kept = Dictionary::default();
         let number = |(number, &is_used): (usize, &bool)| {
@@ -176,7 +175,7 @@ impl Dictionary {
         Ok((kept, numbers))
     }
 
-    /// Forgets every number from `count` on.
+    /// Removes all numbers from `count` on.
     pub(crate) fn truncate(&mut self, count: usize) {
         if count == self.len {
             return;
@@ -191,7 +190,7 @@ impl Dictionary {
         self.take_slots(slots);
     }
 
-    /// The number of a string, or the free slot where it would go.
+    /// The number of a string, or the free slot for it.
     #[inline]
     fn find(&self, bytes: &[u8], hash: u64) -> std::result::Result<u32, usize> {
         let mut slot = self.first_slot(hash);
@@ -207,7 +206,7 @@ impl Dictionary {
         }
     }
 
-    /// A free slot must have been reserved.
+    /// Requires a reserved free slot.
     #[inline]
     fn intern_hashed(&mut self, bytes: &[u8], hash: u64) -> Result<u32> {
         match self.find(bytes, hash) {
@@ -229,7 +228,7 @@ impl Dictionary {
             make_room(&mut self.blocks, 1)?;
             self.blocks.push(Arc::new(self.next_block()?));
         }
-        // A block that a copy shares is copied before it is written.
+        // A block shared with a copy is copied before it is changed.
         let block = Arc::make_mut(self.blocks.last_mut().expect("it was just looked for"));
         block.make_room(bytes.len())?;
         block.push_with(|all| all.extend_from_slice(bytes));
@@ -237,7 +236,7 @@ impl Dictionary {
         Ok(())
     }
 
-    /// An empty block, with room for strings like those of the block before it: blocks that grow are copied.
+    /// An empty block with the capacity of the previous block, because growing blocks are copied.
     fn next_block(&self) -> Result<Strings> {
         let mut block = Strings::default();
         if let Some(before) = self.blocks.last() {
@@ -247,7 +246,7 @@ impl Dictionary {
         Ok(block)
     }
 
-    /// Makes room for so many strings in the slots.
+    /// Reserves slots for more strings.
     #[inline]
     fn reserve(&mut self, more: usize) -> Result<()> {
         if (self.len + more) * 4 > self.slots.len() * 3 { self.grow(more) } else { Ok(()) }
@@ -270,7 +269,7 @@ impl Dictionary {
         Ok(())
     }
 
-    /// Fills empty slots with those of numbers that there are.
+    /// Fills empty slots with the existing numbers.
     fn take_slots(&mut self, slots: Vec<u64>) {
         for slot in slots.into_iter().filter(|&slot| slot != 0 && (number_of(slot) as usize) < self.len) {
             let mut free = self.first_slot(slot);
@@ -281,14 +280,14 @@ impl Dictionary {
         }
     }
 
-    /// Where the search for a hash begins.
+    /// The first slot of the search for a hash.
     #[inline]
     fn first_slot(&self, hash: u64) -> usize {
         ((hash >> 32).wrapping_mul(self.slots.len() as u64) >> 32) as usize
     }
 }
 
-/// Whether a slot is taken by a string of this hash, as far as it has the hash.
+/// Whether a slot has a string with this hash, compared by the bits it stores.
 #[inline]
 fn is_of(slot: u64, hash: u64) -> bool {
     slot != 0 && (slot ^ hash) >> 32 == 0
@@ -317,7 +316,7 @@ pub fn fold_hash(hash: u64, value: u64) -> u64 {
 pub fn fold_bytes(hash: u64, bytes: &[u8]) -> u64 {
     let hash = fold_hash(hash, bytes.len() as u64);
     if let Some((_, last)) = bytes.split_last_chunk::<8>() {
-        // The last word overlaps the one before it: a copy of what is left would take longer than all else.
+        // The last word overlaps the previous one, because copying the rest would take longer.
         let words = bytes[..bytes.len() - 1].as_chunks::<8>().0.iter();
         let hash = words.fold(hash, |hash, word| fold_hash(hash, u64::from_le_bytes(*word)));
         return fold_hash(hash, u64::from_le_bytes(*last));

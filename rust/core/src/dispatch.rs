@@ -1,31 +1,31 @@
-//! One piece of code compiled for several kinds of processor, the best of which is taken at run time.
+//! Compiles code for several kinds of processor, and chooses the best one at run time.
 
-/// Work that gains from newer instructions. A closure would not do: only what is marked to be inlined
-/// always is compiled anew for each kind of processor.
+/// Work that is faster with newer instructions. It is a trait and not a closure, because only functions marked
+/// `#[inline(always)]` are compiled again for each kind of processor.
 pub(crate) trait Work {
     type Done;
-    /// Whether it gains from vectors of 512 bits, for which some processors slow down.
+    /// Whether it is faster with vectors of 512 bits. Some processors lower their clock for these.
     #[cfg_attr(
         any(not(target_arch = "x86_64"), feature = "portable"),
         expect(dead_code, reason = "one kind of code for all processors")
     )]
     const IS_WIDE: bool;
 
-    /// To be marked `#[inline(always)]`, and so what it calls.
+    /// Must be marked `#[inline(always)]`, like all functions that it calls.
     fn work(self) -> Self::Done;
 }
 
-/// Does the work in code for this processor.
+/// Runs the work in the code compiled for this processor.
 #[inline]
 pub(crate) fn dispatch<W: Work>(work: W) -> W::Done {
     #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
     {
         if W::IS_WIDE && has_avx512() && has_bits() {
-            // SAFETY: the features were just found. The same code compiled for 512-bit vectors.
+            // SAFETY: the features were just detected. This is the same code, compiled for 512-bit vectors.
             return unsafe { with_avx512(work) };
         }
         if is_x86_feature_detected!("avx2") && has_bits() {
-            // SAFETY: the features were just found. The same code compiled for 256-bit vectors.
+            // SAFETY: the features were just detected. This is the same code, compiled for 256-bit vectors.
             return unsafe { with_avx2(work) };
         }
     }

@@ -15,23 +15,23 @@ pub enum Column {
     Timestamp,
     /// The first sequence number of a produce batch.
     BaseSeq,
-    /// Its last one.
+    /// Its last sequence number.
     LastSeq,
-    /// How many records it holds.
+    /// Its number of records.
     Count,
     /// The offset of its first record.
     Offset,
-    /// The offset of its last one.
+    /// The offset of its last record.
     LastOffset,
     /// Whether it is part of a transaction.
     Transactional,
-    /// Which marker it is.
+    /// The kind of marker.
     Control,
     /// The epoch of the coordinator that wrote a marker.
     CoordinatorEpoch,
-    /// The protocol that a marker follows.
+    /// The protocol version of a marker.
     TransactionVersion,
-    /// Who appended it.
+    /// What appended it: a client, a replica or the coordinator.
     Origin,
 }
 
@@ -57,43 +57,43 @@ impl fmt::Display for Column {
     }
 }
 
-/// What a call of this crate gives.
+/// The result of a call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// One variant per recovery: what the caller can do differs from variant to variant.
+/// An error. Each variant stands for one way of recovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// The batch is not a batch of rows: mend the input.
+    /// The input is not valid: repair the input.
     Batch {
-        /// The role of the column at fault.
+        /// The role of the invalid column.
         column: Column,
-        /// The first row at fault, where one row is.
+        /// The first invalid row, if the error is about one row.
         row: Option<usize>,
-        /// What was found and what is allowed, without the column's name and the row.
+        /// The value found and the values allowed, without column name and row.
         problem: String,
     },
-    /// No such policy, or one that cannot do what was asked.
+    /// The policy does not exist or does not support this call.
     Policy(String),
-    /// The table may not grow as far as this call could make it.
+    /// This call could make the table larger than its limit.
     Capacity {
-        /// The bound that was set.
+        /// The limit.
         limit: u64,
-        /// What the call could need, an upper bound.
+        /// An upper bound of what the call needs.
         needed: u64,
-        /// What is bounded, in the plural.
+        /// What is limited, in the plural.
         what: &'static str,
     },
-    /// The system has no memory for what the table needs.
+    /// The system has too little memory.
     Memory {
-        /// How much was asked for.
+        /// The size of the failed request.
         bytes: u64,
     },
-    /// These bytes are not a snapshot that can be used.
+    /// The bytes are not a valid snapshot, or not one of this table.
     Snapshot(String),
 }
 
 impl Error {
-    /// The same, of a batch that comes after `rows` others.
+    /// The same error with the row number increased by the number of rows before the batch.
     pub(crate) fn after(self, rows: usize) -> Error {
         match self {
             Error::Batch { column, row, problem } => Error::Batch { column, row: row.map(|row| row + rows), problem },
@@ -120,7 +120,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Room for `more` items, or an error: a Vec by itself would end the process.
+/// Reserves memory for `more` items. Returns an error on failure, where a `Vec` would abort the process.
 #[inline]
 pub(crate) fn make_room<T>(items: &mut Vec<T>, more: usize) -> Result<()> {
     items.try_reserve(more).map_err(|_| Error::Memory { bytes: (more as u64).saturating_mul(size_of::<T>() as u64) })

@@ -1,94 +1,99 @@
-//! The fast path: runs that are judged by what a slot holds of their key, which most are.
+//! The fast path: judges spans by the slot of their key alone. Most spans are judged here.
 //!
-//! It says of a run what [`Rules::judge`](crate::judge::Rules::judge) would say, or nothing:
+//! Its result is that of [`Rules::judge`](crate::judge::Rules::judge), or none:
 //!
-//! | what the slot holds | the run | verdict | in `spec` |
+//! | the slot holds | the span | verdict | in `spec` |
 //! |---|---|---|---|
-//! | an entry of the run's epoch | goes on behind its last position | accepted | `any_order.md`, `in_order.md`, `kafka.md` |
-//! | the same | lies within it, on the first lap | duplicate | the same |
+//! | an entry of the span's epoch | continues after its last position | accepted | `any_order.md`, `in_order.md`, `kafka.md` |
+//! | the same | is within it, on the first lap | duplicate | the same |
 //! | no entry, and a key may begin anywhere | any | accepted | `first.md` |
-//! | the number of an entry with holes | goes on, or jumps by no more than the policy allows | accepted | `any_order.md`, `in_order.md` |
-//! | the same | one row that lies within it and in no hole, on the first lap | duplicate | the same |
+//! | the number of an entry with holes | continues it, or jumps at most as far as the policy allows | accepted | `any_order.md`, `in_order.md` |
+//! | the same | one row within it and in no hole, on the first lap | duplicate | the same |
 //! | an entry of another epoch; rows below the horizon | any | left to the full rules | |
 //!
-//! An entry in a slot has no holes, so all positions within it were accepted. One with holes is in the overflow and
-//! changes in place, if its holes are bits and no bits must be added.
+//! An entry in a slot has no holes, so all positions within it were accepted. An entry with holes is in the overflow.
+//! It changes in place if its holes are bits and no words must be added.
 
-use crate::judge::{PlainRules, PlainSpan, Run, Span};
+use crate::judge::{FullEntry, PlainEntry, PlainRules, Span};
 
-/// What a slot holds.
+/// The content of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
     /// No entry.
     Empty,
     /// An entry without holes.
-    Inline(PlainSpan),
+    Inline(PlainEntry),
     /// The number of an entry that is in the overflow.
     Overflow(u32),
 }
 
-/// What a slot alone says of a run.
+/// The result of the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Plainly {
-    /// Every row is accepted, the entry was there.
-    WentOn,
+pub(crate) enum FastOutcome {
+    /// Every row is accepted and continues an entry.
+    Continued,
     /// Every row is a duplicate.
     Repeated,
-    /// Every row is accepted, the entry is new.
+    /// Every row is accepted and begins an entry.
     Begun,
-    /// Nothing.
+    /// The slot alone cannot decide.
     Unclear,
 }
 
-/// What becomes of a run, and the entry afterwards where rows are accepted.
+/// Judges a span. Returns the outcome, and the new entry if rows are accepted.
 #[inline(always)]
-pub(crate) fn judge(rules: &PlainRules, held: Slot, run: Run) -> (Plainly, PlainSpan) {
-    let last = run.last_seq();
-    let (plainly, first, last_timestamp) = match held {
-        Slot::Inline(entry) if entry.epoch == run.epoch && !run.is_old => {
-            let plainly = if entry.last.checked_add(1) == Some(run.seq) {
-                Plainly::WentOn
-            } else if run.seq >= entry.first && last <= entry.last && entry.last < rules.plain_below {
-                Plainly::Repeated
+pub(crate) fn judge(rules: &PlainRules, held: Slot, span: Span) -> (FastOutcome, PlainEntry) {
+    let last = span.last_seq();
+    let (outcome, first, last_timestamp) = match held {
+        Slot::Inline(entry) if entry.epoch == span.epoch && !span.is_old => {
+            let outcome = if entry.last.checked_add(1) == Some(span.seq) {
+                FastOutcome::Continued
+            } else if span.seq >= entry.first && last <= entry.last && entry.last < rules.plain_below {
+                FastOutcome::Repeated
             } else {
-                Plainly::Unclear
+                FastOutcome::Unclear
             };
-            (plainly, entry.first, entry.last_timestamp.max(run.newest))
+            (outcome, entry.first, entry.last_timestamp.max(span.newest))
         }
-        Slot::Empty if rules.begins_anywhere && !run.is_old => (Plainly::Begun, run.seq, run.newest),
-        _ => (Plainly::Unclear, 0, 0),
+        Slot::Empty if rules.begins_anywhere && !span.is_old => (FastOutcome::Begun, span.seq, span.newest),
+        _ => (FastOutcome::Unclear, 0, 0),
     };
-    (plainly, PlainSpan { epoch: run.epoch, first: rules.first_of(first, last), last, last_timestamp })
+    (outcome, PlainEntry { epoch: span.epoch, first: rules.first_of(first, last), last, last_timestamp })
 }
 
-/// The same as [`judge`] of an entry in the overflow, which changes in place. Gives the first of the positions that the
-/// run jumped over too; where it jumped over none, its own. `is_timed`: whether rows have timestamps.
+/// Like [`judge`], for an entry in the overflow, which changes in place. Also returns the first position that the span
+/// skipped, or the span's own first position if it skipped none. `is_timed`: whether rows have timestamps.
 #[inline(always)]
-pub(crate) fn judge_in_overflow(rules: &PlainRules, entry: &mut Span, run: Run, is_timed: bool) -> (Plainly, i64) {
-    let (from, last) = (entry.last, run.last_seq());
-    let is_plain = entry.epoch == run.epoch
-        && !run.is_old
+pub(crate) fn judge_in_overflow(
+    rules: &PlainRules,
+    entry: &mut FullEntry,
+    span: Span,
+    is_timed: bool,
+) -> (FastOutcome, i64) {
+    let (from, last) = (entry.last, span.last_seq());
+    let is_plain = entry.epoch == span.epoch
+        && !span.is_old
         && entry.final_range.is_none()
         && from >= 0
         && from < rules.plain_below
         && last < rules.plain_below;
     if !is_plain || rules.jump_max == 0 {
-        return (Plainly::Unclear, run.seq);
+        return (FastOutcome::Unclear, span.seq);
     }
-    if run.seq <= from {
-        let is_held = run.rows == 1 && run.seq >= entry.first && entry.holes.is_apart_from_bits(run.seq);
-        return (if is_held { Plainly::Repeated } else { Plainly::Unclear }, run.seq);
+    if span.seq <= from {
+        let is_held = span.rows == 1 && span.seq >= entry.first && entry.holes.is_apart_from_bits(span.seq);
+        return (if is_held { FastOutcome::Repeated } else { FastOutcome::Unclear }, span.seq);
     }
-    // The timestamp of a hole is that of the row that opens it: the newest of a run is not always its first.
-    if run.seq - from > 1 {
-        let opens = run.seq - from <= rules.jump_max && (run.rows == 1 || !is_timed);
-        if !opens || !entry.holes.append_in_bits(from + 1, run.seq - 1, run.newest) {
-            return (Plainly::Unclear, run.seq);
+    // A hole gets the timestamp of the row that opens it. The newest row of a span is not always its first.
+    if span.seq - from > 1 {
+        let opens = span.seq - from <= rules.jump_max && (span.rows == 1 || !is_timed);
+        if !opens || !entry.holes.append_in_bits(from + 1, span.seq - 1, span.newest) {
+            return (FastOutcome::Unclear, span.seq);
         }
     }
     entry.last = last;
-    entry.last_timestamp = entry.last_timestamp.max(run.newest);
-    (Plainly::WentOn, from + 1)
+    entry.last_timestamp = entry.last_timestamp.max(span.newest);
+    (FastOutcome::Continued, from + 1)
 }
 
 #[cfg(test)]
@@ -97,22 +102,22 @@ mod tests {
     use crate::judge::{Rules, Sink};
     use crate::{PRESETS, Policy, Verdict};
 
-    /// What the full rules say of a run whose rows have one timestamp.
+    /// The result of the full rules for a span whose rows have one timestamp.
     #[derive(Default)]
-    struct Said {
+    struct Reported {
         timestamp: i64,
         refused: Vec<Verdict>,
         opened: Vec<(i64, i64)>,
         others: u32,
     }
 
-    impl Said {
-        fn at(timestamp: i64) -> Said {
-            Said { timestamp, ..Said::default() }
+    impl Reported {
+        fn at(timestamp: i64) -> Reported {
+            Reported { timestamp, ..Reported::default() }
         }
     }
 
-    impl Sink for Said {
+    impl Sink for Reported {
         fn refuse(&mut self, from: i64, to: i64, verdict: Verdict) {
             self.refused.extend((from..to).map(|_| verdict));
         }
@@ -146,22 +151,22 @@ mod tests {
         }
     }
 
-    /// Entries and runs of up to four rows: around an entry's ends, and around the border of the wrap.
-    fn cases(policy: Policy) -> impl Iterator<Item = (Slot, Run)> {
+    /// Entries and spans of up to four rows: around an entry's ends, and around the border of the wrap.
+    fn cases(policy: Policy) -> impl Iterator<Item = (Slot, Span)> {
         let positions: Vec<i64> = (0..8).chain(policy.seq_max() - 5..=policy.seq_max()).collect();
-        let mut runs = Vec::new();
+        let mut spans = Vec::new();
         for (&seq, rows) in positions.iter().flat_map(|seq| (1..5).map(move |rows| (seq, rows))) {
             if rows - 1 <= policy.seq_max() - seq {
-                let of = |epoch, is_old| Run { epoch, seq, rows, newest: 7, is_old };
-                runs.extend([of(1, false), of(0, false), of(1, true)]);
+                let of = |epoch, is_old| Span { epoch, seq, rows, newest: 7, is_old };
+                spans.extend([of(1, false), of(0, false), of(1, true)]);
             }
         }
         let held = positions.into_iter().flat_map(move |first| {
             let reaches = 0..=3.min(policy.seq_max() - first);
-            let inline = move |reach| PlainSpan { epoch: 1, first, last: first + reach, last_timestamp: 3 };
+            let inline = move |reach| PlainEntry { epoch: 1, first, last: first + reach, last_timestamp: 3 };
             reaches.map(move |reach| Slot::Inline(inline(reach))).chain([Slot::Empty])
         });
-        held.flat_map(move |held| runs.clone().into_iter().map(move |run| (held, run)))
+        held.flat_map(move |held| spans.clone().into_iter().map(move |span| (held, span)))
     }
 
     #[test]
@@ -169,38 +174,39 @@ mod tests {
         let mut judged = [0; 3];
         for preset in &PRESETS {
             let rules = Rules::new(preset.policy);
-            for (held, run) in cases(preset.policy) {
+            for (held, span) in cases(preset.policy) {
                 let entry = match held {
-                    Slot::Inline(entry) => Some(Span::from(entry)),
+                    Slot::Inline(entry) => Some(FullEntry::from(entry)),
                     Slot::Empty | Slot::Overflow(_) => None,
                 };
-                let (plainly, after) = judge(&rules.plain, held, run);
-                let mut said = Said::at(7);
-                let full = rules.judge(entry.clone(), run, &mut said);
-                match plainly {
-                    Plainly::Unclear => continue,
-                    Plainly::Repeated => {
-                        assert_eq!(said.refused, vec![Verdict::Duplicate; run.rows as usize], "{held:?} {run:?}");
-                        assert_eq!(full, entry, "{held:?} {run:?}");
+                let (outcome, after) = judge(&rules.plain, held, span);
+                let mut reported = Reported::at(7);
+                let full = rules.judge(entry.clone(), span, &mut reported);
+                match outcome {
+                    FastOutcome::Unclear => continue,
+                    FastOutcome::Repeated => {
+                        assert_eq!(reported.refused, vec![Verdict::Duplicate; span.rows as usize], "{held:?} {span:?}");
+                        assert_eq!(full, entry, "{held:?} {span:?}");
                     }
-                    Plainly::WentOn | Plainly::Begun => {
-                        assert!(said.refused.is_empty(), "{held:?} {run:?}");
-                        assert_eq!(full, Some(Span::from(after)), "{held:?} {run:?}");
+                    FastOutcome::Continued | FastOutcome::Begun => {
+                        assert!(reported.refused.is_empty(), "{held:?} {span:?}");
+                        assert_eq!(full, Some(FullEntry::from(after)), "{held:?} {span:?}");
                     }
                 }
-                assert_eq!((said.others, said.opened), (0, vec![]), "{held:?} {run:?}");
-                judged[plainly as usize] += 1;
+                assert_eq!((reported.others, reported.opened), (0, vec![]), "{held:?} {span:?}");
+                judged[outcome as usize] += 1;
             }
         }
         assert!(judged.iter().all(|&count| count > 500), "{judged:?}");
     }
 
-    /// Entries of six positions, `apart` from each other, of which some are holes: with bits within the block, in memory
-    /// of their own, and as arrays.
-    fn with_holes(base: i64, apart: i64, timestamp: i64) -> impl Iterator<Item = Span> {
+    /// Entries of six positions, `apart` from each other, with some holes: as bits within the block, as bits in
+    /// separate memory, and as arrays.
+    fn with_holes(base: i64, apart: i64, timestamp: i64) -> impl Iterator<Item = FullEntry> {
         (1..31u32).map(move |holes| {
             let last = base + 5 * apart;
-            let mut entry = Span { epoch: 1, first: base, last, last_timestamp: timestamp, ..Span::default() };
+            let mut entry =
+                FullEntry { epoch: 1, first: base, last, last_timestamp: timestamp, ..FullEntry::default() };
             let is_hole = |number: &i64| holes >> (number - 1) & 1 == 1;
             (1..5).filter(is_hole).for_each(|number| {
                 let first = base + number * apart;
@@ -216,7 +222,7 @@ mod tests {
         let mut judged = [0; 3];
         let jumping = |policy: Policy| Policy { max_jump: Some(3), ..policy };
         let policies = PRESETS.iter().flat_map(|preset| [preset.policy, jumping(preset.policy)]);
-        // Both zones beside the border of the wrap are within reach of one entry.
+        // One entry reaches both zones beside the border of the wrap.
         let small = Policy { wrap: Some(16), ..Policy::preset("any_order").expect("a preset") };
         for policy in policies.chain([small]).filter(|policy| policy.keeps_holes()) {
             let (rules, seq_max) = (Rules::new(policy), policy.seq_max());
@@ -240,27 +246,27 @@ mod tests {
                         if rows - 1 > seq_max - seq {
                             continue;
                         }
-                        let run = Run { epoch, seq, rows, newest, is_old };
-                        let (mut after, mut said) = (entry.clone(), Said::at(newest));
-                        let (plainly, jumped_from) = judge_in_overflow(&rules.plain, &mut after, run, newest != 0);
-                        let full = rules.judge(Some(entry.clone()), run, &mut said);
-                        let expected = match plainly {
-                            Plainly::Unclear => {
-                                assert_eq!(after, entry, "{run:?}");
+                        let span = Span { epoch, seq, rows, newest, is_old };
+                        let (mut after, mut reported) = (entry.clone(), Reported::at(newest));
+                        let (outcome, jumped_from) = judge_in_overflow(&rules.plain, &mut after, span, newest != 0);
+                        let full = rules.judge(Some(entry.clone()), span, &mut reported);
+                        let expected = match outcome {
+                            FastOutcome::Unclear => {
+                                assert_eq!(after, entry, "{span:?}");
                                 judged[2] += 1;
                                 continue;
                             }
-                            Plainly::Repeated => (vec![Verdict::Duplicate], vec![]),
-                            Plainly::WentOn if jumped_from == seq => (vec![], vec![]),
-                            Plainly::WentOn => (vec![], vec![(jumped_from, seq - 1)]),
-                            Plainly::Begun => unreachable!("the entry is known"),
+                            FastOutcome::Repeated => (vec![Verdict::Duplicate], vec![]),
+                            FastOutcome::Continued if jumped_from == seq => (vec![], vec![]),
+                            FastOutcome::Continued => (vec![], vec![(jumped_from, seq - 1)]),
+                            FastOutcome::Begun => unreachable!("the entry is known"),
                         };
                         assert_eq!(
-                            (&said.refused, &said.opened, said.others),
+                            (&reported.refused, &reported.opened, reported.others),
                             (&expected.0, &expected.1, 0),
-                            "{run:?}"
+                            "{span:?}"
                         );
-                        assert_eq!(full, Some(after), "{run:?}");
+                        assert_eq!(full, Some(after), "{span:?}");
                         judged[usize::from(expected.1.is_empty())] += 1;
                     }
                 }

@@ -1,69 +1,69 @@
-//! How a run is judged: one function per policy family, each from an entry and a run to verdicts and
-//! the entry afterwards.
+//! Judges spans, with one function per policy family. Each takes an entry and a span, and returns the verdicts and the
+//! new entry.
 //!
-//! A run is a row, or several whose sequence numbers follow each other. Each of its rows is judged as
-//! if it came alone; a run only lets whole stretches be decided at once.
+//! A span is one row, or several rows with consecutive sequence numbers. Each row is judged as if it came alone; with
+//! spans, several rows can be decided at once.
 
 use crate::holes::Holes;
 use crate::position::{Border, Place, Wrap};
 use crate::{Admit, Epochs, First, Gaps, Late, Policy, Verdict};
 
-/// What is remembered of one key (of one of its epochs, where epochs are part of the key).
+/// The state of a key, or of a key and epoch if epochs are part of the key.
 ///
-/// Under `Any` and `Forward`: every position from `first` to `last` was accepted, but for the holes.
-/// Under `Next`: the rows still in the window, `first` counted back from `last` and so perhaps negative.
+/// Under `Any` and `Forward`, every position from `first` to `last` except the holes was accepted. Under `Next`, these
+/// are the rows in the window; `first` is computed from `last` and can be negative.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Span {
+pub(crate) struct FullEntry {
     pub(crate) epoch: i16,
     pub(crate) first: i64,
     pub(crate) last: i64,
     pub(crate) holes: Holes,
-    /// What can no longer be told: the hull of the holes that became final.
+    /// Positions that can no longer be judged: the convex hull of the holes that became final.
     pub(crate) final_range: Option<(i64, i64)>,
-    /// The highest timestamp of its accepted rows; where a higher epoch replaces a lower one, of the rows of all
-    /// epochs. Not used where timestamps are not kept.
+    /// The highest timestamp of the accepted rows. If higher epochs replace lower ones, of the rows of all epochs.
+    /// Unused if timestamps are not kept.
     pub(crate) last_timestamp: i64,
 }
 
-/// An entry of which first, last and epoch say it all: what a slot of a line holds.
+/// An entry without holes and final range. A slot of a line can hold it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct PlainSpan {
+pub(crate) struct PlainEntry {
     pub(crate) epoch: i16,
     pub(crate) first: i64,
     pub(crate) last: i64,
-    /// As in [`Span`].
+    /// As in [`FullEntry`].
     pub(crate) last_timestamp: i64,
 }
 
-impl From<PlainSpan> for Span {
+impl From<PlainEntry> for FullEntry {
     #[inline]
-    fn from(plain: PlainSpan) -> Span {
-        let PlainSpan { epoch, first, last, last_timestamp } = plain;
-        Span { epoch, first, last, last_timestamp, ..Span::default() }
+    fn from(plain: PlainEntry) -> FullEntry {
+        let PlainEntry { epoch, first, last, last_timestamp } = plain;
+        FullEntry { epoch, first, last, last_timestamp, ..FullEntry::default() }
     }
 }
 
-impl Span {
-    /// Itself, if it is plain.
+impl FullEntry {
+    /// The plain form of the entry, if it has no holes and no final range.
     #[inline]
-    pub(crate) fn plain(&self) -> Option<PlainSpan> {
+    pub(crate) fn plain(&self) -> Option<PlainEntry> {
         self.is_plain().then(|| self.without_holes())
     }
 
-    /// Itself, but for what is neither first, last nor epoch.
+    /// The plain form of the entry, without its holes and its final range.
     #[inline]
-    pub(crate) fn without_holes(&self) -> PlainSpan {
-        let &Span { epoch, first, last, last_timestamp, .. } = self;
-        PlainSpan { epoch, first, last, last_timestamp }
+    pub(crate) fn without_holes(&self) -> PlainEntry {
+        let &FullEntry { epoch, first, last, last_timestamp, .. } = self;
+        PlainEntry { epoch, first, last, last_timestamp }
     }
 
-    /// Whether first, last and epoch say it all.
+    /// Whether the entry has no holes and no final range.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.holes.is_empty() && self.final_range.is_none()
     }
 
-    /// Positions became final: they join the range of those that are, and holes between them go too.
+    /// Makes positions final. The final range becomes the convex hull of itself and these, and holes in it are removed.
     pub(crate) fn finalise(&mut self, (first, last): (i64, i64)) {
         let (first, last) = self.final_range.map_or((first, last), |(low, high)| (first.min(low), last.max(high)));
         self.holes.remove(first, last);
@@ -72,30 +72,30 @@ impl Span {
 }
 
 impl PlainRules {
-    /// The first position that an entry covers whose rows go from `first` to `last`.
+    /// The first position that an entry covers, for rows from `first` to `last`.
     #[inline]
     pub(crate) fn first_of(&self, first: i64, last: i64) -> i64 {
         first.max(last - (self.remembered_max - 1))
     }
 }
 
-/// Rows of one key and epoch whose sequence numbers follow each other.
+/// Rows of one key and epoch with consecutive sequence numbers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Run {
+pub(crate) struct Span {
     pub(crate) epoch: i16,
     pub(crate) seq: i64,
     pub(crate) rows: i64,
-    /// Their highest timestamp, where timestamps are kept.
+    /// Their highest timestamp, if timestamps are kept.
     pub(crate) newest: i64,
-    /// All of them lie at or below the horizon; if not, none does.
+    /// Whether all rows are at or below the horizon. Otherwise, none is.
     pub(crate) is_old: bool,
 }
 
-impl Run {
-    /// A run whose rows have no timestamps.
+impl Span {
+    /// A span whose rows have no timestamps.
     #[inline(always)]
-    pub(crate) fn plain(epoch: i16, seq: i64, rows: i64) -> Run {
-        Run { epoch, seq, rows, newest: 0, is_old: false }
+    pub(crate) fn plain(epoch: i16, seq: i64, rows: i64) -> Span {
+        Span { epoch, seq, rows, newest: 0, is_old: false }
     }
 
     #[inline]
@@ -104,50 +104,50 @@ impl Run {
     }
 }
 
-/// What a judge has to say of a run. Rows that are not refused are accepted.
+/// Receives the verdicts of a span. Rows that are not refused are accepted.
 pub(crate) trait Sink {
-    /// Rows `from..to` of the run are not accepted.
+    /// Rows `from..to` of the span are not accepted.
     fn refuse(&mut self, from: i64, to: i64, verdict: Verdict);
-    /// Rows `from..to` of the run are out of order. `expected` would have been accepted; nothing would
-    /// after the last 64-bit sequence number.
+    /// Rows `from..to` of the span are out of order. `expected` would have been accepted; `None` after the last 64-bit
+    /// sequence number.
     fn out_of_order(&mut self, from: i64, to: i64, expected: Option<i64>);
-    /// Positions were jumped over.
+    /// Positions were skipped.
     fn opened(&mut self, first: i64, last: i64);
-    /// Positions that had been jumped over were accepted.
+    /// Positions that had been skipped were accepted.
     fn closed(&mut self, first: i64, last: i64);
-    /// Rows of the run stand below their key's highest epoch.
+    /// Rows of the span are below their key's highest epoch.
     fn stale(&mut self, rows: i64);
-    /// Rows that only the border of the wrap could place.
+    /// Rows whose lap only the border of the wrap decided.
     fn border(&mut self, rows: i64);
-    /// The timestamp of a row of the run; 0 where timestamps are not kept.
+    /// The timestamp of a row of the span. 0 if timestamps are not kept.
     fn timestamp(&self, row: i64) -> i64;
-    /// The highest timestamp of the run's rows that were not refused, if there is one.
+    /// The highest timestamp of the rows of the span that were not refused, if any.
     fn newest_accepted(&self) -> Option<i64>;
 }
 
-/// A policy, made ready for judging.
+/// A policy with precomputed values for judging.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) policy: Policy,
     pub(crate) plain: PlainRules,
     wrap: Option<Wrap>,
     keeps_holes: bool,
-    /// Whether rows change nothing of an entry but its ends, its holes and its time.
+    /// Whether rows change only the ends, the holes and the timestamp of an entry.
     changes_in_place: bool,
 }
 
-/// As much of the rules as the plainest runs need.
+/// The part of the rules that the fast path needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlainRules {
-    /// Whether an unknown key may begin with any sequence number, and nothing is missing before it.
+    /// Whether an unknown key may begin with any sequence number, without missing rows before it.
     pub(crate) begins_anywhere: bool,
-    /// An entry whose highest position lies below this, on the first lap and outside the border zone,
-    /// has its sequence numbers for positions.
+    /// If the highest position of an entry is below this value, it is on the first lap and outside the border zone. Its
+    /// positions are then equal to its sequence numbers.
     pub(crate) plain_below: i64,
-    /// How many of its last positions an entry covers at the most.
+    /// Maximum number of positions that an entry covers.
     pub(crate) remembered_max: i64,
-    /// How far above its highest position an entry in the overflow accepts a row, opens a hole for what lies between and
-    /// changes in nothing else. 0: the full rules judge all rows of such entries.
+    /// How far above the highest position of an entry in the overflow a row can be accepted by opening a hole and
+    /// changing nothing else. 0: the full rules judge all rows of such entries.
     pub(crate) jump_max: i64,
 }
 
@@ -168,34 +168,34 @@ impl Rules {
         Rules { policy, plain, wrap, keeps_holes: policy.keeps_holes(), changes_in_place }
     }
 
-    /// The sequence number that stands at a position.
+    /// The sequence number of a position.
     pub(crate) fn seq(&self, position: i64) -> i64 {
         self.wrap.map_or(position, |wrap| wrap.seq(position))
     }
 
-    /// Whether an entry can come to cover this position.
+    /// Whether an entry can cover this position.
     pub(crate) fn has_position(&self, position: i64) -> bool {
         self.wrap.map_or(position >= 0, |wrap| wrap.has(position))
     }
 
-    /// Whether holes of this policy are missing rows.
+    /// Whether this policy reports holes as missing rows.
     pub(crate) fn reports_missing(&self) -> bool {
         self.policy.gaps == Gaps::Report && self.policy.admit != Admit::Next
     }
 
     /// The sequence number that follows an entry's highest.
-    fn expected(&self, entry: &Span) -> Option<i64> {
+    fn expected(&self, entry: &FullEntry) -> Option<i64> {
         entry.last.checked_add(1).map(|position| self.seq(position))
     }
 
-    /// Whether two entries of one key cannot be united: they hold positions in both zones beside the border
-    /// of the wrap, where the lap of a row depends on what came before it.
-    pub(crate) fn is_ambiguous(&self, one: &Span, other: &Span) -> bool {
+    /// Whether two entries of one key cannot be merged. They have positions in both zones beside the border of the
+    /// wrap, where the lap of a row depends on earlier rows.
+    pub(crate) fn is_ambiguous(&self, one: &FullEntry, other: &FullEntry) -> bool {
         let Some(wrap) = self.wrap else { return false };
         let (mut lower, mut upper) = (false, false);
-        for span in [one, other] {
-            let mut from = span.first;
-            for (hole_first, hole_last) in span.holes.iter().chain([(span.last + 1, span.last + 1)]) {
+        for entry in [one, other] {
+            let mut from = entry.first;
+            for (hole_first, hole_last) in entry.holes.iter().chain([(entry.last + 1, entry.last + 1)]) {
                 if from < hole_first {
                     let zones = wrap.zones_of(from, hole_first - 1);
                     (lower, upper) = (lower | zones.0, upper | zones.1);
@@ -206,13 +206,13 @@ impl Rules {
         lower && upper
     }
 
-    /// The first position that is not out of reach, where reach is bounded.
-    fn reach_from(&self, entry: &Span) -> Option<i64> {
+    /// The first position within reach, if the policy has a reach.
+    fn reach_from(&self, entry: &FullEntry) -> Option<i64> {
         self.policy.reach.map(|reach| entry.last.saturating_sub(reach as i64))
     }
 
-    /// Makes final what is missing beyond the reach.
-    pub(crate) fn settle(&self, entry: &mut Span) {
+    /// Makes missing positions beyond the reach final.
+    pub(crate) fn settle(&self, entry: &mut FullEntry) {
         if let Some(reach_from) = self.reach_from(entry)
             && let Some(hull) = entry.holes.finalise_below(reach_from)
         {
@@ -220,27 +220,28 @@ impl Rules {
         }
     }
 
-    /// Judges a run of a known entry in place, if its rows' sequence numbers are their positions and nothing is old,
-    /// final or of another epoch; if not, nothing has changed. Most runs that a slot alone cannot judge are such.
+    /// Judges a span of a known entry in place. This is possible if positions equal sequence numbers and nothing is
+    /// old, final or of another epoch; otherwise nothing changes. Most spans that the fast path cannot judge are judged
+    /// here.
     #[inline]
-    pub(crate) fn judge_in_place(&self, entry: &mut Span, run: Run, sink: &mut impl Sink) -> bool {
+    pub(crate) fn judge_in_place(&self, entry: &mut FullEntry, span: Span, sink: &mut impl Sink) -> bool {
         let is_plain = self.changes_in_place
-            && !run.is_old
-            && run.epoch == entry.epoch
+            && !span.is_old
+            && span.epoch == entry.epoch
             && entry.final_range.is_none()
             && (0..self.plain.plain_below).contains(&entry.last)
-            && run.last_seq() < self.plain.plain_below;
+            && span.last_seq() < self.plain.plain_below;
         if !is_plain {
             return false;
         }
-        if run.rows == 1 && (entry.first..=entry.last).contains(&run.seq) && !entry.holes.has(run.seq) {
+        if span.rows == 1 && (entry.first..=entry.last).contains(&span.seq) && !entry.holes.has(span.seq) {
             sink.refuse(0, 1, Verdict::Duplicate);
             return true;
         }
         if self.policy.admit == Admit::Next {
-            self.next(entry, run, 0, sink);
+            self.next(entry, span, 0, sink);
         } else {
-            self.admit(entry, run.seq, run.rows, 0, sink);
+            self.admit(entry, span.seq, span.rows, 0, sink);
         }
         if let Some(newest) = sink.newest_accepted() {
             entry.last_timestamp = entry.last_timestamp.max(newest);
@@ -248,105 +249,110 @@ impl Rules {
         true
     }
 
-    /// Judges a run against the entry of its key (of its key and epoch where epochs are part of it)
-    /// and gives the entry afterwards: `None` where nothing was accepted of an unknown key.
-    pub(crate) fn judge(&self, entry: Option<Span>, run: Run, sink: &mut impl Sink) -> Option<Span> {
-        let mut entry = self.judge_epoch(entry, run, sink)?;
+    /// Judges a span against the entry of its key (of its key and epoch if epochs are part of the key), and returns the
+    /// new entry. `None`: the key is unknown and no row was accepted.
+    pub(crate) fn judge(&self, entry: Option<FullEntry>, span: Span, sink: &mut impl Sink) -> Option<FullEntry> {
+        let mut entry = self.judge_epoch(entry, span, sink)?;
         if let Some(newest) = sink.newest_accepted() {
             entry.last_timestamp = entry.last_timestamp.max(newest);
         }
         Some(entry)
     }
 
-    fn judge_epoch(&self, entry: Option<Span>, run: Run, sink: &mut impl Sink) -> Option<Span> {
+    fn judge_epoch(&self, entry: Option<FullEntry>, span: Span, sink: &mut impl Sink) -> Option<FullEntry> {
         if let Some(known) = &entry
             && self.policy.epochs == Epochs::Fence
-            && run.epoch != known.epoch
+            && span.epoch != known.epoch
         {
-            if run.epoch < known.epoch {
-                sink.refuse(0, run.rows, Verdict::Fenced);
+            if span.epoch < known.epoch {
+                sink.refuse(0, span.rows, Verdict::Fenced);
                 return entry;
             }
-            if run.is_old {
-                sink.refuse(0, run.rows, Verdict::Forgotten);
+            if span.is_old {
+                sink.refuse(0, span.rows, Verdict::Forgotten);
                 return entry;
             }
-            if self.policy.admit == Admit::Next && run.seq != 0 {
-                sink.out_of_order(0, run.rows, Some(0));
+            if self.policy.admit == Admit::Next && span.seq != 0 {
+                sink.out_of_order(0, span.rows, Some(0));
                 return entry;
             }
-            // A key is as old as its newest accepted row of any epoch. With the age of the present epoch alone, an
-            // eviction could forget rows above the horizon, and they would be accepted again.
+            // The age of a key is that of its newest accepted row of any epoch. With the age of the current epoch
+            // alone, an eviction could forget rows above the horizon, and they would be accepted again.
             let last_timestamp = known.last_timestamp;
-            return match self.begin(run, sink) {
-                Some(begun) => Some(Span { last_timestamp: begun.last_timestamp.max(last_timestamp), ..begun }),
+            return match self.begin(span, sink) {
+                Some(begun) => Some(FullEntry { last_timestamp: begun.last_timestamp.max(last_timestamp), ..begun }),
                 None => entry,
             };
         }
         match entry {
-            None if run.is_old => {
-                sink.refuse(0, run.rows, Verdict::Forgotten);
+            None if span.is_old => {
+                sink.refuse(0, span.rows, Verdict::Forgotten);
                 None
             }
-            None => self.begin(run, sink),
-            Some(known) if self.is_settled(&known) => Some(self.go_on(known, run, 0, sink)),
-            Some(known) => Some(self.settle_and_go_on(known, run, sink)),
+            None => self.begin(span, sink),
+            Some(known) if self.is_settled(&known) => Some(self.go_on(known, span, 0, sink)),
+            Some(known) => Some(self.settle_and_go_on(known, span, sink)),
         }
     }
 
-    /// Whether nothing is missing beyond the reach; after a merge, something may be.
-    fn is_settled(&self, entry: &Span) -> bool {
+    /// Whether nothing is missing beyond the reach. After a merge, this can be false.
+    fn is_settled(&self, entry: &FullEntry) -> bool {
         let lowest = || entry.holes.iter().next().map(|(first, _)| first);
         self.reach_from(entry).is_none_or(|reach_from| lowest().is_none_or(|first| first >= reach_from))
     }
 
-    /// Judges a run of an entry that was merged: what is missing beyond the reach is final before. A run of
-    /// which no row is accepted leaves no trace, not even this.
-    fn settle_and_go_on(&self, merged: Span, run: Run, sink: &mut impl Sink) -> Span {
+    /// Judges a span of a merged entry. Missing positions beyond the reach become final first, but only if at least one
+    /// row is accepted: a refused span changes nothing.
+    fn settle_and_go_on(&self, merged: FullEntry, span: Span, sink: &mut impl Sink) -> FullEntry {
         let mut settled = merged.clone();
         self.settle(&mut settled);
-        let after = self.go_on(settled.clone(), run, 0, sink);
+        let after = self.go_on(settled.clone(), span, 0, sink);
         if after == settled { merged } else { after }
     }
 
-    /// Judges a run of an unknown key, or of an epoch that replaces the one known.
-    fn begin(&self, run: Run, sink: &mut impl Sink) -> Option<Span> {
+    /// Judges a span of an unknown key, or of an epoch that replaces the known one.
+    fn begin(&self, span: Span, sink: &mut impl Sink) -> Option<FullEntry> {
         let from_zero = self.policy.first == First::Zero;
-        if from_zero && self.policy.admit != Admit::Any && run.seq != 0 {
-            sink.out_of_order(0, run.rows, Some(0));
+        if from_zero && self.policy.admit != Admit::Any && span.seq != 0 {
+            sink.out_of_order(0, span.rows, Some(0));
             return None;
         }
         let timestamp = sink.timestamp(0);
-        let mut begun =
-            Span { epoch: run.epoch, first: run.seq, last: run.seq, last_timestamp: timestamp, ..Span::default() };
-        if from_zero && run.seq > 0 {
+        let mut begun = FullEntry {
+            epoch: span.epoch,
+            first: span.seq,
+            last: span.seq,
+            last_timestamp: timestamp,
+            ..FullEntry::default()
+        };
+        if from_zero && span.seq > 0 {
             begun.first = 0;
-            begun.holes.open(0, run.seq - 1, timestamp);
-            sink.opened(0, run.seq - 1);
+            begun.holes.open(0, span.seq - 1, timestamp);
+            sink.opened(0, span.seq - 1);
             self.settle(&mut begun);
         }
-        if run.rows == 1 {
+        if span.rows == 1 {
             return Some(begun);
         }
-        let rest = Run { seq: run.seq + 1, rows: run.rows - 1, ..run };
+        let rest = Span { seq: span.seq + 1, rows: span.rows - 1, ..span };
         Some(self.go_on(begun, rest, 1, sink))
     }
 
-    /// Judges a run of a known entry. `offset`: where it begins in the run that the sink knows.
-    fn go_on(&self, mut entry: Span, run: Run, offset: i64, sink: &mut impl Sink) -> Span {
+    /// Judges a span of a known entry. `offset`: where it begins in the span that the sink has.
+    fn go_on(&self, mut entry: FullEntry, span: Span, offset: i64, sink: &mut impl Sink) -> FullEntry {
         if self.policy.admit == Admit::Next {
-            self.next(&mut entry, run, offset, sink);
+            self.next(&mut entry, span, offset, sink);
             return entry;
         }
-        let mut rest = run;
+        let mut rest = span;
         let mut offset = offset;
         while rest.rows > 0 {
             let place = self.place(&entry, rest);
             let (position, rows) = (place.position, self.stretch(&entry, place.position, rest));
-            self.count_border(&entry, place, Run { rows, ..rest }, sink);
+            self.count_border(&entry, place, Span { rows, ..rest }, sink);
             if entry.final_range.is_some_and(|(first, last)| (first..=last).contains(&position)) {
                 sink.refuse(offset, offset + rows, Verdict::Forgotten);
-            } else if run.is_old {
+            } else if span.is_old {
                 self.old(&entry, position, rows, offset, sink);
             } else {
                 self.admit(&mut entry, position, rows, offset, sink);
@@ -359,19 +365,19 @@ impl Rules {
         entry
     }
 
-    /// Where the run's first row stands.
-    fn place(&self, entry: &Span, run: Run) -> Place {
+    /// The position of the first row of the span.
+    fn place(&self, entry: &FullEntry, span: Span) -> Place {
         match self.wrap {
-            Some(wrap) => wrap.place(run.seq, entry.last, self.policy.first == First::Any),
-            None => Place { position: run.seq, border: Border::None },
+            Some(wrap) => wrap.place(span.seq, entry.last, self.policy.first == First::Any),
+            None => Place { position: span.seq, border: Border::None },
         }
     }
 
-    /// How many rows of a run that begins at a position are judged as one: up to a border of the wrap or of
-    /// the final range. A row below the first opens a hole, and what of it is out of reach is final before
-    /// the next row comes: such a row is judged by itself.
-    fn stretch(&self, entry: &Span, position: i64, run: Run) -> i64 {
-        let rows = self.wrap.map_or(run.rows, |wrap| wrap.zone_rows(run.seq, run.rows));
+    /// How many rows of a span from a position on can be judged together: up to a border of the wrap or of the final
+    /// range. A row below the first position is judged alone. It opens a hole, and the part of this hole beyond the
+    /// reach is final before the next row is judged.
+    fn stretch(&self, entry: &FullEntry, position: i64, span: Span) -> i64 {
+        let rows = self.wrap.map_or(span.rows, |wrap| wrap.zone_rows(span.seq, span.rows));
         if position < entry.first
             && self.policy.admit == Admit::Any
             && self.reach_from(entry).is_some_and(|reach_from| position + 1 < reach_from.min(entry.first))
@@ -385,23 +391,23 @@ impl Rules {
         }
     }
 
-    /// Counts the rows of a stretch that only a border rule could place.
-    fn count_border(&self, entry: &Span, place: Place, stretch: Run, sink: &mut impl Sink) {
+    /// Counts the rows of a stretch whose lap only a border rule decided.
+    fn count_border(&self, entry: &FullEntry, place: Place, stretch: Span, sink: &mut impl Sink) {
         match place.border {
             Border::None => {}
-            // Once its first row is accepted the highest has crossed the border too.
+            // After its first row is accepted, the highest position is beyond the border too.
             Border::NextLap if !stretch.is_old && !self.is_too_far(entry, place.position) => sink.border(1),
             Border::NextLap | Border::LapBefore => sink.border(stretch.rows),
         }
     }
 
-    fn is_too_far(&self, entry: &Span, position: i64) -> bool {
+    fn is_too_far(&self, entry: &FullEntry, position: i64) -> bool {
         self.policy.max_jump.is_some_and(|jump| position > entry.last && (position - entry.last) as u64 > jump)
     }
 
     /// Judges rows at positions that are neither old nor final.
     #[inline]
-    fn admit(&self, entry: &mut Span, position: i64, rows: i64, offset: i64, sink: &mut impl Sink) {
+    fn admit(&self, entry: &mut FullEntry, position: i64, rows: i64, offset: i64, sink: &mut impl Sink) {
         if self.policy.admit == Admit::Any {
             self.any(entry, position, rows, offset, sink);
         } else {
@@ -409,8 +415,8 @@ impl Rules {
         }
     }
 
-    /// `Any`: what was never accepted is accepted.
-    fn any(&self, entry: &mut Span, position: i64, rows: i64, offset: i64, sink: &mut impl Sink) {
+    /// `Any`: accepts positions that were never accepted.
+    fn any(&self, entry: &mut FullEntry, position: i64, rows: i64, offset: i64, sink: &mut impl Sink) {
         let end = position + (rows - 1);
         if position > entry.last {
             if self.is_too_far(entry, position) {
@@ -420,7 +426,7 @@ impl Rules {
             entry.last = end;
             return;
         }
-        // What lies within the entry: duplicates, but for what fills a hole.
+        // Within the entry, rows are duplicates unless they fill a hole.
         let inside = position.max(entry.first);
         let inside_end = end.min(entry.last);
         if inside <= inside_end {
@@ -447,8 +453,8 @@ impl Rules {
         entry.last = entry.last.max(end);
     }
 
-    /// `Forward`: what lies above the highest is accepted.
-    fn forward(&self, entry: &mut Span, position: i64, rows: i64, offset: i64, sink: &mut impl Sink) {
+    /// `Forward`: accepts positions above the highest.
+    fn forward(&self, entry: &mut FullEntry, position: i64, rows: i64, offset: i64, sink: &mut impl Sink) {
         let end = position + (rows - 1);
         if position <= entry.last {
             self.late(entry, position, end.min(entry.last), offset, sink);
@@ -460,8 +466,8 @@ impl Rules {
         entry.last = entry.last.max(end);
     }
 
-    /// Positions at or below the highest: repeats of what was accepted, or late.
-    fn late(&self, entry: &Span, first: i64, last: i64, offset: i64, sink: &mut impl Sink) {
+    /// Judges positions at or below the highest: repeats of accepted rows, or late rows.
+    fn late(&self, entry: &FullEntry, first: i64, last: i64, offset: i64, sink: &mut impl Sink) {
         let expected = self.expected(entry);
         each_stretch(entry, first, last, |from, to, is_held| {
             let (from_row, to_row) = (offset + (from - first), offset + (to - first) + 1);
@@ -473,73 +479,73 @@ impl Rules {
         });
     }
 
-    /// Rows that are too old to be taken for new: repeats, or nobody can tell.
-    fn old(&self, entry: &Span, first: i64, rows: i64, offset: i64, sink: &mut impl Sink) {
+    /// Judges rows below the horizon: duplicates if the entry covers them, forgotten otherwise.
+    fn old(&self, entry: &FullEntry, first: i64, rows: i64, offset: i64, sink: &mut impl Sink) {
         each_stretch(entry, first, first + (rows - 1), |from, to, is_held| {
             let verdict = if is_held { Verdict::Duplicate } else { Verdict::Forgotten };
             sink.refuse(offset + (from - first), offset + (to - first) + 1, verdict);
         });
     }
 
-    /// Notes what lies between the highest and a position above it.
-    fn jump(&self, entry: &mut Span, position: i64, timestamp: i64, sink: &mut impl Sink) {
+    /// Reports the positions between the highest and a position above it.
+    fn jump(&self, entry: &mut FullEntry, position: i64, timestamp: i64, sink: &mut impl Sink) {
         if position - 1 > entry.last && self.keeps_holes {
             entry.holes.open(entry.last + 1, position - 1, timestamp);
             sink.opened(entry.last + 1, position - 1);
         }
     }
 
-    /// `Next`: only highest + 1 is accepted, the last rows are known by the window.
-    fn next(&self, entry: &mut Span, run: Run, offset: i64, sink: &mut impl Sink) {
+    /// `Next`: accepts only highest + 1. The window recognizes recent rows as duplicates.
+    fn next(&self, entry: &mut FullEntry, span: Span, offset: i64, sink: &mut impl Sink) {
         let expected = self.expected(entry);
         let accepted_from = match expected {
-            Some(expected) if !run.is_old && (run.seq..=run.last_seq()).contains(&expected) => expected - run.seq,
-            _ => run.rows,
+            Some(expected) if !span.is_old && (span.seq..=span.last_seq()).contains(&expected) => expected - span.seq,
+            _ => span.rows,
         };
         for row in 0..accepted_from {
-            if self.rows_back(entry.last, run.seq + row) <= (entry.last - entry.first) as u64 {
+            if self.rows_back(entry.last, span.seq + row) <= (entry.last - entry.first) as u64 {
                 sink.refuse(offset + row, offset + row + 1, Verdict::Duplicate);
-            } else if run.is_old {
+            } else if span.is_old {
                 sink.refuse(offset + row, offset + row + 1, Verdict::Forgotten);
             } else {
                 sink.out_of_order(offset + row, offset + row + 1, expected);
             }
         }
-        let accepted = run.rows - accepted_from;
+        let accepted = span.rows - accepted_from;
         if accepted > 0 {
             let remembered = (entry.last - entry.first + 1).saturating_add(accepted).min(self.policy.window as i64);
-            entry.last = run.last_seq();
+            entry.last = span.last_seq();
             entry.first = entry.last - (remembered - 1);
         }
     }
 
-    /// How many rows before `last` the sequence number `seq` stands.
+    /// How many rows the sequence number `seq` is before `last`.
     fn rows_back(&self, last: i64, seq: i64) -> u64 {
         self.wrap.map_or_else(|| last.wrapping_sub(seq) as u64, |wrap| wrap.seq(last - seq) as u64)
     }
 }
 
-/// Tells each stretch of `first..=last`, lowest first, and whether the entry holds it: whether it lies
-/// between its first and its last and in no hole. None of it is final.
-fn each_stretch(entry: &Span, first: i64, last: i64, mut tell: impl FnMut(i64, i64, bool)) {
+/// Visits each stretch of `first..=last`, lowest first, with whether the entry covers it: whether it is between first
+/// and last and in no hole. No position is final.
+fn each_stretch(entry: &FullEntry, first: i64, last: i64, mut visit: impl FnMut(i64, i64, bool)) {
     let inside = (first.max(entry.first), last.min(entry.last));
     if first < entry.first {
-        tell(first, last.min(entry.first - 1), false);
+        visit(first, last.min(entry.first - 1), false);
     }
     if inside.0 <= inside.1 {
         let mut from = inside.0;
         for (hole_first, hole_last) in entry.holes.within(inside.0, inside.1) {
             if from < hole_first {
-                tell(from, hole_first - 1, true);
+                visit(from, hole_first - 1, true);
             }
-            tell(hole_first, hole_last, false);
+            visit(hole_first, hole_last, false);
             from = hole_last + 1;
         }
         if from <= inside.1 {
-            tell(from, inside.1, true);
+            visit(from, inside.1, true);
         }
     }
     if last > entry.last {
-        tell(first.max(entry.last + 1), last, false);
+        visit(first.max(entry.last + 1), last, false);
     }
 }

@@ -1,10 +1,11 @@
-//! Blocks of keys: 24 neighbouring partitions of a producer, which lie in the same segment.
+//! Blocks of keys: 24 neighbouring partitions of a producer, which are in the same segment.
 
-/// Partitions of a block: a multiple of every line's slots. Fixed with the format of snapshots.
+/// Number of partitions of a block. It is a multiple of the slots of every kind of line, and part of the snapshot
+/// format.
 pub(crate) const BLOCK_PARTITIONS: u32 = 24;
 
-/// The hash of a block. Its high bits choose the segment, whatever the layout of lines. Fixed with the format of
-/// snapshots, which are in its order. Multiplications keep to 64 bits, so that a processor can do several at once.
+/// The hash of a block. Its high bits choose the segment, whatever the layout of lines. It is part of the snapshot
+/// format, whose entries are in its order. Multiplications stay within 64 bits, so a processor can do several at once.
 #[inline]
 pub(crate) fn block_hash(pid: i64, partition: i32) -> u64 {
     let block = u64::from(partition as u32 / BLOCK_PARTITIONS).wrapping_mul(0xe703_7ed1_a0b4_28db);
@@ -12,7 +13,7 @@ pub(crate) fn block_hash(pid: i64, partition: i32) -> u64 {
     folded(mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9))
 }
 
-/// Combines the high half with the low one.
+/// Combines the high half with the low half.
 #[inline]
 pub(crate) fn folded(value: u64) -> u64 {
     value ^ value >> 32

@@ -1,8 +1,8 @@
-//! Keys that are not plain integers: encoded exactly, numbered, and given back.
+//! Keys that are not plain integers: encoded exactly, numbered, and decoded again.
 //!
-//! A pid or a partition of one integer column is that integer. Anything else (strings, binary,
-//! several columns) is encoded into bytes whose order is the order of the values, and the bytes are
-//! numbered by a [`Dictionary`]. Two keys are the same if and only if their bytes are: never by hash.
+//! A pid or a partition of one integer column is that integer. All other keys (strings, binary, several columns) are
+//! encoded as bytes that have the order of the values. A [`Dictionary`] numbers the bytes. Two keys are equal if and
+//! only if their bytes are equal; hashes do not decide.
 
 use crate::dictionary::Dictionary;
 use crate::key_block::BLOCK_PARTITIONS;
@@ -12,10 +12,10 @@ use std::cmp::Ordering;
 /// The key and epoch of a row: its pid and its partition, or their numbers.
 pub(crate) type Key = (i64, i32, i16);
 
-/// Parts of a key at the most.
+/// Maximum number of parts of a key.
 pub const KEY_PARTS_MAX: usize = 64;
 
-/// Bytes of an encoded key at the most: what the arrays that keys are returned in can hold of one value.
+/// Maximum number of bytes of an encoded key: the maximum of one value of the arrays that return keys.
 pub const KEY_BYTES_MAX: usize = 1 << 30;
 
 /// The type of one part of a key.
@@ -42,7 +42,7 @@ impl std::fmt::Display for PartKind {
     }
 }
 
-/// The type of a pid or of a partition. Fixed by a table's first use.
+/// The type of a pid or of a partition. The first rows of a table determine it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum KeyKind {
     /// One integer column, used as it is.
@@ -66,23 +66,23 @@ impl std::fmt::Display for KeyKind {
 /// The value of one part of a key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PartValue {
-    /// Of a part of kind `Int`.
+    /// A part of kind `Int`.
     Int(i64),
-    /// Of any other.
+    /// A part of any other kind.
     Bytes(Vec<u8>),
 }
 
 const ESCAPED_ZERO: [u8; 2] = [0, 0xff];
 const END: [u8; 2] = [0, 0];
 
-/// Appends an integer part: eight bytes, big endian, the sign turned so that order is kept.
+/// Appends an integer part: eight bytes, big endian, with the sign bit inverted so that the order is preserved.
 #[inline]
 pub fn encode_int(out: &mut Vec<u8>, value: i64) {
     out.extend_from_slice(&(value ^ i64::MIN).to_be_bytes());
 }
 
-/// Appends a part of bytes: zeros escaped, an end mark behind, so that parts can follow each other and
-/// order is kept.
+/// Appends a part of bytes. Zeros are escaped and an end mark follows, so that parts can be concatenated and the order
+/// is preserved.
 #[inline]
 pub fn encode_bytes(out: &mut Vec<u8>, value: &[u8]) {
     if value.contains(&0) {
@@ -95,7 +95,7 @@ pub fn encode_bytes(out: &mut Vec<u8>, value: &[u8]) {
     out.extend_from_slice(&END);
 }
 
-/// The parts of an encoded key; `None` where the bytes are not an encoding of parts of these kinds.
+/// Decodes the parts of a key. `None` if the bytes are not an encoding of parts of these kinds.
 pub fn decode_parts(kinds: &[PartKind], mut bytes: &[u8]) -> Option<Vec<PartValue>> {
     let mut values = Vec::with_capacity(kinds.len());
     for kind in kinds {
@@ -144,11 +144,11 @@ pub enum KeyRef<'a> {
     Encoded(&'a [u8]),
 }
 
-/// Chooses a key's shard. Depends on the key alone: the same on every machine and in every version,
-/// for state is laid out by it.
+/// Chooses the shard of a key. It depends on the key alone and is the same on every machine and in every version,
+/// because it decides where state is stored.
 ///
-/// Plain partitions of a block go together, as they do in a table: an entry alone takes several times
-/// the memory of one among neighbours, and as much more time to read and to write.
+/// Plain partitions of a block share a shard, as they share a segment of a table. A single entry takes several times
+/// the memory and time of one among neighbours.
 pub fn shard_hash(pid: KeyRef<'_>, partition: KeyRef<'_>) -> u64 {
     let hash = |key| match key {
         KeyRef::Plain(value) => spread(value as u64 ^ 0x9e37_79b9_7f4a_7c15),
@@ -167,7 +167,7 @@ fn spread(value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// Of the length and the words of 8 bytes, the last one filled up with zeros. Shards on disk depend on it.
+/// Hashes the length and the words of 8 bytes; the last one is filled with zeros. Shards on disk depend on it.
 fn hash_bytes(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let add = |hash: u64, word: [u8; 8]| spread(hash ^ u64::from_le_bytes(word));
@@ -177,27 +177,27 @@ fn hash_bytes(bytes: &[u8]) -> u64 {
     add(hash, last)
 }
 
-/// One half of a key: its type once known, and its dictionary if the type needs one.
+/// One half of a key: its type, if known, and its dictionary, if the type needs one.
 #[derive(Clone, Debug, Default)]
 pub struct KeySpace {
-    /// `None` until the table's first use.
+    /// `None` before the first rows of the table.
     pub(crate) kind: Option<KeyKind>,
-    /// Numbers of what is not a plain integer.
+    /// The numbers of keys that are not plain integers.
     pub dictionary: Dictionary,
 }
 
 impl KeySpace {
-    /// The type, plain integers until a first use fixes it.
+    /// The type. Plain integers until the first rows determine it.
     pub fn kind(&self) -> &KeyKind {
         self.kind.as_ref().unwrap_or(&KeyKind::Plain)
     }
 
-    /// Whether a first use has fixed the type.
+    /// Whether rows have determined the type.
     pub fn is_fixed(&self) -> bool {
         self.kind.is_some()
     }
 
-    /// Bytes of a key that is not a plain integer; 0 of one that is.
+    /// Number of bytes of a key that is not a plain integer; 0 for plain integers.
     pub fn bytes_of(&self, number: i64) -> usize {
         match self.kind() {
             KeyKind::Plain => 0,
@@ -215,7 +215,7 @@ impl KeySpace {
         }
     }
 
-    /// A key as messages name it: the value of the number.
+    /// A key as messages show it: the value of the number.
     pub(crate) fn name(&self, number: i64) -> String {
         let KeyKind::Parts(kinds) = self.kind() else { return number.to_string() };
         let parts = decode_parts(kinds, self.dictionary.bytes(number as u32)).expect("numbered keys are encoded");
@@ -255,7 +255,7 @@ pub struct Keys {
     pub partition: KeySpace,
 }
 
-/// How far the keys had grown, to go back to.
+/// The size of the keys at some time, for [`Keys::go_back`].
 #[derive(Clone, Debug)]
 pub struct KeyMark {
     pid: (Option<KeyKind>, usize),
@@ -263,24 +263,24 @@ pub struct KeyMark {
 }
 
 impl Keys {
-    /// Whether keys are the integers that they came as, and no dictionary is needed to name or order them.
+    /// Whether keys are plain integers, so that no dictionary is needed to name or order them.
     pub fn are_plain(&self) -> bool {
         self.pid.dictionary.is_empty() && self.partition.dictionary.is_empty()
     }
 
-    /// A copy that names and orders keys, in a small part of the memory.
+    /// A copy that can name and order keys, and takes little memory.
     pub fn names(&self) -> Keys {
         let names = |space: &KeySpace| KeySpace { kind: space.kind.clone(), dictionary: space.dictionary.names() };
         Keys { pid: names(&self.pid), partition: names(&self.partition) }
     }
 
-    /// The order of keys by value: the numbers of a dictionary say nothing but who came first.
+    /// The order of keys by value. The numbers of a dictionary have the order of arrival.
     pub(crate) fn order(&self, one: Key, other: Key) -> Ordering {
         let by_pid = self.pid.order(one.0, other.0);
         by_pid.then_with(|| self.partition.order(one.1.into(), other.1.into())).then(one.2.cmp(&other.2))
     }
 
-    /// Fixes the types of keys at first use; later uses must agree.
+    /// Sets the types of keys at the first use. Later uses must have the same types.
     pub fn fix(&mut self, pid: KeyKind, partition: KeyKind) -> Result<()> {
         let before = self.mark();
         let fixed = self.pid.fix(Column::Pid, pid).and_then(|()| self.partition.fix(Column::Partition, partition));
@@ -290,13 +290,13 @@ impl Keys {
         fixed
     }
 
-    /// How far the keys have grown.
+    /// The current size of the keys.
     pub fn mark(&self) -> KeyMark {
         let mark = |space: &KeySpace| (space.kind.clone(), space.dictionary.len());
         KeyMark { pid: mark(&self.pid), partition: mark(&self.partition) }
     }
 
-    /// Forgets what came after the mark: a call that failed, or only asked, leaves no trace.
+    /// Removes all keys added after the mark: a call that failed or was only a check leaves no trace.
     pub fn go_back(&mut self, mark: KeyMark) {
         for (space, (kind, count)) in [(&mut self.pid, mark.pid), (&mut self.partition, mark.partition)] {
             space.kind = kind;

@@ -1,8 +1,8 @@
-//! The rules by which rows are judged, the table that remembers producers, and its snapshots.
+//! The rules by which rows are judged, the table that stores the state of producers, and its snapshots.
 //!
-//! A row is one event with (pid, epoch, partition, seq). A [`StateTable`] judges batches of rows under
-//! a [`Policy`] and gives a [`Verdict`] for each. The crate knows no Python, no Arrow, no clock and no
-//! file: columns come as slices, snapshots go through [`std::io`].
+//! A row is one event with (pid, epoch, partition, seq). A [`StateTable`] judges batches of rows under a [`Policy`] and
+//! returns a [`Verdict`] for each. The crate does not depend on Python, Arrow, clocks or files: columns are slices, and
+//! snapshots use [`std::io`].
 //!
 //! ```
 //! use fencepost_core::{Batch, Policy, Seqs, StateTable, Verdict};
@@ -41,10 +41,10 @@ mod policy;
 mod position;
 mod prefetch;
 mod repeats;
-mod runs;
 mod shelf;
 mod slab;
 mod snapshot;
+mod spans;
 mod store;
 mod table;
 mod transactions;
@@ -65,8 +65,8 @@ pub use keys::{
 pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset, Untracked};
 pub use prefetch::prefetch;
 pub use repeats::{KeyColumns, KeyedRows, Repeats};
-pub use runs::{Domain, find_runs};
 pub use snapshot::Delta;
+pub use spans::{Domain, find_spans};
 pub use table::{Entries, Entry, Hole, Judged, Missing, Stale, StateTable};
 pub use transactions::{AbortedTransaction, LogRows, OpenTransaction, Outcome, Outcomes, Resolved, TransactionIndex};
 pub use verdict::{Verdict, kept_bits};

@@ -1,18 +1,17 @@
-//! The order of a snapshot's entries. It follows from their keys alone, and it is the order in which the
-//! table's segments follow each other.
+//! The order of the entries of a snapshot. It depends only on their keys, and it is the order of the table's segments.
 //!
-//! A block is 24 neighbouring partitions of one producer. Blocks are ordered by the hash that says in which
-//! segment they lie, then by pid and partition; the entries of one key by epoch, the newest first.
+//! A block has 24 neighbouring partitions of one producer. Blocks are ordered by the hash that chooses their segment,
+//! then by pid and partition. The entries of one key are ordered by epoch, the newest first.
 //!
-//! Sorted by pid they would compress no better, for a producer's entries lie together either way. But a
-//! table would have to be sorted whole, where a segment is a range of hashes that fits in the cache.
+//! Sorting by pid would not compress better, because the entries of a producer are together in both orders. But it
+//! would require sorting the whole table, while a segment is a range of hashes that fits into the cache.
 
 use crate::dictionary::Dictionary;
 use crate::keys::Keys;
 
-/// The keys of one dictionary that are in use, numbered anew.
+/// The used keys of a dictionary, renumbered.
 ///
-/// A table numbers keys as they came; a snapshot those in use, in the order of their bytes.
+/// A table numbers keys as they come. A snapshot numbers only the used ones, in the order of their bytes.
 pub(crate) struct Numbering {
     /// The table's numbers, in the order of their keys.
     pub(crate) sorted: Vec<u32>,
@@ -30,7 +29,7 @@ impl Numbering {
     }
 }
 
-/// How keys are numbered in a snapshot; `None` for plain integers, which are themselves.
+/// The numbers of keys in a snapshot. `None` for plain integers, which are not renumbered.
 #[derive(Default)]
 pub(crate) struct Renumbering {
     pub(crate) pid: Option<Numbering>,
@@ -38,14 +37,14 @@ pub(crate) struct Renumbering {
 }
 
 impl Renumbering {
-    /// `tell_used` is given a function to call with every key in use.
-    pub(crate) fn new(keys: &Keys, tell_used: impl FnOnce(&mut dyn FnMut(i64, i32))) -> Renumbering {
+    /// `visit_used` receives a function, which it calls with every used key.
+    pub(crate) fn new(keys: &Keys, visit_used: impl FnOnce(&mut dyn FnMut(i64, i32))) -> Renumbering {
         let (pids, partitions) = (&keys.pid.dictionary, &keys.partition.dictionary);
         if pids.is_empty() && partitions.is_empty() {
             return Renumbering::default();
         }
         let (mut pid_used, mut partition_used) = (vec![false; pids.len()], vec![false; partitions.len()]);
-        tell_used(&mut |pid, partition| {
+        visit_used(&mut |pid, partition| {
             if let Some(used) = pid_used.get_mut(pid as usize) {
                 *used = true;
             }
@@ -58,7 +57,7 @@ impl Renumbering {
         Renumbering { pid: of(pids, &pid_used), partition: of(partitions, &partition_used) }
     }
 
-    /// Whether keys are as in the table, and so the order.
+    /// Whether keys, and so the order, are the same as in the table.
     pub(crate) fn is_none(&self) -> bool {
         self.pid.is_none() && self.partition.is_none()
     }
@@ -69,7 +68,7 @@ impl Renumbering {
         self.partition.is_none()
     }
 
-    /// A key of the table in the snapshot's numbers.
+    /// The numbers in the snapshot of a key of the table.
     #[inline]
     pub(crate) fn key(&self, pid: i64, partition: i32) -> (i64, i32) {
         (
@@ -78,7 +77,7 @@ impl Renumbering {
         )
     }
 
-    /// The key of the table that has these numbers in the snapshot.
+    /// The key of the table with these numbers in the snapshot.
     pub(crate) fn key_before(&self, pid: i64, partition: i32) -> (i64, i32) {
         (
             self.pid.as_ref().map_or(pid, |pids| i64::from(pids.sorted[pid as usize])),
@@ -91,7 +90,7 @@ impl Renumbering {
 mod tests {
     use crate::key_block::{BLOCK_PARTITIONS, block_hash};
 
-    /// The values that docs/snapshot-format.md gives: another hash would be another format.
+    /// The values in docs/snapshot-format.md. Another hash would be another format.
     #[test]
     fn the_hash_is_the_documented_one() {
         let keys = [(0, 0), (0, 23), (1, 0), (0, 24), (i64::MAX, i32::MAX)];

@@ -1,8 +1,8 @@
-//! Entries in the order of snapshots: read in it, and added in it.
+//! Reads and adds entries in the order of snapshots.
 
 use crate::Result;
 use crate::fast_path::Slot;
-use crate::judge::{PlainSpan, Span};
+use crate::judge::{FullEntry, PlainEntry};
 use crate::key_block::{BLOCK_PARTITIONS, block_hash};
 use crate::lines::{EntryKey, LinePlace, RowLine, Searches};
 use crate::order::Renumbering;
@@ -11,67 +11,67 @@ use crate::shelf::Shelf;
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// Places that are sorted at once, at the least.
+/// Minimum number of places that are sorted at once.
 const PLACES_MIN: usize = 1 << 15;
-/// What share of the table's memory they take, at the most.
+/// Maximum share of the table's memory for these places: 1 / PLACES_SHARE.
 const PLACES_SHARE: usize = 32;
 
-/// Lines that are asked for before they are read in the order of snapshots.
+/// Number of lines to prefetch when lines are read in the order of snapshots.
 const LINES_AHEAD: usize = 32;
 
-/// Entries from which is known how many lines those to come will take: so many, or the first part of them.
+/// The number of lines of all entries is estimated from the first SAMPLE entries, or from a share of them.
 const SAMPLE: usize = 1 << 16;
 const SAMPLE_SHARE: u64 = 8;
-/// Or so many that their lines take this many bytes: they are the first in the order of hashes, and would fill a segment
-/// that divides, again and again.
+/// The estimate also begins if lines take this many bytes. The first entries are those with the smallest hashes:
+/// without it they would fill one segment, which would split again and again.
 const SAMPLE_BYTES: usize = 1 << 20;
 
-/// A line, and the hash of its block with the last bits replaced: they say where in the block it lies. Of a
-/// table whose partitions are renumbered, a slot, and they say which.
+/// A line, and the hash of its block with the last bits replaced by the line's place in the block. If partitions are
+/// renumbered, it is a slot instead of a line.
 type Found = (u64, LinePlace);
 
 const LAST_BITS: u64 = 31;
 const _: () = assert!(BLOCK_PARTITIONS <= LAST_BITS as u32 + 1);
 
-/// What is told of an entry, see [`Shelf::in_order`].
-type Tell<'a, E> = dyn FnMut(i64, i32, PlainSpan, Option<&Span>) -> std::result::Result<(), E> + 'a;
+/// The callback of [`Shelf::in_order`].
+type Visit<'a, E> = dyn FnMut(i64, i32, PlainEntry, Option<&FullEntry>) -> std::result::Result<(), E> + 'a;
 
-/// Segments that follow each other in the order of snapshots, and whose hashes have the first bits in common.
+/// Consecutive segments in the order of snapshots. Their hashes have the same first bits.
 struct Stretch {
     segments: Range<usize>,
     common_bits: u32,
     places: usize,
 }
 
-/// An entry to be added behind all others, in the order of snapshots.
+/// An entry to be added after all others, in the order of snapshots.
 pub(crate) struct Appended {
-    /// Of its block.
+    /// The hash of its block.
     pub(crate) hash: u64,
     pub(crate) pid: i64,
     pub(crate) partition: i32,
-    pub(crate) span: PlainSpan,
-    /// The same with its holes, where it is not plain. Apart, so that nearly always nothing but numbers is moved.
-    pub(crate) whole: Option<Box<Span>>,
-    /// Whether the entry before it is of the same key, so that this one is of an epoch below.
+    pub(crate) plain: PlainEntry,
+    /// The full entry, if it has holes or a final range. It is boxed, so that in most cases only numbers are moved.
+    pub(crate) whole: Option<Box<FullEntry>>,
+    /// Whether the previous entry has the same key. This one then has a lower epoch.
     pub(crate) is_older: bool,
 }
 
-/// Entries that come in the order of snapshots.
+/// Entries in the order of snapshots.
 pub(crate) trait InOrder {
-    fn try_for_each(self, tell: impl FnMut(Appended) -> Result<()>) -> Result<()>;
+    fn try_for_each(self, visit: impl FnMut(Appended) -> Result<()>) -> Result<()>;
 }
 
 impl<L: RowLine> Shelf<L> {
-    /// Every entry for which `wanted` holds, with its key as it is renumbered, in the order of snapshots; once
-    /// without its holes and, where it is in the overflow, once more with them.
+    /// Visits every entry for which `is_included` returns true, with its renumbered key, in the order of snapshots. The
+    /// entry is passed without its holes and, if it is in the overflow, also with them.
     ///
-    /// Goes from segment to segment, which have this order. Where keys are renumbered they have not: then
-    /// it goes over all lines once for each part of the order, so that no more places are held.
+    /// Segments are already in this order. If keys are renumbered, they are not: the function then reads all lines once
+    /// per part of the order, so that it does not hold more places.
     pub(crate) fn in_order<E>(
         &self,
         numbers: &Renumbering,
-        wanted: impl Fn(i64, i32) -> bool,
-        mut tell: impl FnMut(i64, i32, PlainSpan, Option<&Span>) -> std::result::Result<(), E>,
+        is_included: impl Fn(i64, i32) -> bool,
+        mut visit: impl FnMut(i64, i32, PlainEntry, Option<&FullEntry>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         let places_max = (self.lines().memory_bytes() / PLACES_SHARE / size_of::<Found>()).max(PLACES_MIN);
         let mut found = Vec::new();
@@ -81,7 +81,7 @@ impl<L: RowLine> Shelf<L> {
                 found.clear();
                 self.find_part(numbers, &stretch, (part, parts), &mut found);
                 found.sort_unstable_by_key(|&(rank, _)| rank);
-                self.tell_found(numbers, &found, &wanted, &mut tell)?;
+                self.visit_found(numbers, &found, &is_included, &mut visit)?;
             }
         }
         Ok(())
@@ -98,8 +98,7 @@ impl<L: RowLine> Shelf<L> {
         vec![Stretch { segments: 0..segments.count(), common_bits: 0, places }]
     }
 
-    /// What lies in one part of the hashes of a stretch: line by line, or slot by slot where neighbours may
-    /// lie apart.
+    /// Finds the lines in one part of the hashes of a stretch, or the slots if neighbours may not be adjacent.
     fn find_part(
         &self,
         numbers: &Renumbering,
@@ -127,30 +126,30 @@ impl<L: RowLine> Shelf<L> {
         }
     }
 
-    fn tell_found<E>(
+    fn visit_found<E>(
         &self,
         numbers: &Renumbering,
         found: &[Found],
-        wanted: &impl Fn(i64, i32) -> bool,
-        tell: &mut impl FnMut(i64, i32, PlainSpan, Option<&Span>) -> std::result::Result<(), E>,
+        is_included: &impl Fn(i64, i32) -> bool,
+        visit: &mut impl FnMut(i64, i32, PlainEntry, Option<&FullEntry>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        let (mut told, mut asked) = (0, 0);
+        let (mut visited, mut prefetched) = (0, 0);
         for near in found.chunk_by(|a, b| a.0 & !LAST_BITS == b.0 & !LAST_BITS) {
-            told += near.len();
-            let ahead = (told + LINES_AHEAD).min(found.len());
-            found[asked..ahead].iter().for_each(|&(_, line)| self.lines().prefetch(line));
-            asked = ahead;
+            visited += near.len();
+            let ahead = (visited + LINES_AHEAD).min(found.len());
+            found[prefetched..ahead].iter().for_each(|&(_, line)| self.lines().prefetch(line));
+            prefetched = ahead;
             if numbers.keeps_partitions() && self.is_one_block(near) {
-                near.iter().try_for_each(|&found| self.read_slots(numbers, found, wanted, tell))?;
+                near.iter().try_for_each(|&found| self.read_slots(numbers, found, is_included, visit))?;
             } else {
-                self.tell_sorted(numbers, near, wanted, &mut *tell)?;
+                self.visit_sorted(numbers, near, is_included, &mut *visit)?;
             }
         }
         Ok(())
     }
 
-    /// Whether the lines are of one block, and each entry the only one of its key: then lines in order have
-    /// their entries in order. Nearly always so.
+    /// Whether the lines are of one block, and each entry is the only one of its key. In nearly all cases this is true,
+    /// and the order of lines is then the order of their entries.
     #[inline]
     fn is_one_block(&self, near: &[Found]) -> bool {
         let of = |&(_, line): &Found| {
@@ -162,22 +161,22 @@ impl<L: RowLine> Shelf<L> {
     }
 
     #[cold]
-    fn tell_sorted<E>(
+    fn visit_sorted<E>(
         &self,
         numbers: &Renumbering,
         near: &[Found],
-        wanted: &impl Fn(i64, i32) -> bool,
-        tell: &mut Tell<'_, E>,
+        is_included: &impl Fn(i64, i32) -> bool,
+        visit: &mut Visit<'_, E>,
     ) -> std::result::Result<(), E> {
         let mut entries = Vec::new();
         for &found in near {
-            self.read_slots(numbers, found, wanted, &mut |pid, partition, span, whole| {
-                entries.push(((block_hash(pid, partition), pid, partition, Reverse(span.epoch)), span, whole));
+            self.read_slots(numbers, found, is_included, &mut |pid, partition, entry, whole| {
+                entries.push(((block_hash(pid, partition), pid, partition, Reverse(entry.epoch)), entry, whole));
                 Ok(())
             })?;
         }
         entries.sort_unstable_by_key(|&(rank, ..)| rank);
-        entries.into_iter().try_for_each(|((_, pid, partition, _), span, whole)| tell(pid, partition, span, whole))
+        entries.into_iter().try_for_each(|((_, pid, partition, _), entry, whole)| visit(pid, partition, entry, whole))
     }
 
     #[inline]
@@ -185,26 +184,26 @@ impl<L: RowLine> Shelf<L> {
         &'a self,
         numbers: &Renumbering,
         (last_bits, line): Found,
-        wanted: &impl Fn(i64, i32) -> bool,
-        tell: &mut impl FnMut(i64, i32, PlainSpan, Option<&'a Span>) -> std::result::Result<(), E>,
+        is_included: &impl Fn(i64, i32) -> bool,
+        visit: &mut impl FnMut(i64, i32, PlainEntry, Option<&'a FullEntry>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         let only = (!numbers.keeps_partitions()).then_some((last_bits & LAST_BITS) as usize);
         self.lines().read_line(line, |slot, key, held| {
-            let (span, whole) = match held {
+            let (entry, whole) = match held {
                 Slot::Empty => return Ok(()),
-                Slot::Inline(span) => (span, None),
+                Slot::Inline(entry) => (entry, None),
                 Slot::Overflow(number) => (self.in_overflow(number).without_holes(), Some(self.in_overflow(number))),
             };
-            if only.is_some_and(|only| only != slot) || !wanted(key.pid, key.partition) {
+            if only.is_some_and(|only| only != slot) || !is_included(key.pid, key.partition) {
                 return Ok(());
             }
             let (pid, partition) = numbers.key(key.pid, key.partition);
-            tell(pid, partition, span, whole)
+            visit(pid, partition, entry, whole)
         })
     }
 
-    /// Adds entries that follow all others in the order of snapshots, up to [`CHUNK`] of them: their lines are asked for
-    /// before the first is added. `line`: see [`Shelf::add_plain`].
+    /// Adds up to [`CHUNK`] entries that follow all others in the order of snapshots. It prefetches their lines before
+    /// it adds the first. `line`: see [`Shelf::add_plain`].
     pub(crate) fn append(&mut self, entries: &mut Vec<Appended>, line: &mut Option<LinePlace>) -> Result<()> {
         let mut searches = [Searches::none(); CHUNK / STEP];
         let steps = searches.iter_mut().zip(entries.chunks(STEP)).map(|(searches, entries)| {
@@ -221,11 +220,11 @@ impl<L: RowLine> Shelf<L> {
 
     #[inline(always)]
     fn append_one(&mut self, entry: Appended, line: &mut Option<LinePlace>) -> Result<()> {
-        let Appended { hash, pid, partition, span, whole, is_older } = entry;
+        let Appended { hash, pid, partition, plain, whole, is_older } = entry;
         let newest = EntryKey::newest(pid, partition);
-        let key = if is_older { EntryKey::older(pid, partition, span.epoch) } else { newest };
+        let key = if is_older { EntryKey::older(pid, partition, plain.epoch) } else { newest };
         match whole {
-            None => self.add_plain(key, hash, span, line),
+            None => self.add_plain(key, hash, plain, line),
             Some(whole) => {
                 *line = None;
                 self.add(key, *whole)
@@ -233,8 +232,8 @@ impl<L: RowLine> Shelf<L> {
         }
     }
 
-    /// Makes room for `entries` in all, going by how many lines the first took: the order is that of a hash,
-    /// so the first blocks are as good as any. Gives whether there are enough of them to go by.
+    /// Reserves memory for `entries` in total, estimated from the lines of the first ones. The order is that of a hash,
+    /// so the first blocks are a fair sample. Returns whether there are enough for an estimate.
     pub(crate) fn reserve_for(&mut self, entries: u64) -> Result<bool> {
         let have = self.len();
         let is_few = (have as u64) < entries.div_ceil(SAMPLE_SHARE).min(SAMPLE as u64);
@@ -242,7 +241,7 @@ impl<L: RowLine> Shelf<L> {
             return Ok(false);
         }
         if (have as u64) < entries {
-            let error = 8.0 / (have as f64).sqrt(); // eight standard errors of a count
+            let error = 8.0 / (have as f64).sqrt(); // eight standard errors
             self.reserve_times(entries as f64 / have as f64 * (1.0 + error))?;
         }
         Ok(true)

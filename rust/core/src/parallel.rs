@@ -1,21 +1,21 @@
-//! Work on several threads.
+//! Runs work on several threads.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// More threads would wait for memory.
+/// More threads would only wait for memory.
 const THREADS_MAX: usize = 8;
 
-/// How many threads a call uses. Read once per process: Linux reads the files of control groups for it, which takes as
-/// long as validating 35,000 rows.
+/// Number of threads of a call. It is read once per process: Linux reads the files of control groups for it, which
+/// takes as long as validating 35,000 rows.
 pub(crate) fn threads() -> usize {
     static THREADS: LazyLock<usize> =
         LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX));
     *THREADS
 }
 
-/// Does work by number on several threads, each with a state of its own, and gives what came of it in order.
+/// Runs numbered pieces of work on several threads, each with its own state. Returns the results in order.
 pub(crate) fn in_parallel<S, T: Send>(
     threads: usize,
     count: usize,
@@ -34,7 +34,7 @@ pub(crate) fn in_parallel<S, T: Send>(
         }
     };
     let mut done = thread::scope(|scope| {
-        // If the system has no thread left, the others do the work.
+        // If the system cannot start a thread, the others do the work.
         let others = (1..threads.min(count)).map_while(|_| thread::Builder::new().spawn_scoped(scope, some).ok());
         let others: Vec<_> = others.collect();
         let mut done = some();

@@ -6,33 +6,33 @@ use std::fmt;
 pub enum Admit {
     /// Every position that was not accepted before, in any order.
     Any,
-    /// Only what lies above the highest.
+    /// Only positions above the highest.
     Forward,
     /// Only highest + 1.
     Next,
 }
 
-/// What an epoch means.
+/// The meaning of epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Epochs {
-    /// Every epoch counts by itself.
+    /// Each epoch has its own state.
     Key,
-    /// A lower one is fenced, a higher one replaces.
+    /// Lower epochs are fenced; a higher one replaces the state.
     Fence,
-    /// There are none.
+    /// Epochs are not read.
     Ignore,
 }
 
-/// What an unknown key may begin with.
+/// The sequence number with which an unknown key may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum First {
-    /// Anything.
+    /// Any number.
     Any,
     /// Sequence 0. `Next` and `Forward` refuse anything else, `Any` counts the head as missing.
     Zero,
 }
 
-/// What a row at or below the highest is when it was never accepted (`Forward` only).
+/// The verdict of a row at or below the highest position that was never accepted (`Forward` only).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Late {
     /// Out of order.
@@ -44,38 +44,38 @@ pub enum Late {
 /// Whether a hole counts as missing rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gaps {
-    /// It does.
+    /// Yes.
     Report,
-    /// Sequences may skip by nature.
+    /// No: skipped sequence numbers are normal.
     Normal,
 }
 
-/// The rule set by which rows are judged: a value.
+/// The rules by which rows are judged. A plain value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Policy {
     /// Which new positions are accepted.
     pub admit: Admit,
-    /// What an epoch means.
+    /// The meaning of epochs.
     pub epochs: Epochs,
-    /// What an unknown key may begin with.
+    /// The sequence number with which an unknown key may begin.
     pub first: First,
-    /// `Next` only: how many last rows of the epoch are recognised as duplicates.
+    /// `Next` only: the number of most recent rows of an epoch that are recognized as duplicates.
     pub window: u64,
-    /// `Forward` only: what a row is that is late and was never accepted.
+    /// `Forward` only: the verdict of late rows that were never accepted.
     pub late: Late,
     /// Whether a hole counts as missing rows.
     pub gaps: Gaps,
-    /// Sequences run 0 … n-1, then 0 again; `None`: they never wrap.
+    /// Sequence numbers go from 0 to n-1 and then begin at 0 again. `None`: they never wrap.
     pub wrap: Option<u64>,
-    /// `Any` and `Forward`: a row further than this above the highest is out of order.
+    /// `Any` and `Forward`: a row more than this above the highest position is out of order.
     pub max_jump: Option<u64>,
-    /// Holes further than this below the highest become final; only where holes are kept.
+    /// Holes more than this below the highest position become final. Only for policies that keep holes.
     pub reach: Option<u64>,
-    /// A call is refused when the table already holds that many holes; only where holes are kept.
+    /// The table refuses a call if it already has this many holes. Only for policies that keep holes.
     pub intervals_max: Option<u64>,
 }
 
-/// A policy with its name and the columns it reads unless told otherwise.
+/// A named policy with its default columns.
 #[derive(Clone, Copy, Debug)]
 pub struct Preset {
     /// The name.
@@ -84,7 +84,7 @@ pub struct Preset {
     pub policy: Policy,
     /// Default column of the pid.
     pub pid: &'static str,
-    /// Default column of the epoch, if the policy knows epochs.
+    /// Default column of the epoch, if the policy reads epochs.
     pub epoch: Option<&'static str>,
     /// Default column of the partition.
     pub partition: &'static str,
@@ -95,10 +95,10 @@ pub struct Preset {
 /// Sequence space of Kafka's producers: 0 … 2^31-1.
 const KAFKA_WRAP: u64 = 1 << 31;
 
-/// Largest sequence space that wraps: it leaves room for thousands of laps in a 64-bit position.
+/// The largest sequence space that wraps. A 64-bit position then has thousands of laps.
 const WRAP_MAX: u64 = 1 << 48;
 
-/// Largest distance or count that a policy may name.
+/// The largest distance or count in a policy.
 const COUNT_MAX: u64 = 1 << 62;
 
 const ANY_ORDER: Policy = Policy {
@@ -120,7 +120,7 @@ const WATERMARK: Policy =
     Policy { epochs: Epochs::Ignore, late: Late::Duplicate, gaps: Gaps::Normal, wrap: None, ..IN_ORDER };
 const KAFKA_OFFSETS: Policy = Policy { epochs: Epochs::Ignore, gaps: Gaps::Normal, wrap: None, ..ANY_ORDER };
 
-/// Every preset. Their one source: other doors build theirs from this list.
+/// All presets. Other languages build their presets from this list.
 pub const PRESETS: [Preset; 6] = [
     preset("any_order", ANY_ORDER),
     preset("in_order", IN_ORDER),
@@ -135,12 +135,12 @@ const fn preset(name: &'static str, policy: Policy) -> Preset {
 }
 
 impl Policy {
-    /// The policy of that name, or `None`.
+    /// The policy of the preset with this name, or `None`.
     pub fn preset(name: &str) -> Option<Policy> {
         PRESETS.iter().find(|preset| preset.name == name).map(|preset| preset.policy)
     }
 
-    /// Refuses combinations that make no sense.
+    /// Returns an error for combinations of fields that contradict each other.
     pub fn validate(&self) -> Result<()> {
         let refuse = |problem: String| Err(Error::Policy(problem));
         if let Some(wrap) = self.wrap
@@ -172,13 +172,13 @@ impl Policy {
         Ok(())
     }
 
-    /// The highest sequence number that a row may carry.
+    /// The highest valid sequence number.
     pub fn seq_max(&self) -> i64 {
         self.wrap.map_or(i64::MAX, |wrap| (wrap - 1) as i64)
     }
 
-    /// Whether entries remember what was skipped: where a late row may still count, or must be told
-    /// from a repeat, or where holes are reported.
+    /// Whether entries store holes: if late rows may still be accepted or must be distinguished from repeats, or if
+    /// holes are reported.
     pub(crate) fn keeps_holes(&self) -> bool {
         match self.admit {
             Admit::Any => true,
@@ -188,7 +188,7 @@ impl Policy {
     }
 }
 
-/// As text, one `field=value` after the other: what snapshots store and messages show.
+/// The fields as `field=value`, separated by spaces. Snapshots and messages contain this text.
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Policy { admit, epochs, first, window, late, gaps, wrap, max_jump, reach, intervals_max } = self;
@@ -208,7 +208,7 @@ fn optional(value: Option<u64>) -> String {
     value.map_or("none".into(), |value| value.to_string())
 }
 
-/// The inverse of `Display`; a field that is not named keeps the value of `any_order`.
+/// The inverse of `Display`. Fields that are not listed have the value of `any_order`.
 impl std::str::FromStr for Policy {
     type Err = Error;
 
@@ -225,7 +225,7 @@ impl std::str::FromStr for Policy {
 }
 
 impl Policy {
-    /// Sets one field from text, without judging the whole: call [`Policy::validate`] when all are set.
+    /// Sets one field from text, without validating the policy. Call [`Policy::validate`] after all fields are set.
     pub fn set(&mut self, field: &str, value: &str) -> Result<()> {
         match field {
             "admit" => self.admit = Admit::parse(value)?,
@@ -257,11 +257,11 @@ fn parse_count(field: &str, value: &str) -> Result<u64> {
     value.parse().map_err(|_| Error::Policy(format!("{field}={value} is not a whole number of at least 0")))
 }
 
-/// Gives an enum of a policy its names, both ways.
+/// Converts between an enum of a policy and its names.
 macro_rules! named {
     ($kind:ident, $field:literal, $($variant:ident = $name:literal),+) => {
         impl $kind {
-            /// The name by which every door knows it.
+            /// The name in all APIs.
             pub fn name(self) -> &'static str {
                 match self { $($kind::$variant => $name),+ }
             }
@@ -284,11 +284,11 @@ named!(First, "first", Any = "any", Zero = "zero");
 named!(Late, "late", OutOfOrder = "out_of_order", Duplicate = "duplicate");
 named!(Gaps, "gaps", Report = "report", Normal = "normal");
 
-/// What becomes of rows that carry no producer identity.
+/// How rows without a producer identity are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Untracked {
-    /// They are kept, with a verdict of their own.
+    /// They are kept, with their own verdict.
     Keep,
-    /// They are an error: here they would mean a wrong mapping of columns.
+    /// They raise an error, because they would indicate a wrong mapping of columns.
     Fail,
 }

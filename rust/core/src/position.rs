@@ -1,14 +1,14 @@
-//! From sequence numbers to positions and back.
+//! Conversion between sequence numbers and positions.
 //!
-//! A sequence number that wraps says where a row stands on its lap, not on which lap. A position is
-//! the number it would have if it never wrapped. Everything but the border of the wrap is plain:
-//! the lap is that of the entry's highest position, so a replay stays a replay at any distance.
+//! A sequence number that wraps gives the place of a row on its lap, but not the lap. A position is the number that the
+//! row would have without wrapping. Except at the border of the wrap, the lap is that of the entry's highest position.
+//! A replay is therefore recognized at any distance.
 //!
 //! ```text
 //!   lap k                                          lap k+1
 //!   |0 ... H|            ...            |W-H ... W-1|0 ... H|   ...
-//!                          highest in here ^          ^ a low seq is the next lap's
-//!            a high seq is the lap before's ^           ^ highest in here
+//!                          highest in here ^          ^ a low seq is on the next lap
+//!         a high seq is on the previous lap ^           ^ highest in here
 //! ```
 
 /// The sequence space of a wrapping policy.
@@ -17,7 +17,7 @@ pub(crate) struct Wrap {
     modulus: i64,
     /// Width of the zone on either side of the border: min(W/4, 2^20).
     border: i64,
-    /// Highest lap from which another step is taken, so that positions stay within 64 bits.
+    /// The highest lap that can be followed by another, so that positions stay within 64 bits.
     lap_max: i64,
 }
 
@@ -27,27 +27,27 @@ impl Wrap {
         Wrap { modulus, border: (modulus / 4).min(1 << 20), lap_max: (1 << 61) / modulus }
     }
 
-    /// Where the zone behind the border ends.
+    /// The end of the zone after the border.
     pub(crate) fn border(self) -> i64 {
         self.border
     }
 
-    /// Where the zone before the border begins.
+    /// The beginning of the zone before the border.
     pub(crate) fn upper_zone(self) -> i64 {
         self.modulus - self.border
     }
 
-    /// Whether a position lies on a lap that rows can come to.
+    /// Whether a position is on a lap that rows can reach.
     pub(crate) fn has(self, position: i64) -> bool {
         (-self.lap_max..=self.lap_max).contains(&position.div_euclid(self.modulus))
     }
 
-    /// The sequence number that stands at a position.
+    /// The sequence number of a position.
     pub(crate) fn seq(self, position: i64) -> i64 {
         position.rem_euclid(self.modulus)
     }
 
-    /// Whether positions `first..=last` touch the zone behind a border, and whether the one before it.
+    /// Whether positions `first..=last` touch the zone after a border, and whether they touch the zone before it.
     pub(crate) fn zones_of(self, first: i64, last: i64) -> (bool, bool) {
         let seq = self.seq(first);
         let lower = seq < self.border || self.modulus - seq <= last - first;
@@ -55,7 +55,7 @@ impl Wrap {
         (lower, upper)
     }
 
-    /// How many rows of a run that begins at `seq` lie in one zone, so that one placement holds for all.
+    /// How many rows of a span that begins at `seq` are in one zone, so that one placement is right for all of them.
     pub(crate) fn zone_rows(self, seq: i64, rows: i64) -> i64 {
         let upper = self.upper_zone();
         let end = if seq < self.border {
@@ -68,8 +68,8 @@ impl Wrap {
         rows.min(end - seq)
     }
 
-    /// The position of `seq` in an entry whose highest position is `highest`. The lap before is only
-    /// for entries that may begin anywhere, and for later laps.
+    /// The position of `seq` in an entry whose highest position is `highest`. The previous lap is possible only for
+    /// entries that may begin anywhere, and on later laps.
     pub(crate) fn place(self, seq: i64, highest: i64, may_begin_anywhere: bool) -> Place {
         let upper = self.upper_zone();
         if seq >= self.border && seq < upper && highest >= 0 && highest < self.modulus {
@@ -88,7 +88,7 @@ impl Wrap {
     }
 }
 
-/// Where a row stands, and whether the border rule decided it.
+/// The position of a row, and whether the border rule decided it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) position: i64,

@@ -1,23 +1,23 @@
-//! Memory is requested before it is needed, for several keys at once: while one is judged, the lines of the others are
-//! fetched.
+//! Prefetching: memory is requested before it is needed, for several keys at once. While one is judged, the lines of
+//! the others are loaded.
 
-/// Keys that take each step of a search together.
+/// Number of keys that do each step of a search together.
 pub(crate) const STEP: usize = 16;
 
-/// Keys that are looked for together, at the most.
+/// Maximum number of keys that are searched together.
 pub(crate) const CHUNK: usize = 8 * STEP;
 
-/// Whether the processor has an instruction for it. Without one, a read whose result nothing waits for does nearly as
-/// much.
+/// Whether the processor has an instruction for prefetching. Without one, a read whose result is not used is nearly as
+/// good.
 pub(crate) const HAS_PREFETCH: bool =
     cfg!(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(feature = "portable")));
 
-/// Requests a cache line, where the processor has an instruction for it. Never faults, whatever the address.
+/// Requests a cache line if the processor has an instruction for it. It never faults, whatever the address.
 #[inline(always)]
 pub fn prefetch<T>(address: *const T) {
     #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
-    // SAFETY: a prefetch is a hint; it reads nothing and cannot fault. It is the table's speed: at
-    // 100 M entries a look-up waits 90 ns without and 13 to 20 ns with it.
+    // SAFETY: a prefetch is a hint; it reads nothing and cannot fault. The speed of the table depends on it: at 100 M
+    // entries, a look-up waits 90 ns without it and 13 to 20 ns with it.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
     }

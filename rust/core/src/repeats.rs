@@ -21,7 +21,7 @@ use crate::error::make_room;
 use crate::parallel::{in_parallel, threads};
 use crate::position::Wrap;
 use crate::prefetch::prefetch;
-use crate::runs::{Cut, Domain};
+use crate::spans::{Cut, Domain};
 use crate::{Admit, Epochs, First, Policy, Result};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
@@ -161,18 +161,18 @@ impl<K: KeyColumns> KeyedRows<'_, K> {
     }
 }
 
-/// How a table would judge the first rows: runs by what they would cost.
+/// How a table would judge the first rows: spans by what they would cost.
 #[derive(Default)]
 struct Sample {
     rows: usize,
-    /// Runs of new keys, those that go on behind the last one of their key, those that open a hole, and the others.
+    /// Spans of new keys, those that go on behind the last one of their key, those that open a hole, and the others.
     begun: usize,
     next: usize,
     jumps: usize,
     within: usize,
 }
 
-/// Measured, in nanoseconds: a run of a new key, one that a slot judges, and one of an entry with holes; a key that is
+/// Measured, in nanoseconds: a span of a new key, one that a slot judges, and one of an entry with holes; a key that is
 /// no plain number; and a row here, on one thread and on several.
 const BEGUN_NS: usize = 40;
 const PLAIN_NS: usize = 10;
@@ -190,11 +190,11 @@ struct Known {
 }
 
 impl Sample {
-    /// Rows of which runs are counted, then one row in so many of a call, of one key in so many.
+    /// Rows of which spans are counted, then one row in so many of a call, of one key in so many.
     const FIRST_ROWS: usize = 1 << 12;
     const ROWS_SHARE: usize = 16;
     const KEYS_SHARE: u64 = 16;
-    /// Runs for which a hole stays, about.
+    /// Spans for which a hole stays, about.
     const HOLE_RUNS: usize = 10;
     /// Keys of one place push each other out.
     const PLACES: usize = 1 << 15;
@@ -238,15 +238,15 @@ impl Sample {
         (entry.first, entry.last) = (entry.first.min(seq), entry.last.max(seq));
     }
 
-    fn runs(&self) -> usize {
+    fn spans(&self) -> usize {
         self.begun + self.next + self.jumps + self.within
     }
 
-    /// What a run costs a table. Keys come again more seldom among the first rows than among all.
-    fn run_ns(&self) -> usize {
+    /// What a span costs a table. Keys come again more seldom among the first rows than among all.
+    fn span_ns(&self) -> usize {
         let again = self.next + self.jumps;
-        if again * 100 < self.runs() {
-            (self.begun * BEGUN_NS + self.within * PLAIN_NS) / self.runs().max(1)
+        if again * 100 < self.spans() {
+            (self.begun * BEGUN_NS + self.within * PLAIN_NS) / self.spans().max(1)
         } else {
             let with_holes = (self.jumps * Self::HOLE_RUNS).min(again);
             PLAIN_NS + (HOLES_NS - PLAIN_NS) * with_holes / again
@@ -257,12 +257,12 @@ impl Sample {
 /// Whether a table would take longer.
 fn is_sooner<K: KeyColumns>(policy: &Policy, chunks: &[KeyedRows<'_, K>], rows: usize, has_plain_keys: bool) -> bool {
     let named_ns = if has_plain_keys { 0 } else { NAMED_NS };
-    // Long runs cost little, whatever they are.
+    // Long spans cost little, whatever they are.
     let first = Sample::of(policy, chunks, Sample::FIRST_ROWS, 1);
-    let runs_share = (first.runs(), first.rows);
+    let spans_share = (first.spans(), first.rows);
     let row_ns = if threads() > 1 { ROW_NS } else { ROW_ALONE_NS };
-    let is_dear = |run_ns: usize| runs_share.0 * (run_ns + named_ns) > runs_share.1 * row_ns;
-    is_dear(HOLES_NS) && is_dear(Sample::of(policy, chunks, rows / Sample::ROWS_SHARE, Sample::KEYS_SHARE).run_ns())
+    let is_dear = |span_ns: usize| spans_share.0 * (span_ns + named_ns) > spans_share.1 * row_ns;
+    is_dear(HOLES_NS) && is_dear(Sample::of(policy, chunks, rows / Sample::ROWS_SHARE, Sample::KEYS_SHARE).span_ns())
 }
 
 /// Rows of one block and one chunk.
@@ -577,10 +577,10 @@ fn fold_seqs<S: Copy>(hashes: &mut [u64], seqs: &[S], wide: impl Fn(S) -> i64) {
 
 /// Tells where values are such; few are.
 #[inline(always)]
-fn each_where<T>(values: &[T], is_such: impl Fn(&T) -> bool, mut tell: impl FnMut(usize)) {
+fn each_where<T>(values: &[T], is_such: impl Fn(&T) -> bool, mut visit: impl FnMut(usize)) {
     for (number, some) in values.chunks(64).enumerate() {
         if some.iter().fold(false, |is_any, value| is_any | is_such(value)) {
-            (0..some.len()).filter(|&at| is_such(&some[at])).for_each(|at| tell(number * 64 + at));
+            (0..some.len()).filter(|&at| is_such(&some[at])).for_each(|at| visit(number * 64 + at));
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Entries by key: those that fit in their line's slot, and those in the overflow.
+//! Entries by key: in the slots of lines, or in the overflow if they do not fit.
 
-use crate::fast_path::{self, Plainly, Slot};
-use crate::judge::{PlainRules, PlainSpan, Rules, Run, Sink, Span};
+use crate::fast_path::{self, FastOutcome, Slot};
+use crate::judge::{FullEntry, PlainEntry, PlainRules, Rules, Sink, Span};
 use crate::keys::Key;
 use crate::lines::{EntryKey, LinePlace, Lines, Place, RowLine, Searches};
 use crate::prefetch::{CHUNK, STEP};
@@ -9,39 +9,39 @@ use crate::slab::Slab;
 use crate::{Epochs, Result};
 use std::cmp::Reverse;
 
-/// An entry in two neighbouring cache lines, which are fetched as one.
+/// An entry in two neighbouring cache lines, which are loaded as one.
 #[derive(Default)]
 #[repr(align(128))]
-struct Cell(Span);
+struct Cell(FullEntry);
 
 const _: () = assert!(size_of::<Cell>() == 128);
 
-/// A hash table of lines and what did not fit in them.
+/// A hash table of lines, and the overflow for entries that do not fit into a line.
 ///
-/// A key's newest epoch lies in the line of its producer and partition; where every epoch counts by
-/// itself the epochs below it lie in lines of their own, so that the common look-up touches one line.
+/// The newest epoch of a key is in the line of its producer and partition. If each epoch has its own state, lower
+/// epochs are in lines of their own, so that the common look-up touches one line.
 pub(crate) struct Shelf<L: RowLine> {
     lines: Lines<L>,
     overflow: Slab<Cell>,
     entries: usize,
-    /// Of all entries.
+    /// Number of holes of all entries.
     holes: usize,
 }
 
-/// No number of an entry.
+/// Means that there is no entry.
 const NONE: u32 = u32::MAX;
 
-/// The entries in the overflow that the keys of a step have.
+/// The entries of a step's keys that are in the overflow.
 #[derive(Clone, Copy)]
 pub(crate) struct InOverflow {
     is_any: bool,
-    /// Of what is in the overflow when they were found.
+    /// The version of the overflow at the time of the search.
     version: u64,
     numbers: [u32; STEP],
 }
 
 impl InOverflow {
-    /// None.
+    /// No entries.
     pub(crate) const NONE: InOverflow = InOverflow { is_any: false, version: 0, numbers: [NONE; STEP] };
 
     #[inline(always)]
@@ -60,11 +60,11 @@ impl<L: RowLine> Shelf<L> {
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.lines.memory_bytes() + self.overflow.memory_bytes(|Cell(span)| span.holes.memory_bytes())
+        self.lines.memory_bytes() + self.overflow.memory_bytes(|Cell(entry)| entry.holes.memory_bytes())
     }
 
-    /// The entry of a key: of the given epoch, or of its highest.
-    pub(crate) fn get(&self, pid: i64, partition: i32, epoch: Option<i16>) -> Option<Span> {
+    /// The entry of a key and epoch, or of the key's highest epoch.
+    pub(crate) fn get(&self, pid: i64, partition: i32, epoch: Option<i16>) -> Option<FullEntry> {
         let newest = self.get_at(EntryKey::newest(pid, partition))?;
         match epoch {
             Some(epoch) if epoch != newest.epoch => self.get_at(EntryKey::older(pid, partition, epoch)),
@@ -72,22 +72,22 @@ impl<L: RowLine> Shelf<L> {
         }
     }
 
-    fn get_at(&self, key: EntryKey) -> Option<Span> {
+    fn get_at(&self, key: EntryKey) -> Option<FullEntry> {
         self.lines.find(key).and_then(|place| self.read(place))
     }
 
-    /// Every entry with its key, in no meaningful order.
-    pub(crate) fn for_each(&self, mut tell: impl FnMut(i64, i32, &Span)) {
+    /// Visits every entry with its key, in arbitrary order.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(i64, i32, &FullEntry)) {
         self.lines.for_each(|key, held| match held {
             Slot::Empty => {}
-            Slot::Inline(span) => tell(key.pid, key.partition, &span.into()),
-            Slot::Overflow(number) => tell(key.pid, key.partition, self.in_overflow(number)),
+            Slot::Inline(entry) => visit(key.pid, key.partition, &entry.into()),
+            Slot::Overflow(number) => visit(key.pid, key.partition, self.in_overflow(number)),
         });
     }
 
-    /// How many holes its entries have.
+    /// Number of holes of all entries.
     pub(crate) fn holes(&self) -> u64 {
-        debug_assert_eq!(self.holes, self.overflow.iter().map(|Cell(span)| span.holes.len()).sum::<usize>());
+        debug_assert_eq!(self.holes, self.overflow.iter().map(|Cell(entry)| entry.holes.len()).sum::<usize>());
         self.holes as u64
     }
 
@@ -95,22 +95,22 @@ impl<L: RowLine> Shelf<L> {
         &self.lines
     }
 
-    /// An entry that lies in no line.
-    pub(crate) fn in_overflow(&self, number: u32) -> &Span {
+    /// An entry in the overflow.
+    pub(crate) fn in_overflow(&self, number: u32) -> &FullEntry {
         &self.overflow.get(number).0
     }
 
-    /// Adds a plain entry where there is none. `line`: that of the entry before, which has this one too
-    /// nearly always where entries come in the order of snapshots.
+    /// Adds a plain entry for a key without one. `line`: the line of the previous entry. If entries come in the order
+    /// of snapshots, this entry is nearly always in the same line.
     #[inline(always)]
     pub(crate) fn add_plain(
         &mut self,
         key: EntryKey,
         block_hash: u64,
-        span: PlainSpan,
+        entry: PlainEntry,
         line: &mut Option<LinePlace>,
     ) -> Result<()> {
-        if line.is_some_and(|line| self.lines.write_beside(line, key, span)) {
+        if line.is_some_and(|line| self.lines.write_beside(line, key, entry)) {
             self.entries += 1;
             return Ok(());
         }
@@ -118,21 +118,21 @@ impl<L: RowLine> Shelf<L> {
         let place = self.lines.find_or_insert_hashed(key, block_hash);
         *line = Some(place.line());
         self.entries += 1;
-        if !self.lines.write(place, &Slot::Inline(span)) {
-            self.put(place, span.into());
+        if !self.lines.write(place, &Slot::Inline(entry)) {
+            self.put(place, entry.into());
         }
         Ok(())
     }
 
-    /// Adds an entry where there is none.
-    pub(crate) fn add(&mut self, key: EntryKey, span: Span) -> Result<()> {
+    /// Adds an entry for a key without one.
+    pub(crate) fn add(&mut self, key: EntryKey, entry: FullEntry) -> Result<()> {
         self.lines.reserve(1)?;
-        self.put_at(key, span);
+        self.put_at(key, entry);
         self.entries += 1;
         Ok(())
     }
 
-    /// Makes room for so many times the lines that there are.
+    /// Reserves memory for `times` as many lines as there are now.
     pub(crate) fn reserve_times(&mut self, times: f64) -> Result<()> {
         self.lines.reserve_times(times)
     }
@@ -140,16 +140,16 @@ impl<L: RowLine> Shelf<L> {
     /// The same entries under other keys.
     pub(crate) fn renumbered(&self, key: impl Fn(i64, i32) -> (i64, i32)) -> Result<Shelf<L>> {
         let (mut renumbered, mut enough) = (Shelf::new(), Ok(()));
-        self.for_each(|pid, partition, span| {
+        self.for_each(|pid, partition, entry| {
             if enough.is_ok() {
                 let (pid, partition) = key(pid, partition);
-                enough = renumbered.reserve(2).map(|()| assert!(renumbered.insert(pid, partition, span.clone())));
+                enough = renumbered.reserve(2).map(|()| assert!(renumbered.insert(pid, partition, entry.clone())));
             }
         });
         enough.map(|()| renumbered)
     }
 
-    /// Copies what judges of up to [`CHUNK`] keys and epochs would look at.
+    /// Copies the entries that judging up to [`CHUNK`] keys and epochs would read.
     pub(crate) fn copy_to(&self, copy: &mut Shelf<L>, keys: &[Key]) -> Result<()> {
         copy.reserve(2 * keys.len())?;
         self.prefetch(keys);
@@ -163,61 +163,61 @@ impl<L: RowLine> Shelf<L> {
         Ok(())
     }
 
-    /// Copies an entry if there is one, and gives its epoch. A line is added even if there is none: the judge
-    /// would add it.
+    /// Copies an entry, if there is one, and returns its epoch. It adds a line even if there is no entry, because
+    /// judging would add it.
     fn copy_entry_to(&self, copy: &mut Shelf<L>, key: EntryKey) -> Option<i16> {
         let to = copy.lines.find_or_insert(key);
         if let Some(epoch) = copy.epoch_at(to) {
             return Some(epoch);
         }
-        let span = self.get_at(key)?;
-        let epoch = span.epoch;
+        let entry = self.get_at(key)?;
+        let epoch = entry.epoch;
         copy.entries += 1;
-        copy.put(to, span);
+        copy.put(to, entry);
         Some(epoch)
     }
 
-    /// Makes room for `lines` more lines.
+    /// Reserves memory for `lines` more lines.
     #[inline]
     pub(crate) fn reserve(&mut self, lines: usize) -> Result<()> {
         self.lines.reserve(lines)
     }
 
-    /// The same in a call that has begun, which will add `expected` lines as far as one can tell.
+    /// Like `reserve`, during a call that will add about `expected` lines.
     #[inline]
     pub(crate) fn reserve_midway(&mut self, lines: usize, expected: usize) -> Result<()> {
         self.lines.reserve_midway(lines, expected)
     }
 
-    /// Adds an entry where its key and epoch have none; false, and nothing changed, where they do. Room for two
-    /// lines must have been reserved.
-    pub(crate) fn insert(&mut self, pid: i64, partition: i32, span: Span) -> bool {
-        if self.get(pid, partition, Some(span.epoch)).is_some_and(|known| known.epoch == span.epoch) {
+    /// Adds an entry if its key and epoch have none. Otherwise returns false and changes nothing. Memory for two lines
+    /// must be reserved.
+    pub(crate) fn insert(&mut self, pid: i64, partition: i32, entry: FullEntry) -> bool {
+        if self.get(pid, partition, Some(entry.epoch)).is_some_and(|known| known.epoch == entry.epoch) {
             return false;
         }
         self.entries += 1;
         let newest = EntryKey::newest(pid, partition);
         match self.lines.find(newest).and_then(|place| Some((place, self.epoch_at(place)?))) {
-            Some((place, known)) if known < span.epoch => self.replace_newest(place, (pid, partition), span),
-            Some(_) => self.put_at(EntryKey::older(pid, partition, span.epoch), span),
-            None => self.put_at(newest, span),
+            Some((place, known)) if known < entry.epoch => self.replace_newest(place, (pid, partition), entry),
+            Some(_) => self.put_at(EntryKey::older(pid, partition, entry.epoch), entry),
+            None => self.put_at(newest, entry),
         }
         true
     }
 
-    /// Puts an entry in the place of the one that its key has, of epoch `known`.
-    pub(crate) fn replace(&mut self, pid: i64, partition: i32, known: i16, span: Span) {
+    /// Replaces the entry of a key, whose epoch is `known`.
+    pub(crate) fn replace(&mut self, pid: i64, partition: i32, known: i16, state: FullEntry) {
         let newest = self.lines.find(EntryKey::newest(pid, partition));
         let place = newest
             .filter(|&place| self.epoch_at(place) == Some(known))
             .or_else(|| self.lines.find(EntryKey::older(pid, partition, known)))
             .expect("the entry is known");
-        self.put(place, span);
+        self.put(place, state);
     }
 
-    /// Keeps the entries that `keep` says, as it leaves them, and gives how many went. It may change only
-    /// what is said beside first, last and epoch.
-    pub(crate) fn retain(&mut self, mut keep: impl FnMut(i64, i32, &mut Span) -> bool) -> usize {
+    /// Keeps the entries for which `keep` returns true, with its changes, and returns the number of dropped entries.
+    /// `keep` must not change first, last and epoch.
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(i64, i32, &mut FullEntry) -> bool) -> usize {
         let before = self.entries;
         for segment in 0..self.lines.segments() {
             let mut older = Vec::new();
@@ -225,13 +225,13 @@ impl<L: RowLine> Shelf<L> {
             self.lines.retain(segment, |key, held| {
                 let is_kept = match held {
                     Slot::Empty => return false,
-                    Slot::Inline(span) => keep(key.pid, key.partition, &mut span.into()),
+                    Slot::Inline(entry) => keep(key.pid, key.partition, &mut entry.into()),
                     Slot::Overflow(number) => {
-                        let span = &mut overflow.get_mut(number).0;
-                        *holes -= span.holes.len();
-                        let is_kept = keep(key.pid, key.partition, span);
+                        let entry = &mut overflow.get_mut(number).0;
+                        *holes -= entry.holes.len();
+                        let is_kept = keep(key.pid, key.partition, entry);
                         if is_kept {
-                            *holes += span.holes.len();
+                            *holes += entry.holes.len();
                         } else {
                             overflow.free(number);
                         }
@@ -248,7 +248,7 @@ impl<L: RowLine> Shelf<L> {
         before - self.entries
     }
 
-    /// Where a key's highest epoch went, the highest of those that are left takes its place.
+    /// If the highest epoch of a key was dropped, the highest remaining one becomes the newest.
     fn promote(&mut self, mut older: Vec<EntryKey>) {
         older.sort_unstable_by_key(|key| (key.pid, key.partition, Reverse(key.older)));
         older.dedup_by_key(|key| (key.pid, key.partition));
@@ -257,18 +257,18 @@ impl<L: RowLine> Shelf<L> {
             let newest = newest.expect("a key with older epochs has a line for its highest");
             let place = self.lines.find(key).expect("it was just kept");
             if self.lines.read(newest) == Slot::Empty {
-                let span = self.read(place).expect("it was just kept");
+                let entry = self.read(place).expect("it was just kept");
                 if let Slot::Overflow(number) = self.lines.read(place) {
                     self.take(number);
                     self.overflow.free(number);
                 }
                 self.lines.clear(place);
-                self.put(newest, span);
+                self.put(newest, entry);
             }
         }
     }
 
-    /// Prefetches the lines of keys that are looked up next, so that their misses overlap.
+    /// Prefetches the lines of the keys that are looked up next, so that their cache misses overlap.
     pub(crate) fn prefetch(&self, keys: &[Key]) {
         let mut searches = [Searches::none(); CHUNK.div_ceil(STEP)];
         for (searches, keys) in searches.iter_mut().zip(keys.chunks(STEP)) {
@@ -282,25 +282,25 @@ impl<L: RowLine> Shelf<L> {
         searches.iter_mut().take(steps).for_each(|searches| self.lines.prefetch_lines(searches));
     }
 
-    /// How many lines can be added before anything moves.
+    /// How many lines can be added before memory moves.
     #[inline]
     pub(crate) fn room(&self) -> usize {
         self.lines.room()
     }
 
-    /// Judges the run if its slot alone can tell. [`Shelf::judge_beyond`] does the others.
+    /// Judges a span if its slot alone can decide. [`Shelf::judge_beyond`] judges all others.
     #[inline(always)]
-    pub(crate) fn judge_plainly(
+    pub(crate) fn judge_fast(
         &mut self,
         rules: &PlainRules,
         key: (i64, i32),
-        run: Run,
+        span: Span,
         searches: &Searches,
         index: usize,
-    ) -> Plainly {
-        let plainly = self.lines.judge_plainly(key, run, rules, searches, index);
-        self.entries += usize::from(plainly == Plainly::Begun);
-        plainly
+    ) -> FastOutcome {
+        let outcome = self.lines.judge_fast(key, span, rules, searches, index);
+        self.entries += usize::from(outcome == FastOutcome::Begun);
+        outcome
     }
 
     /// Prefetches the entries of keys in the overflow.
@@ -330,7 +330,7 @@ impl<L: RowLine> Shelf<L> {
         }
     }
 
-    /// The number of an entry in the overflow whose line does not lie where it was looked for.
+    /// The number of an entry in the overflow whose line was not found at the expected place.
     #[cold]
     #[inline(never)]
     fn number_elsewhere(&self, (pid, partition): (i64, i32)) -> u32 {
@@ -340,7 +340,7 @@ impl<L: RowLine> Shelf<L> {
         }
     }
 
-    /// Prefetches what these entries hold beside positions.
+    /// Prefetches the memory of these entries for positions.
     #[inline(always)]
     pub(crate) fn prefetch_holes(&self, found: &InOverflow, positions: &[i64; STEP], count: usize) {
         if !found.is_any || found.version != self.overflow.version() {
@@ -354,15 +354,15 @@ impl<L: RowLine> Shelf<L> {
         }
     }
 
-    /// Judges a run by an entry in the overflow, if that alone can tell.
+    /// Judges a span by an entry in the overflow, if that alone can decide.
     #[inline(always)]
-    pub(crate) fn judge_in_overflow(&mut self, rules: &PlainRules, number: u32, run: Run) -> (Plainly, i64) {
-        let judged = fast_path::judge_in_overflow(rules, &mut self.overflow.get_mut(number).0, run, L::IS_TIMED);
-        self.holes += usize::from(judged.1 < run.seq);
+    pub(crate) fn judge_in_overflow(&mut self, rules: &PlainRules, number: u32, span: Span) -> (FastOutcome, i64) {
+        let judged = fast_path::judge_in_overflow(rules, &mut self.overflow.get_mut(number).0, span, L::IS_TIMED);
+        self.holes += usize::from(judged.1 < span.seq);
         judged
     }
 
-    /// The number of a key's entry that is in the overflow, if it was found and is the same still.
+    /// The number of a key's entry in the overflow, if it was found and is still the same.
     #[inline(always)]
     pub(crate) fn number_of(&self, found: &InOverflow, index: usize) -> Option<u32> {
         let is_found = found.is_any && found.version == self.overflow.version() && found.numbers[index] != NONE;
@@ -375,24 +375,24 @@ impl<L: RowLine> Shelf<L> {
         !self.overflow.is_empty()
     }
 
-    /// Judges a run whose slot alone could not tell where the entry lies in it or is in the overflow, and no other is
-    /// concerned. False, and nothing changed, where that is not plain to see.
+    /// Judges a span if it is within its entry or the entry is in the overflow, and no other entry is affected.
+    /// Otherwise returns false and changes nothing.
     #[inline]
     pub(crate) fn judge_near(
         &mut self,
         rules: &Rules,
         key: (i64, i32),
-        run: Run,
+        span: Span,
         (searches, index): (&Searches, usize),
         call: &mut impl Sink,
     ) -> bool {
         match self.lines.read_near(searches, index, key) {
             Some(Slot::Overflow(number)) => {
-                let span = &mut self.overflow.get_mut(number).0;
-                let holes = span.holes.len();
-                let is_judged = rules.judge_in_place(span, run, call);
-                self.holes = self.holes - holes + span.holes.len();
-                if is_judged && let Some(plain) = span.plain() {
+                let entry = &mut self.overflow.get_mut(number).0;
+                let holes = entry.holes.len();
+                let is_judged = rules.judge_in_place(entry, span, call);
+                self.holes = self.holes - holes + entry.holes.len();
+                if is_judged && let Some(plain) = entry.plain() {
                     let place = self.lines.place_near(searches, index, key.1);
                     if self.lines.write(place, &Slot::Inline(plain)) {
                         self.overflow.free(number);
@@ -401,11 +401,11 @@ impl<L: RowLine> Shelf<L> {
                 is_judged
             }
             Some(Slot::Inline(plain)) => {
-                let mut span = plain.into();
-                let is_judged = rules.judge_in_place(&mut span, run, call);
+                let mut entry = plain.into();
+                let is_judged = rules.judge_in_place(&mut entry, span, call);
                 if is_judged {
                     let place = self.lines.place_near(searches, index, key.1);
-                    self.put_over(place, None, span);
+                    self.put_over(place, None, entry);
                 }
                 is_judged
             }
@@ -413,25 +413,31 @@ impl<L: RowLine> Shelf<L> {
         }
     }
 
-    /// Judges a run in any case.
+    /// Judges any span.
     #[cold]
     #[inline(never)]
-    pub(crate) fn judge_beyond(&mut self, rules: &Rules, (pid, partition): (i64, i32), run: Run, call: &mut impl Sink) {
+    pub(crate) fn judge_beyond(
+        &mut self,
+        rules: &Rules,
+        (pid, partition): (i64, i32),
+        span: Span,
+        call: &mut impl Sink,
+    ) {
         let newest = EntryKey::newest(pid, partition);
         let found = self.find(newest);
         let known_epoch = found.as_ref().and_then(|(_, held)| self.epoch_of(held));
-        let is_stale = known_epoch.is_some_and(|known| run.epoch < known);
+        let is_stale = known_epoch.is_some_and(|known| span.epoch < known);
         if is_stale {
-            call.stale(run.rows);
+            call.stale(span.rows);
         }
-        if rules.policy.epochs != Epochs::Key || known_epoch.is_none_or(|known| run.epoch == known) {
-            self.judge_at(rules, newest, run, found, call);
+        if rules.policy.epochs != Epochs::Key || known_epoch.is_none_or(|known| span.epoch == known) {
+            self.judge_at(rules, newest, span, found, call);
         } else if is_stale {
-            let older = EntryKey::older(pid, partition, run.epoch);
-            self.judge_at(rules, older, run, self.find(older), call);
-        } else if let (Some(span), Some((place, _))) = (rules.judge(None, run, call), found) {
+            let older = EntryKey::older(pid, partition, span.epoch);
+            self.judge_at(rules, older, span, self.find(older), call);
+        } else if let (Some(entry), Some((place, _))) = (rules.judge(None, span, call), found) {
             self.entries += 1;
-            self.replace_newest(place, (pid, partition), span);
+            self.replace_newest(place, (pid, partition), entry);
         }
     }
 
@@ -439,26 +445,33 @@ impl<L: RowLine> Shelf<L> {
         self.lines.find(key).map(|place| (place, self.lines.read(place)))
     }
 
-    /// Judges against what a place holds, or against nothing, and keeps what comes of it.
-    fn judge_at(&mut self, rules: &Rules, key: EntryKey, run: Run, found: Option<(Place, Slot)>, call: &mut impl Sink) {
+    /// Judges a span against the entry at a place, or against none, and stores the result.
+    fn judge_at(
+        &mut self,
+        rules: &Rules,
+        key: EntryKey,
+        span: Span,
+        found: Option<(Place, Slot)>,
+        call: &mut impl Sink,
+    ) {
         let (place, entry, number) = match found {
             Some((place, Slot::Overflow(number))) => (Some(place), Some(self.take(number)), Some(number)),
-            Some((place, Slot::Inline(span))) => (Some(place), Some(span.into()), None),
+            Some((place, Slot::Inline(state))) => (Some(place), Some(state.into()), None),
             Some((place, Slot::Empty)) => (Some(place), None, None),
             None => (None, None, None),
         };
         let was_known = entry.is_some();
-        if let Some(span) = rules.judge(entry, run, call) {
+        if let Some(state) = rules.judge(entry, span, call) {
             let place = place.unwrap_or_else(|| self.lines.find_or_insert(key));
-            self.put_over(place, number, span);
+            self.put_over(place, number, state);
             self.entries += usize::from(!was_known);
         }
     }
 
-    /// A higher epoch takes the newest place, the one that had it moves to a line of its own.
-    fn replace_newest(&mut self, place: Place, (pid, partition): (i64, i32), span: Span) {
+    /// Puts a higher epoch at the newest place, and moves the previous one to a line of its own.
+    fn replace_newest(&mut self, place: Place, (pid, partition): (i64, i32), state: FullEntry) {
         let before = self.read(place).expect("the newest place of a known key holds its entry");
-        self.put(place, span);
+        self.put(place, state);
         self.put_at(EntryKey::older(pid, partition, before.epoch), before);
     }
 
@@ -469,44 +482,44 @@ impl<L: RowLine> Shelf<L> {
     fn epoch_of(&self, held: &Slot) -> Option<i16> {
         match held {
             Slot::Empty => None,
-            Slot::Inline(span) => Some(span.epoch),
+            Slot::Inline(entry) => Some(entry.epoch),
             Slot::Overflow(number) => Some(self.in_overflow(*number).epoch),
         }
     }
 
-    fn read(&self, place: Place) -> Option<Span> {
+    fn read(&self, place: Place) -> Option<FullEntry> {
         match self.lines.read(place) {
             Slot::Empty => None,
-            Slot::Inline(span) => Some(span.into()),
+            Slot::Inline(entry) => Some(entry.into()),
             Slot::Overflow(number) => Some(self.in_overflow(number).clone()),
         }
     }
 
-    fn put_at(&mut self, key: EntryKey, span: Span) {
+    fn put_at(&mut self, key: EntryKey, entry: FullEntry) {
         let place = self.lines.find_or_insert(key);
-        self.put(place, span);
+        self.put(place, entry);
     }
 
-    /// Stores an entry at a place: in the line if it fits, else in the overflow.
-    fn put(&mut self, place: Place, span: Span) {
+    /// Stores an entry at a place: in the line if it fits, otherwise in the overflow.
+    fn put(&mut self, place: Place, entry: FullEntry) {
         let number = match self.lines.read(place) {
             Slot::Overflow(number) => Some(number),
             _ => None,
         };
-        self.put_over(place, number, span);
+        self.put_over(place, number, entry);
     }
 
-    /// An entry in the overflow moved out, to be put back or freed.
-    fn take(&mut self, number: u32) -> Span {
-        let Cell(span) = self.overflow.take(number);
-        self.holes -= span.holes.len();
-        span
+    /// Moves an entry out of the overflow, to be put back or freed.
+    fn take(&mut self, number: u32) -> FullEntry {
+        let Cell(entry) = self.overflow.take(number);
+        self.holes -= entry.holes.len();
+        entry
     }
 
-    /// The same where the place holds an entry in the overflow, or does not, as is known.
-    fn put_over(&mut self, place: Place, number: Option<u32>, span: Span) {
+    /// Like `put`, if it is known whether the place has an entry in the overflow.
+    fn put_over(&mut self, place: Place, number: Option<u32>, entry: FullEntry) {
         number.into_iter().for_each(|number| drop(self.take(number)));
-        if span.plain().is_some_and(|plain| self.lines.write(place, &Slot::Inline(plain))) {
+        if entry.plain().is_some_and(|plain| self.lines.write(place, &Slot::Inline(plain))) {
             number.into_iter().for_each(|number| self.overflow.free(number));
             return;
         }
@@ -515,7 +528,7 @@ impl<L: RowLine> Shelf<L> {
             assert!(self.lines.write(place, &Slot::Overflow(number)));
             number
         });
-        self.holes += span.holes.len();
-        self.overflow.get_mut(number).0 = span;
+        self.holes += entry.holes.len();
+        self.overflow.get_mut(number).0 = entry;
     }
 }

@@ -1,15 +1,15 @@
-//! A slab: values by number, for entries that fit in no slot of a line.
+//! A slab: values by number, for entries that do not fit into a slot of a line.
 
 use crate::prefetch::prefetch;
 
-/// Values by number. In pages, so that growth copies nothing.
+/// Values by number. They are stored in pages, so that growth copies nothing.
 #[derive(Default)]
 pub(crate) struct Slab<T> {
     pages: Vec<Box<[T]>>,
     /// Numbers below `end` that are free.
     free: Vec<u32>,
     end: u32,
-    /// How many times a number became free. While it stays the same, each number names what it did.
+    /// How many times a number became free. While it does not change, each number refers to the same value.
     freed: u64,
 }
 
@@ -24,13 +24,13 @@ impl<T: Default> Slab<T> {
         &mut self.pages[number as usize / Self::PAGE][number as usize % Self::PAGE]
     }
 
-    /// Whether none was ever added.
+    /// Whether no value was ever added.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.end == 0
     }
 
-    /// It changes whenever a value is freed.
+    /// Changes whenever a value is freed.
     #[inline]
     pub(crate) fn version(&self) -> u64 {
         self.freed
@@ -44,7 +44,7 @@ impl<T: Default> Slab<T> {
         }
     }
 
-    /// An entry moved out, to be put back or freed.
+    /// Moves an entry out, to be put back or freed.
     pub(crate) fn take(&mut self, number: u32) -> T {
         std::mem::take(self.get_mut(number))
     }
@@ -70,7 +70,7 @@ impl<T: Default> Slab<T> {
         self.freed += 1;
     }
 
-    /// Bytes held; `beside`: those that an entry holds in memory of its own.
+    /// Bytes of memory. `beside`: bytes that an entry allocates itself.
     pub(crate) fn memory_bytes(&self, beside: impl Fn(&T) -> usize) -> usize {
         let pages = self.pages.len() * (Self::PAGE * size_of::<T>() + size_of::<Box<[T]>>());
         pages + self.free.capacity() * size_of::<u32>() + self.iter().map(beside).sum::<usize>()

@@ -157,11 +157,11 @@ impl Delta<'_> {
             gone.sort_unstable();
             gone.dedup();
         }
-        let numbers = Renumbering::new(table.keys(), |tell| {
-            gone.iter().for_each(|&(pid, partition)| tell(pid, partition));
+        let numbers = Renumbering::new(table.keys(), |visit| {
+            gone.iter().for_each(|&(pid, partition)| visit(pid, partition));
             table.for_each_key(|pid, partition| {
                 if self.has(pid, partition) {
-                    tell(pid, partition);
+                    visit(pid, partition);
                 }
             });
         });
@@ -234,11 +234,11 @@ impl Delta<'_> {
         self.table.in_order(
             numbers,
             |pid, partition| self.has(pid, partition),
-            |pid, partition, span, whole| {
+            |pid, partition, entry, whole| {
                 if rows.ends_before(pid, partition) {
                     end_frame(&mut rows)?;
                 }
-                rows.push(pid, partition, span, whole);
+                rows.push(pid, partition, entry, whole);
                 io::Result::Ok(())
             },
         )?;
@@ -535,10 +535,10 @@ struct Frame<'a> {
 
 impl InOrder for Frame<'_> {
     #[inline]
-    fn try_for_each(self, mut tell: impl FnMut(Appended) -> Result<()>) -> Result<()> {
+    fn try_for_each(self, mut visit: impl FnMut(Appended) -> Result<()>) -> Result<()> {
         self.rows.try_for_each(self.before, |entry| {
             self.bounds.check(entry.pid, entry.partition)?;
-            tell(entry)
+            visit(entry)
         })
     }
 }

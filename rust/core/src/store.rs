@@ -1,25 +1,25 @@
-//! Which layout a table's entries lie in follows from its policy and from what is kept.
+//! Chooses the layout of a table's entries by its policy and the data it keeps.
 
-use crate::lines::{NextLine, SpanLine, Timed, WideLine};
+use crate::lines::{NextLine, RangeLine, Timed, WideLine};
 use crate::shelf::Shelf;
 use crate::{Admit, Epochs, Policy};
 
 /// Entries in one of the layouts.
 pub(crate) enum Store {
     Next(Shelf<NextLine>),
-    Span(Shelf<SpanLine>),
+    FullEntry(Shelf<RangeLine>),
     Wide(Shelf<WideLine>),
     TimedNext(Shelf<Timed<NextLine>>),
-    TimedSpan(Shelf<Timed<SpanLine>>),
+    TimedSpan(Shelf<Timed<RangeLine>>),
     TimedWide(Shelf<Timed<WideLine>>),
 }
 
-/// Does one thing to the shelf, whatever its layout.
+/// Runs an expression for the shelf, whatever its layout.
 macro_rules! with_shelf {
     ($store:expr, $shelf:ident => $do:expr) => {
         match $store {
             $crate::store::Store::Next($shelf) => $do,
-            $crate::store::Store::Span($shelf) => $do,
+            $crate::store::Store::FullEntry($shelf) => $do,
             $crate::store::Store::Wide($shelf) => $do,
             $crate::store::Store::TimedNext($shelf) => $do,
             $crate::store::Store::TimedSpan($shelf) => $do,
@@ -35,7 +35,7 @@ impl Store {
         let is_next = policy.admit == Admit::Next && policy.window <= NextLine::WINDOW_MAX;
         match (is_narrow, is_next && policy.epochs != Epochs::Key, keeps_timestamp) {
             (true, true, false) => Store::Next(Shelf::new()),
-            (true, false, false) => Store::Span(Shelf::new()),
+            (true, false, false) => Store::FullEntry(Shelf::new()),
             (false, _, false) => Store::Wide(Shelf::new()),
             (true, true, true) => Store::TimedNext(Shelf::new()),
             (true, false, true) => Store::TimedSpan(Shelf::new()),

@@ -10,13 +10,13 @@ mod stored;
 use crate::batch::Batch;
 use crate::changes::{Changes, Eviction};
 use crate::holes::Holes;
-use crate::judge::{Rules, Span};
+use crate::judge::{FullEntry, Rules};
 use crate::keys::{Key, Keys};
 use crate::parallel::{in_parallel, threads};
 use crate::prefetch::CHUNK;
 use crate::repeats::{KeyColumns, KeyedRows, Repeats, find_repeats};
-use crate::runs::{Cut, Domain, check_lengths};
 use crate::shelf::Shelf;
+use crate::spans::{Cut, Domain, check_lengths};
 use crate::store::{Store, with_shelf};
 use crate::{Admit, Column, Epochs, Error, Policy, Result, Untracked, Verdict};
 pub use entries::Entries;
@@ -140,7 +140,7 @@ pub struct StateTable {
     cuts: Cuts,
 }
 
-/// For each batch of a call, how it is cut into runs.
+/// For each batch of a call, how it is cut into spans.
 type Cuts = Vec<Cut>;
 
 impl StateTable {
@@ -247,9 +247,9 @@ impl StateTable {
     /// its holes. Where nothing is forgotten, a call adds as many as it accepts rows.
     pub fn positions(&self) -> u128 {
         let mut sum = 0;
-        with_shelf!(&self.store, shelf => shelf.for_each(|_, _, span| {
-            let holes: u128 = span.holes.iter().map(|(first, last)| first.abs_diff(last) as u128 + 1).sum();
-            sum += span.first.abs_diff(span.last) as u128 + 1 - holes;
+        with_shelf!(&self.store, shelf => shelf.for_each(|_, _, entry| {
+            let holes: u128 = entry.holes.iter().map(|(first, last)| first.abs_diff(last) as u128 + 1).sum();
+            sum += entry.first.abs_diff(entry.last) as u128 + 1 - holes;
         }));
         sum
     }
@@ -267,8 +267,8 @@ impl StateTable {
 
     /// The entry of a key: of the given epoch, or of its highest.
     pub fn get(&self, pid: i64, partition: i32, epoch: Option<i16>) -> Option<Entry> {
-        let span = with_shelf!(&self.store, shelf => shelf.get(pid, partition, epoch))?;
-        Some(self.entry(pid, partition, &span))
+        let state = with_shelf!(&self.store, shelf => shelf.get(pid, partition, epoch))?;
+        Some(self.entry(pid, partition, &state))
     }
 
     /// Every entry, in the order of pid, partition and epoch (by value, see [`Keys`]).
@@ -279,15 +279,15 @@ impl StateTable {
     /// Every range that is missing, in the order of pid, partition, epoch (by value) and position.
     pub fn missing(&self) -> impl Iterator<Item = Missing> + '_ {
         let reports_missing = self.rules.reports_missing();
-        let entries = self.entries_where(Vec::new(), |span| reports_missing && !span.holes.is_empty());
+        let entries = self.entries_where(Vec::new(), |entry| reports_missing && !entry.holes.is_empty());
         entries.flat_map(move |Entry { pid, partition, epoch, holes, .. }| {
             holes.into_iter().map(move |hole| missing_of(&self.rules, (pid, partition, epoch), (hole.first, hole.last)))
         })
     }
 
-    fn entries_where(&self, mut keys: Vec<Key>, wanted: impl Fn(&Span) -> bool) -> Entries<'_> {
-        with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, span| {
-            keys.extend(wanted(span).then_some((pid, partition, span.epoch)));
+    fn entries_where(&self, mut keys: Vec<Key>, is_included: impl Fn(&FullEntry) -> bool) -> Entries<'_> {
+        with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, entry| {
+            keys.extend(is_included(entry).then_some((pid, partition, entry.epoch)));
         }));
         Entries::new(self, keys)
     }
@@ -312,7 +312,7 @@ impl StateTable {
         self.advance(batches, None, false)
     }
 
-    /// The same as [`StateTable::apply`] for rows that were gathered into runs: each line of a batch stands for as many
+    /// The same as [`StateTable::apply`] for rows that were gathered into spans: each line of a batch stands for as many
     /// rows as its number in `lengths` says. Their sequence numbers continue from `seq`; they share the line's timestamp.
     /// Verdicts are one a row; in errors, rows are lines.
     ///
@@ -327,7 +327,7 @@ impl StateTable {
         let mut cuts = std::mem::take(&mut self.cuts);
         let parts = if lengths.is_none() { parts_of(batches) } else { Cow::Borrowed(batches) };
         let batches = &parts[..];
-        let is_found = self.find_runs(batches, lengths, &mut cuts);
+        let is_found = self.find_spans(batches, lengths, &mut cuts);
         let judged = is_found.and_then(|()| self.make_room(rows_of(&cuts))).and_then(|()| {
             let mut call = self.call(&cuts, lists_missing)?;
             let judged =
@@ -346,7 +346,7 @@ impl StateTable {
     /// The same verdicts, the table untouched: judges on a copy of the entries that the rows touch.
     pub fn check(&self, batches: &[Batch<'_>]) -> Result<Judged> {
         let (batches, mut cuts) = (&parts_of(batches)[..], Vec::new());
-        self.find_runs(batches, None, &mut cuts)?;
+        self.find_spans(batches, None, &mut cuts)?;
         let mut call = self.call(&cuts, true)?;
         with_shelf!(&self.store, shelf => {
             let mut copy = Shelf::new();
@@ -373,8 +373,8 @@ impl StateTable {
         let (rules, eviction) = (self.rules, Eviction { idle_until, horizon });
         let mut changes = std::mem::take(&mut self.changes);
         changes.note_eviction(self.len(), eviction);
-        let dropped = self.retain(|pid, partition, span| {
-            let is_kept = eviction.keeps(&rules, span);
+        let dropped = self.retain(|pid, partition, entry| {
+            let is_kept = eviction.keeps(&rules, entry);
             if !is_kept {
                 changes.note_evicted(pid, partition);
             }
@@ -401,7 +401,7 @@ impl StateTable {
         dropped
     }
 
-    fn retain(&mut self, keep: impl FnMut(i64, i32, &mut Span) -> bool) -> usize {
+    fn retain(&mut self, keep: impl FnMut(i64, i32, &mut FullEntry) -> bool) -> usize {
         with_shelf!(&mut self.store, shelf => shelf.retain(keep))
     }
 
@@ -448,7 +448,7 @@ impl StateTable {
     /// Puts an entry where its key has none yet; for tables that are rebuilt.
     pub fn insert(&mut self, entry: &Entry) -> Result<()> {
         self.check_entry(entry)?;
-        let mut span = Span {
+        let mut state = FullEntry {
             epoch: entry.epoch,
             first: entry.first,
             last: entry.last,
@@ -457,11 +457,11 @@ impl StateTable {
             last_timestamp: entry.last_timestamp.unwrap_or(0),
         };
         if self.policy().admit == Admit::Next && entry.first > entry.last {
-            span.first -= self.policy().wrap.unwrap_or(0) as i64;
+            state.first -= self.policy().wrap.unwrap_or(0) as i64;
         }
-        entry.holes.iter().for_each(|hole| span.holes.open(hole.first, hole.last, hole.timestamp.unwrap_or(0)));
+        entry.holes.iter().for_each(|hole| state.holes.open(hole.first, hole.last, hole.timestamp.unwrap_or(0)));
         self.make_room(1)?;
-        let is_new = with_shelf!(&mut self.store, shelf => shelf.insert(entry.pid, entry.partition, span));
+        let is_new = with_shelf!(&mut self.store, shelf => shelf.insert(entry.pid, entry.partition, state));
         if let Some(marks) = self.changes.note(self.len()) {
             marks.add(entry.pid, entry.partition);
         }
@@ -549,9 +549,9 @@ impl StateTable {
         Domain { seq_max: self.policy().seq_max(), untracked: self.untracked }
     }
 
-    /// Validates the batches, finds their runs (or takes them as given), and makes sure that the table may
+    /// Validates the batches, finds their spans (or takes them as given), and makes sure that the table may
     /// grow by them.
-    fn find_runs(&self, batches: &[Batch<'_>], lengths: Option<&[&[u32]]>, cuts: &mut Cuts) -> Result<()> {
+    fn find_spans(&self, batches: &[Batch<'_>], lengths: Option<&[&[u32]]>, cuts: &mut Cuts) -> Result<()> {
         let domain = self.domain();
         cuts.resize_with(batches.len(), Cut::default);
         let find = |number: usize, cut: &mut Cut| {
@@ -559,7 +559,7 @@ impl StateTable {
             self.check_epoch(batch)?;
             self.check_timestamp(batch)?;
             match lengths {
-                // Timestamps are of rows, and a run is cut where they cross the horizon.
+                // Timestamps are of rows, and a span is cut where they cross the horizon.
                 None if self.keeps_timestamp => cut.find(batch, &domain),
                 None => cut.gather(batch, &domain),
                 Some(lengths) => cut.take(batch, lengths[number], &domain),
@@ -622,8 +622,8 @@ impl StateTable {
         if needed <= limit { Ok(()) } else { Err(Error::Capacity { limit, needed, what: "entries" }) }
     }
 
-    fn entry(&self, pid: i64, partition: i32, span: &Span) -> Entry {
-        let as_told = |position| {
+    fn entry(&self, pid: i64, partition: i32, state: &FullEntry) -> Entry {
+        let as_reported = |position| {
             if self.policy().admit == Admit::Next { self.rules.seq(position) } else { position }
         };
         let timed = |timestamp| self.keeps_timestamp.then_some(timestamp);
@@ -631,12 +631,12 @@ impl StateTable {
         Entry {
             pid,
             partition,
-            epoch: span.epoch,
-            first: as_told(span.first),
-            last: as_told(span.last),
-            holes: span.holes.iter_timed().map(hole).collect(),
-            final_range: span.final_range,
-            last_timestamp: timed(span.last_timestamp),
+            epoch: state.epoch,
+            first: as_reported(state.first),
+            last: as_reported(state.last),
+            holes: state.holes.iter_timed().map(hole).collect(),
+            final_range: state.final_range,
+            last_timestamp: timed(state.last_timestamp),
         }
     }
 }
@@ -646,7 +646,7 @@ fn missing_of(rules: &Rules, (pid, partition, epoch): Key, (first, last): (i64, 
     Missing { pid, partition, epoch, first_seq: rules.seq(first), last_seq: rules.seq(last), count }
 }
 
-/// Rows of a call whose runs are found by several threads: to start them takes as long as to read a tenth of so many.
+/// Rows of a call whose spans are found by several threads: to start them takes as long as to read a tenth of so many.
 const ROWS_TOGETHER: usize = 1 << 19;
 /// Rows that one of them takes at once.
 const PART: usize = 1 << 17;
@@ -668,10 +668,10 @@ fn parts_of<'a, 'b>(batches: &'a [Batch<'b>]) -> Cow<'a, [Batch<'b>]> {
     parts.collect()
 }
 
-/// Lines that so many runs can need, of which no more are under way at once: a run needs one for its key, and one for an epoch that
+/// Lines that so many spans can need, of which no more are under way at once: a span needs one for its key, and one for an epoch that
 /// is no longer the highest.
-fn room_for(runs: usize) -> usize {
-    2 * runs.min(CHUNK)
+fn room_for(spans: usize) -> usize {
+    2 * spans.min(CHUNK)
 }
 
 fn rows_of(cuts: &Cuts) -> usize {
@@ -682,11 +682,11 @@ fn key_at(batch: &Batch<'_>, line: usize) -> Key {
     (batch.pid[line], batch.partition[line], batch.epoch.map_or(0, |epoch| epoch[line]))
 }
 
-/// The key and epoch of every run, as many together as are judged together.
+/// The key and epoch of every span, as many together as are judged together.
 fn chunks_of<'a>(batches: &'a [Batch<'a>], cuts: &'a Cuts) -> impl Iterator<Item = Vec<Key>> + 'a {
     batches.iter().zip(cuts).flat_map(|(batch, cut)| {
         let batch = cut.batch(batch);
-        let mut keys = cut.runs().map(move |(line, ..)| key_at(&batch, line)).peekable();
+        let mut keys = cut.spans().map(move |(line, ..)| key_at(&batch, line)).peekable();
         std::iter::from_fn(move || {
             keys.peek()?;
             Some(keys.by_ref().take(CHUNK).collect())

@@ -14,7 +14,7 @@ mod tests;
 
 use crate::error::make_room;
 use crate::{Control, Keys, Result};
-use cut::{NO_RUN, Run};
+use cut::{NO_SPAN, Span};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
@@ -158,9 +158,9 @@ struct Ongoing {
     last_timestamp: i64,
     /// The call that began it.
     begun_in: u64,
-    /// The last call that added to it, and the last run there.
+    /// The last call that added to it, and the last span there.
     seen_in: u64,
-    last_run: u32,
+    last_span: u32,
 }
 
 impl TransactionIndex {
@@ -200,7 +200,7 @@ impl TransactionIndex {
             let Partition { number, begun, .. } = &self.partitions[slot];
             let ongoing = move |&(first, pid): &(i64, i64)| {
                 let ongoing = self.open.get(&(slot as u32, pid)).filter(|it| it.first_offset == first)?;
-                Some(ongoing.tell(*number, pid))
+                Some(ongoing.as_open(*number, pid))
             };
             begun.iter().filter_map(ongoing)
         })
@@ -244,16 +244,16 @@ impl TransactionIndex {
         outcomes.resize(rows, Outcome::None as u8);
         let cut = self.cut(batches)?;
         self.calls += 1;
-        let mut call = Call { runs: cut.runs, rows, said: Outcomes { outcomes, resolved: Vec::new() } };
-        let (mut from, mut run) = (0, 0);
-        for (batch, runs_end) in batches.iter().zip(cut.ends) {
-            while run < runs_end {
-                self.follow(batch, from, run, &mut call);
-                run += 1;
+        let mut call = Call { spans: cut.spans, rows, result: Outcomes { outcomes, resolved: Vec::new() } };
+        let (mut from, mut span) = (0, 0);
+        for (batch, spans_end) in batches.iter().zip(cut.ends) {
+            while span < spans_end {
+                self.follow(batch, from, span, &mut call);
+                span += 1;
             }
             from += batch.pid.len();
         }
-        Ok(call.said)
+        Ok(call.result)
     }
 
     /// Lets go of the aborted transactions of a partition whose markers lie below an offset, and says how many they
@@ -271,24 +271,24 @@ impl TransactionIndex {
         self.slots.get(&number).map(|&slot| &self.partitions[slot as usize])
     }
 
-    /// Follows a run of the batch whose first row is the call's row `from`.
+    /// Follows a span of the batch whose first row is the call's row `from`.
     #[inline]
-    fn follow(&mut self, batch: &LogRows<'_>, from: usize, run: usize, call: &mut Call) {
-        let row = call.runs[run].start as usize - from;
+    fn follow(&mut self, batch: &LogRows<'_>, from: usize, span: usize, call: &mut Call) {
+        let row = call.spans[span].start as usize - from;
         if batch.control[row] == Control::Commit as u8 {
-            self.decide(batch, row, run, Outcome::Committed, call);
+            self.decide(batch, row, span, Outcome::Committed, call);
         } else if batch.control[row] == Control::Abort as u8 {
-            self.decide(batch, row, run, Outcome::Aborted, call);
+            self.decide(batch, row, span, Outcome::Aborted, call);
         } else if batch.control[row] == Control::Data as u8 && batch.is_transactional(row) {
-            let last_row = call.end(run) - from - 1;
-            self.write(batch, row, last_row, run, call);
+            let last_row = call.end(span) - from - 1;
+            self.write(batch, row, last_row, span, call);
         }
     }
 
     /// Adds rows to their producer's transaction, which begins with them if none is open.
     #[inline]
-    fn write(&mut self, batch: &LogRows<'_>, row: usize, last_row: usize, run: usize, call: &mut Call) {
-        let (slot, pid) = (call.runs[run].slot, batch.pid[row]);
+    fn write(&mut self, batch: &LogRows<'_>, row: usize, last_row: usize, span: usize, call: &mut Call) {
+        let (slot, pid) = (call.spans[span].slot, batch.pid[row]);
         let calls = self.calls;
         let ongoing = self.open.entry((slot, pid)).or_insert_with(|| {
             let partition = &mut self.partitions[slot as usize];
@@ -301,20 +301,20 @@ impl TransactionIndex {
                 last_timestamp: -1,
                 begun_in: calls,
                 seen_in: 0,
-                last_run: NO_RUN,
+                last_span: NO_SPAN,
             }
         });
         ongoing.epoch = batch.epoch[last_row];
         ongoing.last_offset = batch.last_offset(last_row);
         ongoing.last_timestamp = batch.timestamp.map_or(-1, |times| times[last_row]);
-        call.runs[run].before = if ongoing.seen_in == calls { ongoing.last_run } else { NO_RUN };
-        (ongoing.seen_in, ongoing.last_run) = (calls, run as u32);
-        call.fill(run, Outcome::Open);
+        call.spans[span].before = if ongoing.seen_in == calls { ongoing.last_span } else { NO_SPAN };
+        (ongoing.seen_in, ongoing.last_span) = (calls, span as u32);
+        call.fill(span, Outcome::Open);
     }
 
-    /// A marker: decides its producer's transaction, if one is open. More of them in a run find nothing to decide.
-    fn decide(&mut self, batch: &LogRows<'_>, row: usize, run: usize, outcome: Outcome, call: &mut Call) {
-        let (slot, pid, marker) = (call.runs[run].slot, batch.pid[row], batch.offset[row]);
+    /// A marker: decides its producer's transaction, if one is open. More of them in a span find nothing to decide.
+    fn decide(&mut self, batch: &LogRows<'_>, row: usize, span: usize, outcome: Outcome, call: &mut Call) {
+        let (slot, pid, marker) = (call.spans[span].slot, batch.pid[row], batch.offset[row]);
         let Some(ongoing) = self.open.remove(&(slot, pid)) else { return };
         self.forget_decided(slot);
         let partition = &mut self.partitions[slot as usize];
@@ -329,12 +329,12 @@ impl TransactionIndex {
         if ongoing.begun_in != self.calls {
             let Ongoing { first_offset, .. } = ongoing;
             let partition = partition.number;
-            call.said.resolved.push(Resolved { partition, pid, first_offset, last_offset: marker, outcome });
+            call.result.resolved.push(Resolved { partition, pid, first_offset, last_offset: marker, outcome });
         }
-        let mut run = if ongoing.seen_in == self.calls { ongoing.last_run } else { NO_RUN };
-        while run != NO_RUN {
-            call.fill(run as usize, outcome);
-            run = call.runs[run as usize].before;
+        let mut span = if ongoing.seen_in == self.calls { ongoing.last_span } else { NO_SPAN };
+        while span != NO_SPAN {
+            call.fill(span as usize, outcome);
+            span = call.spans[span as usize].before;
         }
     }
 
@@ -365,25 +365,25 @@ const SPARE: usize = 64;
 
 /// What a call has gathered so far.
 struct Call {
-    runs: Vec<Run>,
+    spans: Vec<Span>,
     rows: usize,
-    said: Outcomes,
+    result: Outcomes,
 }
 
 impl Call {
-    /// The row after the last of a run.
+    /// The row after the last of a span.
     #[inline]
-    fn end(&self, run: usize) -> usize {
-        self.runs.get(run + 1).map_or(self.rows, |next| next.start as usize)
+    fn end(&self, span: usize) -> usize {
+        self.spans.get(span + 1).map_or(self.rows, |next| next.start as usize)
     }
 
     #[inline]
-    fn fill(&mut self, run: usize, outcome: Outcome) {
-        let (start, end) = (self.runs[run].start as usize, self.end(run));
+    fn fill(&mut self, span: usize, outcome: Outcome) {
+        let (start, end) = (self.spans[span].start as usize, self.end(span));
         if end == start + 1 {
-            self.said.outcomes[start] = outcome as u8;
+            self.result.outcomes[start] = outcome as u8;
         } else {
-            self.said.outcomes[start..end].fill(outcome as u8);
+            self.result.outcomes[start..end].fill(outcome as u8);
         }
     }
 }
@@ -399,7 +399,7 @@ impl Partition {
 }
 
 impl Ongoing {
-    fn tell(&self, partition: i32, pid: i64) -> OpenTransaction {
+    fn as_open(&self, partition: i32, pid: i64) -> OpenTransaction {
         let Ongoing { epoch, first_offset, last_offset, last_timestamp, .. } = *self;
         let last_timestamp = Some(last_timestamp).filter(|&time| time != -1);
         OpenTransaction { partition, pid, epoch, first_offset, last_offset, last_timestamp }

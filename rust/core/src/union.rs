@@ -1,20 +1,23 @@
-//! Two entries of one key become one that has accepted what either had.
+//! Merges two entries of one key. The result covers what either had accepted.
 
 use crate::holes::Holes;
-use crate::judge::Span;
+use crate::judge::FullEntry;
 
-/// Positions that an entry does not hold, and when a row jumped over them, where one did.
+/// Positions that an entry does not cover, and the timestamp of the row that skipped them, if a row did.
 struct Gap {
     first: i64,
     last: i64,
     timestamp: Option<i64>,
 }
 
-/// The union of two entries of one epoch. Commutative, associative and idempotent on positions.
+/// The union of two entries of one epoch. It is commutative, associative and idempotent on positions.
 ///
-/// What neither holds is a hole: with the later timestamp where both skipped it, with the one there is
-/// where one did, and with the later of the last timestamps where it lies between the two.
-pub(crate) fn union(one: &Span, other: &Span) -> Span {
+/// Positions that neither covers are a hole. Its timestamp is:
+///
+/// - the later one if both skipped it
+/// - the one there is if one skipped it
+/// - the later of the last timestamps if it is between the two entries
+pub(crate) fn union(one: &FullEntry, other: &FullEntry) -> FullEntry {
     let (first, last) = (one.first.min(other.first), one.last.max(other.last));
     let last_timestamp = one.last_timestamp.max(other.last_timestamp);
     let finals = one.final_range.into_iter().chain(other.final_range);
@@ -37,11 +40,11 @@ pub(crate) fn union(one: &Span, other: &Span) -> Span {
             others.next()
         };
     }
-    Span { epoch: one.epoch, first, last, holes, final_range, last_timestamp }
+    FullEntry { epoch: one.epoch, first, last, holes, final_range, last_timestamp }
 }
 
-/// What both entries hold, lowest first.
-pub(crate) fn overlap(one: &Span, other: &Span) -> Vec<(i64, i64)> {
+/// Positions that both entries cover, lowest first.
+pub(crate) fn overlap(one: &FullEntry, other: &FullEntry) -> Vec<(i64, i64)> {
     let (first, last) = (one.first.max(other.first), one.last.min(other.last));
     if first > last {
         return Vec::new();
@@ -62,8 +65,8 @@ pub(crate) fn overlap(one: &Span, other: &Span) -> Vec<(i64, i64)> {
     held
 }
 
-/// What an entry does not hold in `first..=last`, lowest first.
-fn gaps(span: &Span, first: i64, last: i64) -> Vec<Gap> {
+/// Positions of `first..=last` that an entry does not cover, lowest first.
+fn gaps(entry: &FullEntry, first: i64, last: i64) -> Vec<Gap> {
     let mut gaps = Vec::new();
     let mut gap = |from: i64, to: i64, timestamp| {
         let (from, to) = (from.max(first), to.min(last));
@@ -71,13 +74,13 @@ fn gaps(span: &Span, first: i64, last: i64) -> Vec<Gap> {
             gaps.push(Gap { first: from, last: to, timestamp });
         }
     };
-    if span.first > first {
-        gap(first, span.first - 1, None);
+    if entry.first > first {
+        gap(first, entry.first - 1, None);
     }
-    span.holes.iter_timed().for_each(|(from, to, timestamp)| gap(from, to, Some(timestamp)));
-    span.final_range.into_iter().for_each(|(from, to)| gap(from, to, None));
-    if span.last < last {
-        gap(span.last + 1, last, None);
+    entry.holes.iter_timed().for_each(|(from, to, timestamp)| gap(from, to, Some(timestamp)));
+    entry.final_range.into_iter().for_each(|(from, to)| gap(from, to, None));
+    if entry.last < last {
+        gap(entry.last + 1, last, None);
     }
     gaps.sort_unstable_by_key(|gap| gap.first);
     gaps

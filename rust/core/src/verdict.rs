@@ -1,7 +1,7 @@
 use crate::dispatch::{Work, dispatch};
-use crate::runs::{BLOCK, pack};
+use crate::spans::{BLOCK, pack};
 
-/// The outcome for one row. The codes are the wire codes of every door and never change.
+/// The outcome for one row. Its codes are the same in all APIs and never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Verdict {
@@ -11,20 +11,20 @@ pub enum Verdict {
     Duplicate = 1,
     /// Neither new nor known under this policy: not kept.
     OutOfOrder = 2,
-    /// Of an epoch that a higher one has replaced: not kept.
+    /// Of an epoch that a higher one has fenced: not kept.
     Fenced = 3,
     /// A transaction in a state that does not allow it (produce batches only).
     InvalidTxnState = 4,
-    /// A marker of a deposed coordinator (produce batches only).
+    /// A marker of a former coordinator (produce batches only).
     CoordinatorFenced = 5,
-    /// Carries no producer identity: not judged, kept.
+    /// Has no producer identity: not judged, kept.
     Untracked = 6,
-    /// Older than what is still remembered: set aside.
+    /// Older than the state: not kept, written to `_rejects`.
     Forgotten = 7,
 }
 
 impl Verdict {
-    /// How many codes there are.
+    /// Number of verdicts.
     pub const COUNT: usize = 8;
 
     /// Every verdict, in the order of its code.
@@ -39,7 +39,7 @@ impl Verdict {
         Verdict::Forgotten,
     ];
 
-    /// The name by which every door knows it.
+    /// The name in all APIs.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Accepted => "ACCEPTED",
@@ -53,13 +53,13 @@ impl Verdict {
         }
     }
 
-    /// Whether a row with this verdict belongs in the output.
+    /// Whether rows with this verdict are part of the output.
     pub fn is_kept(self) -> bool {
         matches!(self, Verdict::Accepted | Verdict::Untracked)
     }
 }
 
-/// Whether each row is kept, by the codes of its verdicts: a bit a row, lowest first.
+/// Returns which rows are kept, by the codes of their verdicts: one bit per row, lowest first.
 pub fn kept_bits(verdicts: &[u8]) -> Vec<u64> {
     dispatch(Kept(verdicts))
 }

@@ -62,10 +62,10 @@ fn small_rules() -> Vec<Rules> {
 /// Rows of one key, from before and after the horizon, and an eviction that drops what has only old rows.
 fn small_histories(rules: &Rules, length: usize) -> impl Iterator<Item = Vec<Step>> {
     let row = |epoch, seq, timestamp| Step::Rows(vec![(Row { pid: 1, epoch, partition: 0, seq }, timestamp)]);
-    let run =
+    let span =
         |seq| Step::Rows((seq..seq + 3).map(|it| (Row { pid: 1, epoch: 0, partition: 0, seq: it }, it)).collect());
     let mut alphabet: Vec<_> = [0, 1, 2, 4, 5, 7].map(|seq| row(0, seq, 9)).into();
-    alphabet.extend([row(0, 3, 1), row(0, 6, 1), row(1, 0, 9), run(1), run(4)]);
+    alphabet.extend([row(0, 3, 1), row(0, 6, 1), row(1, 0, 9), span(1), span(4)]);
     alphabet.push(if rules.keeps_timestamp { Step::Evict { now: 2, idle: 0 } } else { row(1, 6, 1) });
     let letters: Vec<_> = (0..alphabet.len()).map(|letter| (0, letter as i64)).collect();
     let spell = move |word: Vec<(i16, i64)>| word.into_iter().map(|(_, it)| alphabet[it as usize].clone()).collect();

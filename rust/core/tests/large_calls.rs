@@ -1,4 +1,4 @@
-//! Large calls, whose runs are found by several threads, against the same rows in many small calls.
+//! Large calls, whose spans are found by several threads, against the same rows in many small calls.
 
 use fencepost_core::{Batch, Column, Error, Policy, Seqs, StateTable};
 
@@ -12,8 +12,8 @@ struct Rows {
 }
 
 impl Rows {
-    /// Runs of 1 to `run_max` rows of 500 keys; one run in nine comes again, one in seven leaves a gap.
-    fn new(run_max: u64) -> Rows {
+    /// Spans of 1 to `span_max` rows of 500 keys; one span in nine comes again, one in seven leaves a gap.
+    fn new(span_max: u64) -> Rows {
         let mut state = 5u64;
         let mut random = |below: u64| {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -22,7 +22,7 @@ impl Rows {
         let mut rows = Rows { pid: vec![], partition: vec![], epoch: vec![], seq: vec![] };
         let mut next = vec![0; 500];
         while rows.pid.len() < ROWS {
-            let (key, length) = (random(500) as usize, 1 + random(run_max) as i32);
+            let (key, length) = (random(500) as usize, 1 + random(span_max) as i32);
             let first = if random(9) == 0 { 0 } else { next[key] + i32::from(random(7) == 0) };
             next[key] = next[key].max(first + length);
             for seq in first..first + length {
@@ -52,8 +52,8 @@ fn table() -> StateTable {
 
 #[test]
 fn large_calls_are_judged_as_small_ones() {
-    for run_max in [1, 3, 40] {
-        let rows = Rows::new(run_max);
+    for span_max in [1, 3, 40] {
+        let rows = Rows::new(span_max);
         let count = rows.pid.len();
         let (mut large, mut pieces, mut small) = (table(), table(), table());
         let judged = large.apply(&[rows.batch(0, count)]).expect("valid rows");
@@ -64,13 +64,13 @@ fn large_calls_are_judged_as_small_ones() {
         for from in (0..count).step_by(5_000) {
             verdicts.extend(small.apply(&[rows.batch(from, count.min(from + 5_000))]).expect("valid rows").verdicts);
         }
-        assert!(verdicts == judged.verdicts, "runs of up to {run_max}");
+        assert!(verdicts == judged.verdicts, "spans of up to {span_max}");
         let bytes = |table: &StateTable| {
             let mut bytes = Vec::new();
             table.write_snapshot(&mut bytes).expect("a Vec takes every write");
             bytes
         };
-        assert!(bytes(&large) == bytes(&small) && bytes(&pieces) == bytes(&small), "runs of up to {run_max}");
+        assert!(bytes(&large) == bytes(&small) && bytes(&pieces) == bytes(&small), "spans of up to {span_max}");
         assert_eq!(large.check(&[rows.batch(0, count)]).expect("valid rows").counts[0], 0);
     }
 }

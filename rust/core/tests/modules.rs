@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 #[rustfmt::skip]
 const ORDER: [&str; 28] = [
     "error", "dispatch", "parallel", "prefetch", "key_block", "batch", // base
-    "policy", "position", "runs", "verdict", "dictionary", "keys", "order", "holes", "repeats", // values
+    "policy", "position", "spans", "verdict", "dictionary", "keys", "order", "holes", "repeats", // values
     "judge", "fast_path", "union", "changes", // rules
     "lines", "slab", // memory
     "shelf", "store", "ordered", // entries by key

@@ -63,7 +63,7 @@ fn outcome(fate: Fate) -> Outcome {
 
 /// Everything that an index tells after a call.
 #[derive(Clone, Debug, PartialEq)]
-struct Told {
+struct Reported {
     outcomes: Vec<Outcome>,
     resolved: Vec<Resolved>,
     open: Vec<OpenTransaction>,
@@ -73,12 +73,12 @@ struct Told {
 
 const PARTITIONS: std::ops::Range<i32> = 0..4;
 
-fn tell(index: &TransactionIndex, outcomes: Vec<u8>, resolved: Vec<Resolved>) -> Told {
+fn report(index: &TransactionIndex, outcomes: Vec<u8>, resolved: Vec<Resolved>) -> Reported {
     let of_partition = |partition| {
         let (first_unstable, stable) = (index.first_unstable_offset(partition), index.last_stable_offset(partition));
         (first_unstable, stable, index.aborted(partition).to_vec())
     };
-    Told {
+    Reported {
         outcomes: outcomes.into_iter().map(|code| Outcome::ALL[code as usize]).collect(),
         resolved,
         open: index.open().collect(),
@@ -87,7 +87,7 @@ fn tell(index: &TransactionIndex, outcomes: Vec<u8>, resolved: Vec<Resolved>) ->
 }
 
 /// The same from the whole log, whose last `fresh` rows are those of the call.
-fn expect(log: &Log, fresh: usize) -> Told {
+fn expect(log: &Log, fresh: usize) -> Reported {
     let fates = log.fates();
     let call_from = fates.len() - fresh;
     let all = log.transactions();
@@ -96,14 +96,14 @@ fn expect(log: &Log, fresh: usize) -> Told {
     resolved.sort_by_key(|it| it.decided_at);
     let mut open: Vec<_> = all.iter().filter(|it| it.fate == Fate::Open).collect();
     open.sort_by_key(|it| (it.partition, it.first_offset));
-    let told_resolved = |it: &Transaction| Resolved {
+    let reported_resolved = |it: &Transaction| Resolved {
         partition: it.partition,
         pid: it.pid,
         first_offset: it.first_offset,
         last_offset: it.marker.expect("a decided one"),
         outcome: outcome(it.fate),
     };
-    let told_open = |it: &Transaction| OpenTransaction {
+    let reported_open = |it: &Transaction| OpenTransaction {
         partition: it.partition,
         pid: it.pid,
         epoch: it.epoch,
@@ -111,20 +111,20 @@ fn expect(log: &Log, fresh: usize) -> Told {
         last_offset: it.data_end,
         last_timestamp: Some(it.last_timestamp),
     };
-    let told_aborted = |(pid, first_offset, last_offset, last_stable_offset)| AbortedTransaction {
+    let reported_aborted = |(pid, first_offset, last_offset, last_stable_offset)| AbortedTransaction {
         pid,
         first_offset,
         last_offset,
         last_stable_offset,
     };
     let of_partition = |partition| {
-        let aborted = log.aborted(partition).into_iter().map(told_aborted).collect();
+        let aborted = log.aborted(partition).into_iter().map(reported_aborted).collect();
         (log.first_unstable_offset(partition), log.last_stable_offset(partition), aborted)
     };
-    Told {
+    Reported {
         outcomes: fates[call_from..].iter().map(|&fate| outcome(fate)).collect(),
-        resolved: resolved.into_iter().map(told_resolved).collect(),
-        open: open.into_iter().map(told_open).collect(),
+        resolved: resolved.into_iter().map(reported_resolved).collect(),
+        open: open.into_iter().map(reported_open).collect(),
         partitions: PARTITIONS.map(of_partition).collect(),
     }
 }
@@ -134,10 +134,10 @@ fn expect(log: &Log, fresh: usize) -> Told {
 struct Subject {
     name: &'static str,
     hears: fn(&mut LogRow),
-    says: fn(&mut Told),
+    change: fn(&mut Reported),
 }
 
-const HONEST: Subject = Subject { name: "honest", hears: |_| (), says: |_| () };
+const HONEST: Subject = Subject { name: "honest", hears: |_| (), change: |_| () };
 
 /// Judges a log in calls, each of several batches; `Err` says where index and log part.
 fn follow(subject: Subject, calls: &[Vec<&[LogRow]>]) -> Result<(), String> {
@@ -151,12 +151,12 @@ fn follow(subject: Subject, calls: &[Vec<&[LogRow]>]) -> Result<(), String> {
         let columns: Vec<_> = call.iter().map(heard).collect();
         let batches: Vec<_> = columns.iter().map(Columns::rows).collect();
         let outcomes = index.apply(&batches).map_err(|error| format!("call {number}: {error}"))?;
-        let mut told = tell(&index, outcomes.outcomes, outcomes.resolved);
-        (subject.says)(&mut told);
+        let mut reported = report(&index, outcomes.outcomes, outcomes.resolved);
+        (subject.change)(&mut reported);
         call.iter().for_each(|rows| log.extend(rows));
         let expected = expect(&log, call.iter().map(|rows| rows.len()).sum());
-        if told != expected {
-            return Err(format!("call {number}: {told:?}\nexpected {expected:?}"));
+        if reported != expected {
+            return Err(format!("call {number}: {reported:?}\nexpected {expected:?}"));
         }
     }
     Ok(())
@@ -223,17 +223,21 @@ const BROKEN: [Subject; 13] = [
     Subject { name: "partitions are one", hears: merge_partitions, ..HONEST },
     Subject { name: "rows have no extent", hears: |row| row.last_offset = row.offset, ..HONEST },
     Subject { name: "timestamps are of no row", hears: |row| row.timestamp = -1, ..HONEST },
-    Subject { name: "nothing is resolved later", says: |told| told.resolved.clear(), ..HONEST },
-    Subject { name: "what is open is committed", says: |told| settle(told), ..HONEST },
+    Subject { name: "nothing is resolved later", change: |reported| reported.resolved.clear(), ..HONEST },
+    Subject { name: "what is open is committed", change: |reported| settle(reported), ..HONEST },
     Subject {
         name: "the stable offset is the end",
-        says: |told| told.partitions.iter_mut().for_each(forget_open),
+        change: |reported| reported.partitions.iter_mut().for_each(forget_open),
         ..HONEST
     },
-    Subject { name: "entries know no others", says: |told| told.partitions.iter_mut().for_each(alone), ..HONEST },
+    Subject {
+        name: "entries know no others",
+        change: |reported| reported.partitions.iter_mut().for_each(alone),
+        ..HONEST
+    },
     Subject {
         name: "entries end with data",
-        says: |told| told.partitions.iter_mut().for_each(end_with_data),
+        change: |reported| reported.partitions.iter_mut().for_each(end_with_data),
         ..HONEST
     },
 ];
@@ -265,8 +269,8 @@ fn merge_partitions(row: &mut LogRow) {
 
 type OfPartition = (Option<i64>, Option<i64>, Vec<AbortedTransaction>);
 
-fn settle(told: &mut Told) {
-    for outcome in told.outcomes.iter_mut().filter(|outcome| **outcome == Outcome::Open) {
+fn settle(reported: &mut Reported) {
+    for outcome in reported.outcomes.iter_mut().filter(|outcome| **outcome == Outcome::Open) {
         *outcome = Outcome::Committed;
     }
 }

@@ -74,13 +74,13 @@ mod tests {
     #[test]
     fn the_entries_of_the_brokers_own_test_are_read() {
         let bytes = [entry([1, 0, 29, 8]), entry([2, 8, 74, 36])].concat();
-        let wanted = [
+        let expected = [
             AbortedTxn { pid: 1, first_offset: 0, last_offset: 29, last_stable_offset: 8 },
             AbortedTxn { pid: 2, first_offset: 8, last_offset: 74, last_stable_offset: 36 },
         ];
-        assert_eq!(read(&bytes).as_deref(), Ok(&wanted[..]));
+        assert_eq!(read(&bytes).as_deref(), Ok(&expected[..]));
         assert_eq!(read(&[]), Ok(vec![]));
-        assert_eq!(wanted.map(|it| write(&it)).concat(), bytes);
+        assert_eq!(expected.map(|it| write(&it)).concat(), bytes);
     }
 
     #[test]

@@ -112,9 +112,9 @@ impl Decompressor {
     /// In one piece, for a stream would hold a window of up to 128 MiB because a header says so. A buffer that was too
     /// small is doubled: the tries before the last take no longer than it.
     fn run_zstd(&mut self, packed: &[u8]) -> Result<(), Complaint> {
-        let told = get_frame_content_size(packed).ok().flatten().and_then(|bytes| usize::try_from(bytes).ok());
+        let declared = get_frame_content_size(packed).ok().flatten().and_then(|bytes| usize::try_from(bytes).ok());
         let first = packed.len().saturating_mul(ZSTD_RATIO_FIRST).max(ZSTD_BYTES_FIRST);
-        let mut capacity = told.map_or(first, |told| told.min(first)).min(self.bytes_max);
+        let mut capacity = declared.map_or(first, |declared| declared.min(first)).min(self.bytes_max);
         loop {
             self.bytes.reserve_exact(capacity);
             match self.zstd.decompress(&mut self.bytes, packed) {
@@ -255,9 +255,9 @@ mod tests {
     /// A frame that tells a gigabyte and holds next to nothing.
     #[test]
     fn a_lying_length_asks_for_no_memory() {
-        let told = [0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0, 0, 0, 0x40, 1, 0, 0];
+        let declared = [0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0, 0, 0, 0x40, 1, 0, 0];
         let mut decompressor = Decompressor::new(1 << 30);
-        assert!(decompressor.run(Compression::Zstd, &told).is_err());
+        assert!(decompressor.run(Compression::Zstd, &declared).is_err());
         assert!(decompressor.bytes.capacity() <= ZSTD_BYTES_FIRST);
         assert!(decompressor.run(Compression::Snappy, &[0xff, 0xff, 0xff, 0x7f, 0]).is_err());
         assert!(decompressor.bytes.capacity() <= ZSTD_BYTES_FIRST);

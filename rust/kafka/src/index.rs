@@ -35,8 +35,8 @@ pub fn read(bytes: &[u8], base_offset: i64) -> Result<Vec<IndexEntry>> {
         if let Some(last) = before
             && (offset <= last.offset || position <= last.position)
         {
-            let told = format!("offset {offset} at byte {position} follows {} at {}", last.offset, last.position);
-            return fail(format!("{told}: both must rise"));
+            let pair = format!("offset {offset} at byte {position} follows {} at {}", last.offset, last.position);
+            return fail(format!("{pair}: both must rise"));
         }
         before = Some(IndexEntry { offset, position });
         entries.push(IndexEntry { offset, position });
@@ -132,9 +132,9 @@ mod tests {
     #[test]
     fn zeros_at_the_end_are_room_for_more() {
         let entries = bytes(&[(5, 100), (20, 250)]);
-        let wanted = [IndexEntry { offset: 45, position: 100 }, IndexEntry { offset: 60, position: 250 }];
-        assert_eq!(read(&entries, 40).as_deref(), Ok(&wanted[..]));
-        assert_eq!(read(&[&entries[..], &[0; 800]].concat(), 40).as_deref(), Ok(&wanted[..]));
+        let expected = [IndexEntry { offset: 45, position: 100 }, IndexEntry { offset: 60, position: 250 }];
+        assert_eq!(read(&entries, 40).as_deref(), Ok(&expected[..]));
+        assert_eq!(read(&[&entries[..], &[0; 800]].concat(), 40).as_deref(), Ok(&expected[..]));
         assert_eq!(read(&[0; 80], 40), Ok(vec![]));
     }
 
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_told_with_its_place() {
+    fn damage_is_reported_with_its_position() {
         let cases = [
             (bytes(&[(5, 100), (5, 250)]), Kind::Offsets, 8),
             (bytes(&[(5, 100), (6, 100)]), Kind::Offsets, 8),

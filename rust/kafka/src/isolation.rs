@@ -80,10 +80,10 @@ impl Outcomes {
     pub fn view_of_segment(&self, index: &[AbortedTxn]) -> Result<View> {
         let range =
             |it: &AbortedTxn| AbortedRange { pid: it.pid, first_offset: it.first_offset, last_offset: it.last_offset };
-        let is_told = |pid, first| {
+        let is_listed = |pid, first| {
             index.iter().any(|it| it.pid == pid && it.first_offset <= first && it.last_offset >= self.log_end)
         };
-        if let Some((pid, first)) = self.open().find(|&(pid, first)| !is_told(pid, first)) {
+        if let Some((pid, first)) = self.open().find(|&(pid, first)| !is_listed(pid, first)) {
             let reason = format!(
                 "the transaction of producer {pid} at offset {first} ends in another segment or is open: whether it was \
                  committed is not known from this one; read the folder"

@@ -188,12 +188,12 @@ impl RecordScan {
         let read = read();
         match read {
             Ok(None) => Ok(true),
-            Ok(Some(goes_on)) => {
+            Ok(Some(has_more)) => {
                 self.partition.close();
-                if !goes_on {
+                if !has_more {
                     self.partition.clear();
                 }
-                Ok(goes_on)
+                Ok(has_more)
             }
             Err(error) => {
                 self.batch = None;
@@ -218,10 +218,10 @@ fn open_batch(
     let batch = scan.batch(&header)?;
     let found = crc32c::crc32c(&batch[CHECKED_FROM..]);
     if found != header.crc {
-        let told = header.crc;
+        let declared = header.crc;
         return fail(
             Kind::Checksum,
-            format!("the batch has the CRC-32C {found:08x}, but declares {told:08x}: damaged"),
+            format!("the batch has the CRC-32C {found:08x}, but declares {declared:08x}: damaged"),
         );
     }
     if header.is_control() || header.count == 0 {

@@ -278,13 +278,13 @@ impl Window {
 
     /// Makes sure that `wanted` bytes from the position on are there, or all to the file's end. Where they are not,
     /// reads `least` or more.
-    pub(crate) fn fill(&mut self, position: u64, wanted: usize, least: usize) -> Result<()> {
+    pub(crate) fn fill(&mut self, position: u64, needed: usize, least: usize) -> Result<()> {
         let rest = self.end - position;
-        let wanted = (wanted as u64).min(rest) as usize;
-        if self.get(position).is_some_and(|bytes| bytes.len() >= wanted) {
+        let needed = (needed as u64).min(rest) as usize;
+        if self.get(position).is_some_and(|bytes| bytes.len() >= needed) {
             return Ok(());
         }
-        let count = (least.max(wanted) as u64).min(rest) as usize;
+        let count = (least.max(needed) as u64).min(rest) as usize;
         if self.bytes.len() < count {
             self.bytes.resize(count, 0);
         }

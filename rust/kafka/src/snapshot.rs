@@ -47,19 +47,19 @@ pub fn read(bytes: &[u8]) -> Result<Vec<ProducerEntry>> {
         let age = if version > VERSION { ", of a newer broker" } else { "" };
         return fail(Kind::Version, 0, format!("a snapshot of version {version}{age}; version {VERSION} is read"));
     }
-    let told = u32::from_be_bytes([head[2], head[3], head[4], head[5]]);
+    let declared = u32::from_be_bytes([head[2], head[3], head[4], head[5]]);
     let count = i32::from_be_bytes([head[6], head[7], head[8], head[9]]);
     let found = crc32c::crc32c(&bytes[CHECKED_FROM..]);
-    let wanted = usize::try_from(count).ok().and_then(|count| count.checked_mul(ENTRY_BYTES));
-    if wanted != Some(body.len()) {
+    let needed = usize::try_from(count).ok().and_then(|count| count.checked_mul(ENTRY_BYTES));
+    if needed != Some(body.len()) {
         let reason = format!(
             "the snapshot declares {count} entries of {ENTRY_BYTES} bytes, but {} bytes follow: cut short or damaged",
             body.len()
         );
         return fail(Kind::Torn, CHECKED_FROM, reason);
     }
-    if found != told {
-        return fail(Kind::Checksum, 2, format!("the CRC-32C is {found:08x}, but {told:08x} is declared: damaged"));
+    if found != declared {
+        return fail(Kind::Checksum, 2, format!("the CRC-32C is {found:08x}, but {declared:08x} is declared: damaged"));
     }
     let mut pids = HashSet::with_capacity(count as usize);
     let mut entries = Vec::with_capacity(count as usize);

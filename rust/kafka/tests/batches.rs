@@ -62,7 +62,7 @@ fn batches_are_written_by_the_letter_of_the_format() {
 #[test]
 fn markers_are_written_by_the_letter_of_the_format() {
     for (is_commit, coordinator_epoch) in [(true, 0), (false, 7), (true, i32::MAX)] {
-        let wanted = log::Batch {
+        let expected = log::Batch {
             base_timestamp: 1_700_000_000_000,
             max_timestamp: 1_700_000_000_000,
             epoch: 3,
@@ -70,7 +70,7 @@ fn markers_are_written_by_the_letter_of_the_format() {
         };
         let mut bytes = marker(9, 3, is_commit, coordinator_epoch, 1_700_000_000_000);
         place(&mut bytes, 77, 0);
-        assert_eq!(bytes, wanted.bytes());
+        assert_eq!(bytes, expected.bytes());
     }
 }
 

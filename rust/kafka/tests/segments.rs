@@ -114,8 +114,8 @@ fn control_batches_say_what_they_are() {
     let (columns, read) = headers(&joined(&batches));
     assert_eq!(read, Ok(()));
     let found: Vec<_> = columns.markers.iter().map(|it| (it.control.name(), it.coordinator_epoch)).collect();
-    let wanted = [("commit", Some(-1)), ("empty", None), ("other", None), ("other", None), ("abort", Some(7))];
-    assert_eq!(found, wanted);
+    let expected = [("commit", Some(-1)), ("empty", None), ("other", None), ("other", None), ("abort", Some(7))];
+    assert_eq!(found, expected);
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn a_second_thread_does_not_show() {
     bent[columns.position[33_333] as usize + 16] = 9;
     let mut pairs = 0;
     for bytes in [&whole[..], &bent, &whole[..columns.position[30_000] as usize + 20]] {
-        let (wanted, wanted_end) = headers(bytes);
+        let (expected, expected_end) = headers(bytes);
         for rows_max in [500, 4096, 9000] {
             let mut scan = SegmentScan::new(Box::new(bytes.to_vec()), Some(0)).expect("a segment");
             let mut rows = 0;
@@ -194,9 +194,9 @@ fn a_second_thread_does_not_show() {
                 let read = scan.read_two(&mut pieces, rows_max);
                 pairs += usize::from(!pieces[1].is_empty());
                 for piece in &pieces {
-                    assert_eq!(piece.position, wanted.position[rows..rows + piece.len()]);
+                    assert_eq!(piece.position, expected.position[rows..rows + piece.len()]);
                     let markers =
-                        wanted.markers.iter().filter(|it| (rows..rows + piece.len()).contains(&(it.row as usize)));
+                        expected.markers.iter().filter(|it| (rows..rows + piece.len()).contains(&(it.row as usize)));
                     assert!(
                         piece.markers.iter().map(|it| rows + it.row as usize).eq(markers.map(|it| it.row as usize))
                     );
@@ -208,7 +208,7 @@ fn a_second_thread_does_not_show() {
                     Err(error) => break Err(error),
                 }
             };
-            assert_eq!((rows, end), (wanted.len(), wanted_end.clone()));
+            assert_eq!((rows, end), (expected.len(), expected_end.clone()));
         }
     }
     assert!(pairs > 20 || std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1), "{pairs} pairs");
@@ -486,37 +486,38 @@ fn segments_follow_each_other() {
     let at = |offset: i64| Batch::of_producer(1, 0, offset, 10, b"x").bytes();
     let scan = |segments: Vec<Segment>| {
         let mut scan = PartitionScan::new(segments);
-        let (mut found, mut told) = (Vec::new(), Vec::new());
+        let (mut found, mut problems) = (Vec::new(), Vec::new());
         loop {
             let mut columns = BatchColumns::default();
             let read = scan.read(&mut columns, 100);
             found.extend(columns.base_offset.iter().map(|&offset| (scan.path().to_string(), offset)));
-            told.extend(scan.take_gap());
+            problems.extend(scan.take_gap());
             match read {
                 Ok(true) => {}
-                Ok(false) => return (found, told),
-                Err(error) => told.push(error),
+                Ok(false) => return (found, problems),
+                Err(error) => problems.push(error),
             }
         }
     };
-    let (found, told) = scan(vec![segment("a", Some(0), at(0)), segment("b", Some(10), at(10))]);
-    assert_eq!((found, told), (vec![("a".into(), 0), ("b".into(), 10)], vec![]));
-    let (found, told) =
+    let (found, problems) = scan(vec![segment("a", Some(0), at(0)), segment("b", Some(10), at(10))]);
+    assert_eq!((found, problems), (vec![("a".into(), 0), ("b".into(), 10)], vec![]));
+    let (found, problems) =
         scan(vec![segment("a", Some(0), at(0)), segment("b", Some(9), at(9)), segment("c", Some(25), at(25))]);
     assert_eq!(found, vec![("a".into(), 0), ("c".into(), 25)]);
-    let told: Vec<String> = told.iter().map(Error::to_string).collect();
+    let problems: Vec<String> = problems.iter().map(Error::to_string).collect();
     assert_eq!(
-        told,
+        problems,
         [
             "b, byte 0: the segment begins at offset 9, the one before it ends at 9",
             "c, byte 0: offsets 10 to 24 are in no segment: removed by compaction, or lost"
         ]
     );
     // Damage in one segment is told, and the next is read all the same.
-    let (found, told) = scan(vec![segment("a", Some(0), [at(0), vec![1; 9]].concat()), segment("b", Some(10), at(10))]);
-    assert_eq!((found.len(), told.len(), told[0].kind), (2, 1, Kind::Torn));
-    let (_, told) = scan(vec![segment("a", Some(5), at(4))]);
-    assert_eq!(told[0].kind, Kind::Offsets, "a batch before the segment's first offset");
+    let (found, problems) =
+        scan(vec![segment("a", Some(0), [at(0), vec![1; 9]].concat()), segment("b", Some(10), at(10))]);
+    assert_eq!((found.len(), problems.len(), problems[0].kind), (2, 1, Kind::Torn));
+    let (_, problems) = scan(vec![segment("a", Some(5), at(4))]);
+    assert_eq!(problems[0].kind, Kind::Offsets, "a batch before the segment's first offset");
     let gone = Segment { open: Box::new(|| Err(io::ErrorKind::NotFound.into())), ..segment("gone", None, vec![]) };
     assert_eq!(scan(vec![gone]).1[0].to_string(), "gone: cannot be read: entity not found");
 }

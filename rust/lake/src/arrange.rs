@@ -96,19 +96,19 @@ pub struct Arranged {
 /// where the first source has one. What goes beside what [`crate::rewrite`] leaves out: sorting columns.
 ///
 /// Memory: the decoded values of one column for [`ROUND_GROUPS`] row groups of the largest size, and some bytes for each
-/// range of rows. `goes_on` is asked between chunks; where it says no,
+/// range of rows. `can_continue` is asked between chunks; where it says no,
 /// [`Error::Stopped`] is what comes of it. Whatever fails, no target is left. They are not synced.
 pub fn arrange(
     sources: Vec<ParquetFile>,
     targets: &[Target],
     arranging: &Arranging,
-    goes_on: &mut dyn FnMut() -> bool,
+    can_continue: &mut dyn FnMut() -> bool,
 ) -> Result<Vec<Arranged>> {
     let sources = sources.into_iter().map(ParquetFile::with_page_indexes).collect::<Result<Vec<_>>>()?;
     let shared = Shared::of(&sources, arranging)?;
     let mut done = Vec::with_capacity(targets.len());
     for (wave, some) in targets.chunks(TARGETS_OPEN).enumerate() {
-        match shared.write(some, goes_on) {
+        match shared.write(some, can_continue) {
             Ok(written) => done.extend(written),
             Err(error) => {
                 // What is left of an attempt that failed is in nobody's way, so a failure to remove it is not told.
@@ -139,14 +139,14 @@ struct Shared<'a> {
 impl<'a> Shared<'a> {
     fn of(sources: &'a [ParquetFile], arranging: &Arranging) -> Result<Shared<'a>> {
         let Some(first) = sources.first() else { return Err(Error::Ranges("no sources".into())) };
-        let told = first.metadata().file_metadata();
+        let metadata = first.metadata().file_metadata();
         for other in &sources[1..] {
-            if other.metadata().file_metadata().schema() != told.schema() {
+            if other.metadata().file_metadata().schema() != metadata.schema() {
                 let problem = format!("another schema than {}", first.path().display());
                 return Err(Error::source(other.path(), None, problem));
             }
         }
-        let schema = told.schema_descr_ptr();
+        let schema = metadata.schema_descr_ptr();
         let root = arranging.without.as_ref().map(|name| {
             let fields = schema.root_schema().get_fields();
             fields.iter().position(|it| it.name() == name).ok_or_else(|| Error::Column {
@@ -160,7 +160,7 @@ impl<'a> Shared<'a> {
         let columns: Vec<usize> = columns.collect();
         let metadata = match &arranging.metadata {
             Some(given) => Some(given.iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone())).collect()),
-            None => told.key_value_metadata().cloned(),
+            None => metadata.key_value_metadata().cloned(),
         };
         let starts = sources.iter().map(starts_of).collect();
         Ok(Shared {
@@ -175,9 +175,9 @@ impl<'a> Shared<'a> {
         })
     }
 
-    fn write(&self, targets: &[Target], goes_on: &mut dyn FnMut() -> bool) -> Result<Vec<Arranged>> {
+    fn write(&self, targets: &[Target], can_continue: &mut dyn FnMut() -> bool) -> Result<Vec<Arranged>> {
         let mut files = Vec::with_capacity(targets.len());
-        let gathered = self.write_rounds(targets, &mut files, goes_on);
+        let gathered = self.write_rounds(targets, &mut files, can_continue);
         let made = files.len();
         let finished = files.into_iter().map(|it| self.finish(it));
         let written = gathered.and_then(|()| finished.collect::<Result<Vec<_>>>());
@@ -193,7 +193,7 @@ impl<'a> Shared<'a> {
         &self,
         targets: &'t [Target],
         files: &mut Vec<NewFile<'t>>,
-        goes_on: &mut dyn FnMut() -> bool,
+        can_continue: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
         let mut plans = Vec::with_capacity(targets.len());
         for target in targets {
@@ -206,7 +206,7 @@ impl<'a> Shared<'a> {
             for (at, plan) in plans.iter_mut().enumerate() {
                 match plan.next() {
                     None => continue,
-                    Some(Group::Copied { source, group }) => self.copy(&mut files[at], source, group, goes_on)?,
+                    Some(Group::Copied { source, group }) => self.copy(&mut files[at], source, group, can_continue)?,
                     Some(Group::Gathered(slices)) => gathers.push((at, slices)),
                 }
                 is_over = false;
@@ -215,7 +215,7 @@ impl<'a> Shared<'a> {
                 return Ok(());
             }
             for some in shared_out(gathers, ROUND_GROUPS * self.rows_max) {
-                self.gather(&Round::of(some), files, goes_on)?;
+                self.gather(&Round::of(some), files, can_continue)?;
             }
         }
     }
@@ -270,21 +270,21 @@ impl<'a> Shared<'a> {
         file: &mut NewFile<'_>,
         source: usize,
         number: usize,
-        goes_on: &mut dyn FnMut() -> bool,
+        can_continue: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
         let source = &self.sources[source];
         let group = source.metadata().row_group(number);
         let start = file.out.bytes_written();
         let mut chunks = Vec::with_capacity(self.columns.len());
         for &column in &self.columns {
-            if !goes_on() {
+            if !can_continue() {
                 return Err(Error::Stopped);
             }
             let target = &file.target.path;
             let chunk = guard(source.path(), source.source(), || {
                 copy_chunk(source, number, column, self.has_offset_index, &mut file.out, target)
             });
-            chunks.push(chunk.map_err(|error| file.told(error))?);
+            chunks.push(chunk.map_err(|error| file.sink_error(error))?);
         }
         for (&column, chunk) in self.columns.iter().zip(&mut chunks) {
             copy_bloom_filter(source, group.column(column), chunk, &mut file.out, &file.target.path)?;
@@ -294,12 +294,12 @@ impl<'a> Shared<'a> {
     }
 
     /// Writes one row group to each target of a round, column by column.
-    fn gather(&self, round: &Round, files: &mut [NewFile<'_>], goes_on: &mut dyn FnMut() -> bool) -> Result<()> {
+    fn gather(&self, round: &Round, files: &mut [NewFile<'_>], can_continue: &mut dyn FnMut() -> bool) -> Result<()> {
         let starts: Vec<usize> = round.gathers.iter().map(|it| files[it.target].out.bytes_written()).collect();
         let mut chunks: Vec<Vec<Chunk>> = round.gathers.iter().map(|_| vec![]).collect();
         let mut filters: Vec<Vec<_>> = round.gathers.iter().map(|_| vec![]).collect();
         for &column in &self.columns {
-            if !goes_on() {
+            if !can_continue() {
                 return Err(Error::Stopped);
             }
             let closed = self.gather_column(round, column, files)?;
@@ -418,13 +418,13 @@ impl<'a> Shared<'a> {
     fn finish(&self, mut file: NewFile<'_>) -> Result<Arranged> {
         file.out.flush().map_err(|error| file.writing(&error.into()))?;
         let rows = file.groups.iter().map(RowGroupMetaData::num_rows).sum();
-        let told = self.sources[0].metadata().file_metadata();
-        let created_by = told.created_by();
+        let metadata = self.sources[0].metadata().file_metadata();
+        let created_by = metadata.created_by();
         // Readers know of faults of certain writers by this: of several, none is named.
         let is_one = self.sources.iter().all(|it| it.metadata().file_metadata().created_by() == created_by);
-        let orders = told.column_orders().map(|all| self.columns.iter().map(|&it| all[it]).collect());
+        let orders = metadata.column_orders().map(|all| self.columns.iter().map(|&it| all[it]).collect());
         let metadata = FileMetaData::new(
-            told.version(),
+            metadata.version(),
             rows,
             created_by.filter(|_| is_one).map(String::from),
             self.metadata.clone(),
@@ -566,13 +566,13 @@ struct Loadable {
 
 impl Round {
     fn of(gathers: Vec<(usize, Vec<Slice>)>) -> Round {
-        let mut wanted: BTreeMap<(u32, u32), Vec<Range<u64>>> = BTreeMap::new();
+        let mut needed: BTreeMap<(u32, u32), Vec<Range<u64>>> = BTreeMap::new();
         for slice in gathers.iter().flat_map(|(_, slices)| slices) {
-            wanted.entry((slice.source, slice.group)).or_default().push(slice.rows.clone());
+            needed.entry((slice.source, slice.group)).or_default().push(slice.rows.clone());
         }
         let mut places = BTreeMap::new();
-        let mut pieces = Vec::with_capacity(wanted.len());
-        for ((source, group), ranges) in wanted {
+        let mut pieces = Vec::with_capacity(needed.len());
+        for ((source, group), ranges) in needed {
             let needed = united(ranges);
             let sums = needed.iter().scan(0, |sum, it| Some(std::mem::replace(sum, *sum + length(it))));
             let before: Vec<u64> = sums.collect();
@@ -636,8 +636,8 @@ impl<'a, T: DataType> Loaded<'a, T> {
             reading.skip(&mut reader, at..range.start)?;
             at = range.start;
             while at < range.end {
-                let wanted = (length(&(at..range.end)) as usize).min(reading.step_rows());
-                at += reading.read(&mut reader, wanted, &mut decoded)? as u64;
+                let needed = (length(&(at..range.end)) as usize).min(reading.step_rows());
+                at += reading.read(&mut reader, needed, &mut decoded)? as u64;
                 if decoded.len() > room {
                     let name = reading.column.column_path();
                     let problem = format!("column {name}: more than {VALUES_MAX} values in rows of one row group");
@@ -748,13 +748,13 @@ impl<'t> NewFile<'t> {
 
     /// An error of a writer: what the system said, before writers put it in words of theirs.
     fn writing(&mut self, error: &ParquetError) -> Error {
-        let told = writing(&self.target.path, error);
-        self.told(told)
+        let error = writing(&self.target.path, error);
+        self.sink_error(error)
     }
 
-    fn told(&mut self, error: Error) -> Error {
+    fn sink_error(&mut self, error: Error) -> Error {
         match (self.out.inner_mut().failed.take(), error) {
-            (Some(said), Error::Sink { path, .. }) => Error::Sink { path, error: said },
+            (Some(original), Error::Sink { path, .. }) => Error::Sink { path, error: original },
             (_, error) => error,
         }
     }

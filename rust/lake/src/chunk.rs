@@ -101,8 +101,8 @@ impl Rewriting<'_> {
             self.skip(&mut reader, at..range.start)?;
             at = at.max(range.start);
             while at < range.end {
-                let wanted = ((range.end - at) as usize).min(rows_max - batch.rows).min(step_max);
-                let rows = self.read(&mut reader, wanted, &mut batch.decoded)?;
+                let count = ((range.end - at) as usize).min(rows_max - batch.rows).min(step_max);
+                let rows = self.read(&mut reader, count, &mut batch.decoded)?;
                 at += rows as u64;
                 batch.rows += rows;
                 if batch.rows == rows_max || batch.is_full() {
@@ -286,9 +286,9 @@ impl Form {
         let is_fixed = column.column_type() == Type::FIXED_LEN_BYTE_ARRAY;
         let has_dictionary = column.dictionary_page_offset().is_some() || encodings.iter().any(|&it| is_dictionary(it));
         let others: Vec<_> = encodings.into_iter().filter(|&it| !is_dictionary(it)).collect();
-        let told = column.statistics();
-        let has_no_bounds = told.is_none_or(|it| it.min_bytes_opt().is_none() && it.max_bytes_opt().is_none());
-        let statistics = match told {
+        let declared = column.statistics();
+        let has_no_bounds = declared.is_none_or(|it| it.min_bytes_opt().is_none() && it.max_bytes_opt().is_none());
+        let statistics = match declared {
             None => EnabledStatistics::None,
             Some(_) if chunk.column_index.is_some() => EnabledStatistics::Page,
             Some(_) => EnabledStatistics::Chunk,
@@ -306,7 +306,7 @@ impl Form {
             encoding: others.iter().copied().find(|&it| it != Encoding::PLAIN || is_plain),
             statistics,
             has_no_bounds,
-            has_long_bounds: is_long_and_exact(told),
+            has_long_bounds: is_long_and_exact(declared),
         })
     }
 

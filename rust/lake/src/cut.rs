@@ -9,7 +9,7 @@ use crate::chunk::{Form, Outcome, Rewriting};
 use crate::compressor::Compressor;
 use crate::error::Fault;
 use crate::extremes::{BOUND_BYTES, Bounds, Extremes, Order};
-use crate::facts::{Buffers, Dictionary, Facts, Page, Piece, Wanted, is_dictionary};
+use crate::facts::{Buffers, Dictionary, FactOptions, Facts, Page, Piece, is_dictionary};
 use crate::levels;
 use crate::paged::Paged;
 use crate::pages::{Packed, Pages, Survey, is_dense};
@@ -26,7 +26,7 @@ use std::ops::Range;
 
 /// How a chunk is cut.
 pub(crate) struct Cut {
-    wanted: Wanted,
+    options: FactOptions,
     is_second: bool,
     has_crc: bool,
 }
@@ -37,17 +37,17 @@ pub(crate) fn open(chunk: &Rewriting<'_>, form: &Form, survey: &Survey) -> Optio
     let order = Order::of(column).filter(|_| !form.has_no_bounds);
     let are_bounds_known = form.has_no_bounds
         || order.is_some()
-            && column.statistics().is_some_and(|it| Bounds::told(it).is_some() && !it.is_min_max_deprecated());
+            && column.statistics().is_some_and(|it| Bounds::declared(it).is_some() && !it.is_min_max_deprecated());
     if !are_bounds_known || !are_pages_known(chunk, survey) || !are_indexes_whole(chunk, survey.pages) {
         return None;
     }
-    let told_by_page = chunk.offset_index.is_some_and(|it| it.unencoded_byte_array_data_bytes().is_some());
-    let histogram_of = |max: i16, is_told: bool| (max > 0 && is_told).then_some(max);
+    let is_declared_by_page = chunk.offset_index.is_some_and(|it| it.unencoded_byte_array_data_bytes().is_some());
+    let histogram_of = |max: i16, is_declared: bool| (max > 0 && is_declared).then_some(max);
     let levels = column.column_descr();
     Some(Cut {
-        wanted: Wanted {
+        options: FactOptions {
             order,
-            value_bytes: told_by_page || column.unencoded_byte_array_data_bytes().is_some(),
+            value_bytes: is_declared_by_page || column.unencoded_byte_array_data_bytes().is_some(),
             repetition_max: histogram_of(levels.max_rep_level(), column.repetition_level_histogram().is_some()),
             definition_max: histogram_of(levels.max_def_level(), column.definition_level_histogram().is_some()),
         },
@@ -89,7 +89,7 @@ fn are_indexes_whole(chunk: &Rewriting<'_>, pages: usize) -> bool {
     });
     has_places
         && chunk.column_index.is_none_or(|index| {
-            let has_counts = |told: Option<&[i64]>, of_chunk: bool| pages == 0 || told.is_some() == of_chunk;
+            let has_counts = |declared: Option<&[i64]>, of_chunk: bool| pages == 0 || declared.is_some() == of_chunk;
             chunk.offset_index.is_some()
                 && !matches!(index, ColumnIndexMetaData::INT96(_))
                 && index.num_pages() == pages as u64
@@ -108,7 +108,7 @@ impl Cut {
         out: &mut TrackedWrite<W>,
     ) -> Outcome<ColumnCloseResult> {
         let compressor = Compressor::of(chunk.column.compression()).map_err(Fault::Sink)?;
-        let mut writer = Paged::new(chunk, &self.wanted, compressor, (self.is_second, self.has_crc), out);
+        let mut writer = Paged::new(chunk, &self.options, compressor, (self.is_second, self.has_crc), out);
         let mut source = Source::open(chunk)?;
         if let Some(page) = &source.dictionary_page {
             writer.copy_dictionary(page)?;
@@ -151,18 +151,19 @@ impl Cut {
 
     fn bounds(&self, form: &Form, all: &Facts) -> Option<Bounds> {
         let limit = if form.has_long_bounds { usize::MAX } else { BOUND_BYTES };
-        self.wanted.order.and_then(|order| all.extremes.bounds(order, limit))
+        self.options.order.and_then(|order| all.extremes.bounds(order, limit))
     }
 
     /// What the source says less what was taken out; None where that does not tell.
     fn by_difference(&self, chunk: &Rewriting<'_>, kept: &Facts, lost: &Facts) -> Option<(Facts, Option<Bounds>)> {
         let column = chunk.column;
-        let without = |told: &[i64], lost: &[i64]| -> Option<Vec<i64>> {
-            let counts = told.iter().zip(lost).map(|(told, lost)| told.checked_sub(*lost).filter(|&it| it >= 0));
+        let without = |declared: &[i64], lost: &[i64]| -> Option<Vec<i64>> {
+            let counts =
+                declared.iter().zip(lost).map(|(declared, lost)| declared.checked_sub(*lost).filter(|&it| it >= 0));
             counts.collect()
         };
-        let levels = |told: Option<&LevelHistogram>, lost: &[i64]| match told {
-            Some(told) if !lost.is_empty() => without(told.values(), lost).filter(|it| it.len() == lost.len()),
+        let levels = |declared: Option<&LevelHistogram>, lost: &[i64]| match declared {
+            Some(declared) if !lost.is_empty() => without(declared.values(), lost).filter(|it| it.len() == lost.len()),
             _ => Some(vec![]),
         };
         let all = Facts {
@@ -171,28 +172,28 @@ impl Cut {
                 None => 0,
             },
             value_bytes: match column.unencoded_byte_array_data_bytes() {
-                Some(told) => u64::try_from(told).ok()?.checked_sub(lost.value_bytes)?,
+                Some(declared) => u64::try_from(declared).ok()?.checked_sub(lost.value_bytes)?,
                 None => 0,
             },
             repetitions: levels(column.repetition_level_histogram(), &lost.repetitions)?,
             definitions: levels(column.definition_level_histogram(), &lost.definitions)?,
             ..Facts::default()
         };
-        let Some(order) = self.wanted.order else { return Some((all, None)) };
-        let told = column.statistics().and_then(Bounds::told)?;
-        still_hold(order, &told, &kept.extremes, &lost.extremes).then_some((all, Some(told)))
+        let Some(order) = self.options.order else { return Some((all, None)) };
+        let declared = column.statistics().and_then(Bounds::declared)?;
+        still_hold(order, &declared, &kept.extremes, &lost.extremes).then_some((all, Some(declared)))
     }
 
     /// Reads all pages again, those that were copied too.
     fn count_again(&self, chunk: &Rewriting<'_>) -> Outcome<Facts> {
-        let mut all = Facts::new(&self.wanted);
+        let mut all = Facts::new(&self.options);
         let mut source = Source::open(chunk)?;
         while let Some(read) = source.next()? {
             let rows = source.rows.take(&read).map_err(Fault::Source)?;
             source.decode(&read, |page, dictionary| {
                 let pieces = rows.pieces(page, chunk.column.column_descr().max_def_level());
                 let kept = pieces.iter().filter(|(_, is_kept)| *is_kept);
-                kept.for_each(|(piece, _)| all.count(&self.wanted, page, piece, dictionary));
+                kept.for_each(|(piece, _)| all.count(&self.options, page, piece, dictionary));
                 Ok(())
             })?;
         }
@@ -201,25 +202,25 @@ impl Cut {
 }
 
 /// Whether bounds of all values are as good for those that stay: what was taken out is not what made them so.
-fn still_hold(order: Order, told: &Bounds, kept: &Extremes, lost: &Extremes) -> bool {
+fn still_hold(order: Order, declared: &Bounds, kept: &Extremes, lost: &Extremes) -> bool {
     // Only byte strings are cut in footers; some writers do not say that they left them whole.
     let is_number = !matches!(order, Order::Bytes | Order::Text);
-    let holds = |told: &[u8], is_exact: bool, kept: Option<&[u8]>, lost: Option<&[u8]>, is_max: bool| {
+    let holds = |declared: &[u8], is_exact: bool, kept: Option<&[u8]>, lost: Option<&[u8]>, is_max: bool| {
         let is_within = |value: &[u8], than: &[u8]| {
             let ordering = order.compare(than, value);
             if is_max { ordering.reverse() } else { ordering }
         };
         // A footer that is wrong is not copied.
-        let is_true = |value: Option<&[u8]>| value.is_none_or(|it| is_within(it, told).is_le());
+        let is_true = |value: Option<&[u8]>| value.is_none_or(|it| is_within(it, declared).is_le());
         is_true(kept)
             && is_true(lost)
             && lost.is_none_or(|lost| {
-                (is_exact || is_number) && is_within(lost, told).is_lt()
+                (is_exact || is_number) && is_within(lost, declared).is_lt()
                     || kept.is_some_and(|kept| is_within(lost, kept).is_le())
             })
     };
-    holds(&told.min, told.are_exact.0, kept.min(), lost.min(), false)
-        && holds(&told.max, told.are_exact.1, kept.max(), lost.max(), true)
+    holds(&declared.min, declared.are_exact.0, kept.min(), lost.min(), false)
+        && holds(&declared.max, declared.are_exact.1, kept.max(), lost.max(), true)
 }
 
 /// A page, and as much of it as had to be read to know its rows.

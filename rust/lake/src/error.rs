@@ -57,7 +57,7 @@ impl fmt::Display for Error {
                 write!(f, "{}, byte {position}: {reason}", path.display())
             }
             Error::Column { path, name, problem } => write!(f, "{}: column '{name}': {problem}", path.display()),
-            Error::Read { path, error } => write!(f, "{}: cannot be read: {}", path.display(), said(error)),
+            Error::Read { path, error } => write!(f, "{}: cannot be read: {}", path.display(), describe(error)),
             Error::Sink { path, error } => write!(f, "{}: {error}", path.display()),
             Error::Ranges(problem) => f.write_str(problem),
             Error::Stopped => f.write_str("stopped"),
@@ -98,7 +98,7 @@ pub(crate) enum Fault {
 }
 
 /// Without the number, which callers give beside it.
-fn said(error: &io::Error) -> String {
+fn describe(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().into()
 }
@@ -109,9 +109,9 @@ fn said(error: &io::Error) -> String {
 /// it.
 pub(crate) fn guard<T>(path: &Path, source: &Source, decode: impl FnOnce() -> Result<T>) -> Result<T> {
     let decoded = catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<String>().map(String::as_str);
-        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-        Err(Error::decoding(path, None, &format!("the decoder failed: {said}")))
+        let message = panic.downcast_ref::<String>().map(String::as_str);
+        let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+        Err(Error::decoding(path, None, &format!("the decoder failed: {message}")))
     });
     source.failure().map_or(decoded, |error| Err(Error::Read { path: path.into(), error }))
 }

@@ -217,7 +217,7 @@ pub(crate) struct Bounds {
 
 impl Bounds {
     /// What a footer says.
-    pub(crate) fn told(statistics: &Statistics) -> Option<Bounds> {
+    pub(crate) fn declared(statistics: &Statistics) -> Option<Bounds> {
         let (min, max) = statistics.min_bytes_opt().zip(statistics.max_bytes_opt())?;
         let are_exact = (statistics.min_is_exact(), statistics.max_is_exact());
         Some(Bounds { min: min.to_vec(), max: max.to_vec(), are_exact })
@@ -231,8 +231,8 @@ pub(crate) fn statistics(kind: Type, bounds: Option<&Bounds>, nulls: u64) -> Sta
             let read = $read;
             let [min, max] = [bounds.map(|it| read(&it.min)), bounds.map(|it| read(&it.max))];
             let are_exact = bounds.map_or((false, false), |it| it.are_exact);
-            let told = ValueStatistics::new(min, max, None, Some(nulls), false);
-            Statistics::$variant(told.with_min_is_exact(are_exact.0).with_max_is_exact(are_exact.1))
+            let statistics = ValueStatistics::new(min, max, None, Some(nulls), false);
+            Statistics::$variant(statistics.with_min_is_exact(are_exact.0).with_max_is_exact(are_exact.1))
         }};
     }
     match kind {
@@ -309,7 +309,7 @@ impl Direction {
         self.last = Some((min.to_vec(), max.to_vec()));
     }
 
-    pub(crate) fn told(&self) -> BoundaryOrder {
+    pub(crate) fn order(&self) -> BoundaryOrder {
         match (self.has_fallen, self.has_risen) {
             (false, _) => BoundaryOrder::ASCENDING,
             (true, false) => BoundaryOrder::DESCENDING,

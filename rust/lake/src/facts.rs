@@ -168,7 +168,7 @@ pub(crate) struct Piece {
 
 /// What is to be known.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct FactOptions {
     /// None: no bounds.
     pub(crate) order: Option<Order>,
     pub(crate) value_bytes: bool,
@@ -191,16 +191,22 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    pub(crate) fn new(wanted: &Wanted) -> Facts {
+    pub(crate) fn new(options: &FactOptions) -> Facts {
         let counts = |max: Option<i16>| vec![0; max.map_or(0, |it| it as usize + 1)];
         Facts {
-            repetitions: counts(wanted.repetition_max),
-            definitions: counts(wanted.definition_max),
+            repetitions: counts(options.repetition_max),
+            definitions: counts(options.definition_max),
             ..Facts::default()
         }
     }
 
-    pub(crate) fn count(&mut self, wanted: &Wanted, page: &Page<'_>, piece: &Piece, dictionary: Option<&Dictionary>) {
+    pub(crate) fn count(
+        &mut self,
+        options: &FactOptions,
+        page: &Page<'_>,
+        piece: &Piece,
+        dictionary: Option<&Dictionary>,
+    ) {
         self.items += piece.items.len() as u64;
         self.nulls += (piece.items.len() - piece.values.len()) as u64;
         let add = |counts: &mut [i64], levels: &[u8]| {
@@ -212,18 +218,18 @@ impl Facts {
         add(&mut self.definitions, page.definitions);
         match (&page.values, dictionary) {
             (Values::Indexes(indexes), Some(dictionary)) => {
-                self.count_indexes(wanted, &indexes[piece.values.clone()], dictionary);
+                self.count_indexes(options, &indexes[piece.values.clone()], dictionary);
             }
             (Values::Indexes(_), None) => {}
             (Values::Fixed { width, .. }, _) => {
-                if let Some(order) = wanted.order {
+                if let Some(order) = options.order {
                     self.extremes.see_all(order, page.values.bytes(piece.values.clone()), *width);
                 }
             }
             (Values::Strings { bytes, starts }, _) => {
                 let lengths = 4 * piece.values.len();
                 self.value_bytes += (page.values.bytes(piece.values.clone()).len() - lengths) as u64;
-                if let Some(order) = wanted.order {
+                if let Some(order) = options.order {
                     for ends in starts[piece.values.start..=piece.values.end].windows(2) {
                         self.extremes.see(order, &bytes[ends[0] as usize + 4..ends[1] as usize]);
                     }
@@ -232,11 +238,11 @@ impl Facts {
         }
     }
 
-    fn count_indexes(&mut self, wanted: &Wanted, indexes: &[u32], dictionary: &Dictionary) {
-        if wanted.value_bytes {
+    fn count_indexes(&mut self, options: &FactOptions, indexes: &[u32], dictionary: &Dictionary) {
+        if options.value_bytes {
             self.value_bytes += indexes.iter().map(|&it| dictionary.value(it).len() as u64).sum::<u64>();
         }
-        let Some(order) = wanted.order else { return };
+        let Some(order) = options.order else { return };
         self.seen.resize(dictionary.count, false);
         for &index in indexes {
             if !std::mem::replace(&mut self.seen[index as usize], true) {
@@ -245,7 +251,7 @@ impl Facts {
         }
     }
 
-    pub(crate) fn add(&mut self, wanted: &Wanted, other: &Facts) {
+    pub(crate) fn add(&mut self, options: &FactOptions, other: &Facts) {
         self.items += other.items;
         self.nulls += other.nulls;
         self.value_bytes += other.value_bytes;
@@ -253,7 +259,7 @@ impl Facts {
         {
             own.iter_mut().zip(others).for_each(|(sum, count)| *sum += count);
         }
-        if let Some(order) = wanted.order {
+        if let Some(order) = options.order {
             self.extremes.add(order, &other.extremes);
         }
     }

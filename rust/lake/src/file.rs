@@ -76,7 +76,7 @@ impl ParquetFile {
     ) -> Result<ParquetFile> {
         let source = Source::new(reader).map_err(|error| Error::read(path, None, error))?;
         let (start, footer) = guard(path, &source, || read_footer(path, &source))?;
-        thrift::check_footer(&footer).map_err(|broken| Error::decoding(path, Some(start), &said(broken)))?;
+        thrift::check_footer(&footer).map_err(|broken| Error::decoding(path, Some(start), &describe(broken)))?;
         let options = ParquetMetaDataOptions::new()
             // A file that is written needs to say exactly what its pages are.
             .with_encoding_stats_as_mask(false)
@@ -205,7 +205,7 @@ impl ParquetFile {
                 };
                 bytes_left = left;
                 let index = self.source.get_bytes(at, length).map_err(|error| self.decoding(Some(at), &error))?;
-                thrift::check(&index).or_else(|broken| fail(&said(broken)))?;
+                thrift::check(&index).or_else(|broken| fail(&describe(broken)))?;
             }
         }
         Ok(())
@@ -223,9 +223,9 @@ impl ParquetFile {
             .iter()
             .try_fold(0i64, |sum, group| if group.num_rows() < 0 { None } else { sum.checked_add(group.num_rows()) });
         let Some(rows) = rows else { return fail("a row group has an invalid number of rows".into()) };
-        let told = self.metadata.file_metadata().num_rows();
-        if told != rows {
-            return fail(format!("the footer declares {told} rows, but its row groups have {rows}"));
+        let declared = self.metadata.file_metadata().num_rows();
+        if declared != rows {
+            return fail(format!("the footer declares {declared} rows, but its row groups have {rows}"));
         }
         let schema = self.metadata.file_metadata().schema_descr();
         for column in schema.columns().iter().filter(|it| it.physical_type() == Type::FIXED_LEN_BYTE_ARRAY) {
@@ -265,7 +265,7 @@ fn page_indexes(column: &ColumnChunkMetaData) -> impl Iterator<Item = (i64, i32)
     of_columns.into_iter().chain(of_offsets)
 }
 
-fn said(broken: Broken) -> String {
+fn describe(broken: Broken) -> String {
     match broken {
         Broken::Short => String::from("it ends too early, or a count in it is too high"),
         Broken::Wrong(problem) => problem,

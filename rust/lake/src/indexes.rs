@@ -29,9 +29,9 @@ pub(crate) fn decode(values: &[u8], count: usize, out: &mut Vec<u32>) -> Result<
             let value = value.iter().rev().fold(0, |sum, &byte| sum << 8 | u32::from(byte));
             out.resize(out.len() + length.min(left), value);
         } else {
-            let wanted = length.saturating_mul(GROUP).min(left);
-            let packed = bytes.get(..(wanted * width).div_ceil(8)).ok_or("packed indexes end too early")?;
-            unpack(packed, width, wanted, out);
+            let needed = length.saturating_mul(GROUP).min(left);
+            let packed = bytes.get(..(needed * width).div_ceil(8)).ok_or("packed indexes end too early")?;
+            unpack(packed, width, needed, out);
             bytes = bytes.get(length.saturating_mul(width)..).unwrap_or_default();
         }
     }

@@ -4,7 +4,7 @@ use crate::chunk::{Form, Outcome, Rewriting};
 use crate::compressor::Compressor;
 use crate::error::Fault;
 use crate::extremes::{self, BOUND_BYTES, Bounds, Direction, Order};
-use crate::facts::{Dictionary, Facts, Page, Piece, Values, Wanted, histogram, is_dictionary};
+use crate::facts::{Dictionary, FactOptions, Facts, Page, Piece, Values, histogram, is_dictionary};
 use crate::indexes;
 use crate::levels;
 use crate::pages::Packed;
@@ -32,7 +32,7 @@ pub(crate) struct Paged<'a, W: Write + Send> {
     chunk: &'a Rewriting<'a>,
     out: &'a mut TrackedWrite<W>,
     compressor: Compressor,
-    wanted: &'a Wanted,
+    options: &'a FactOptions,
     is_second: bool,
     encoding: Encoding,
     repetitions: Vec<u8>,
@@ -64,7 +64,7 @@ pub(crate) struct Paged<'a, W: Write + Send> {
 impl<'a, W: Write + Send> Paged<'a, W> {
     pub(crate) fn new(
         chunk: &'a Rewriting<'a>,
-        wanted: &'a Wanted,
+        options: &'a FactOptions,
         compressor: Compressor,
         (is_second, has_crc): (bool, bool),
         out: &'a mut TrackedWrite<W>,
@@ -74,7 +74,7 @@ impl<'a, W: Write + Send> Paged<'a, W> {
             start: out.bytes_written() as u64,
             out,
             compressor,
-            wanted,
+            options,
             is_second,
             encoding: Encoding::PLAIN,
             repetitions: vec![],
@@ -83,9 +83,9 @@ impl<'a, W: Write + Send> Paged<'a, W> {
             indexes: vec![],
             rows: 0,
             has_crc,
-            facts: Facts::new(wanted),
-            kept: Facts::new(wanted),
-            lost: Facts::new(wanted),
+            facts: Facts::new(options),
+            kept: Facts::new(options),
+            lost: Facts::new(options),
             copied: 0,
             items: 0,
             rows_written: 0,
@@ -122,8 +122,8 @@ impl<'a, W: Write + Send> Paged<'a, W> {
             let entry = Entry::of(index, page.number);
             self.index_page(entry);
         }
-        let told = self.told_value_bytes().and_then(|it| it.get(page.number).copied());
-        self.offset_index.append_unencoded_byte_array_data_bytes(told);
+        let declared = self.declared_value_bytes().and_then(|it| it.get(page.number).copied());
+        self.offset_index.append_unencoded_byte_array_data_bytes(declared);
         self.copied += 1;
         self.items += items as u64;
         Ok(())
@@ -135,7 +135,7 @@ impl<'a, W: Write + Send> Paged<'a, W> {
     }
 
     /// What the offset index of the source says of the values of each page.
-    fn told_value_bytes(&self) -> Option<&'a Vec<i64>> {
+    fn declared_value_bytes(&self) -> Option<&'a Vec<i64>> {
         self.chunk.offset_index.and_then(|it| it.unencoded_byte_array_data_bytes())
     }
 
@@ -163,7 +163,7 @@ impl<'a, W: Write + Send> Paged<'a, W> {
 
     /// Items of a page that do not stay.
     pub(crate) fn leave_out(&mut self, page: &Page<'_>, piece: &Piece, dictionary: Option<&Dictionary>) {
-        self.lost.count(self.wanted, page, piece, dictionary);
+        self.lost.count(self.options, page, piece, dictionary);
     }
 
     /// Items of a page that stay; `is_end` says whether a row ends with them.
@@ -190,7 +190,7 @@ impl<'a, W: Write + Send> Paged<'a, W> {
             };
             let part = Piece { items: at..end, values: value..value + values };
             self.append(page, &part);
-            self.facts.count(self.wanted, page, &part, dictionary);
+            self.facts.count(self.options, page, &part, dictionary);
             (at, value) = (end, part.values.end);
             let is_end = if at < piece.items.end { page.repetitions.get(at).is_none_or(|&it| it == 0) } else { is_end };
             if is_end && self.is_full() {
@@ -244,12 +244,12 @@ impl<'a, W: Write + Send> Paged<'a, W> {
         self.out.write_all(&header)?;
         self.out.write_all(&self.packed)?;
         self.uncompressed += (header.len() + self.body.len()) as u64;
-        let value_bytes = self.told_value_bytes().map(|_| self.facts.value_bytes as i64);
+        let value_bytes = self.declared_value_bytes().map(|_| self.facts.value_bytes as i64);
         self.offset_index.append_unencoded_byte_array_data_bytes(value_bytes);
         if self.chunk.column_index.is_some() {
-            self.index_page(Entry::counted(&self.facts, self.wanted.order));
+            self.index_page(Entry::counted(&self.facts, self.options.order));
         }
-        self.kept.add(self.wanted, &self.facts);
+        self.kept.add(self.options, &self.facts);
         self.items += self.facts.items;
         self.facts.clear();
         self.repetitions.clear();
@@ -302,7 +302,7 @@ impl<'a, W: Write + Send> Paged<'a, W> {
 
     fn index_page(&mut self, entry: Option<Entry>) {
         let Some(entry) = entry else { return self.column_index.to_invalid() };
-        if let Some((order, (min, max))) = self.wanted.order.zip(entry.bounds.as_ref()) {
+        if let Some((order, (min, max))) = self.options.order.zip(entry.bounds.as_ref()) {
             self.direction.add(order, min, max);
         }
         let is_null = entry.bounds.is_none();
@@ -331,7 +331,7 @@ impl<'a, W: Write + Send> Paged<'a, W> {
         if form.has_statistics() {
             metadata = metadata.set_statistics(extremes::statistics(column.column_type(), bounds, all.nulls));
         }
-        self.column_index.set_boundary_order(self.direction.told());
+        self.column_index.set_boundary_order(self.direction.order());
         let has_index = self.chunk.column_index.is_some() && self.column_index.valid();
         Ok(ColumnCloseResult {
             bytes_written: bytes,

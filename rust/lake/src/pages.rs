@@ -533,7 +533,7 @@ mod tests {
     }
 
     /// What pages are given, beside their bytes.
-    fn told(page: &Page) -> (i32, u32, Encoding, Vec<u8>, String) {
+    fn fields(page: &Page) -> (i32, u32, Encoding, Vec<u8>, String) {
         let more = match page {
             Page::DataPage { def_level_encoding, rep_level_encoding, .. } => {
                 format!("{def_level_encoding} {rep_level_encoding}")
@@ -565,7 +565,7 @@ mod tests {
                     let peeks = (pages.peek_next_page().unwrap(), others.peek_next_page().unwrap());
                     assert_eq!(peeked(peeks.0), peeked(peeks.1));
                     let (page, other) = (pages.get_next_page().unwrap(), others.get_next_page().unwrap());
-                    assert!(page.as_ref().map(told) == other.as_ref().map(told), "{}", column.column_path());
+                    assert!(page.as_ref().map(fields) == other.as_ref().map(fields), "{}", column.column_path());
                     if page.is_none() {
                         break;
                     }

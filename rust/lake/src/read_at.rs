@@ -105,9 +105,9 @@ impl Source {
         if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::Interrupted) {
             return error;
         }
-        let told = io::Error::new(error.kind(), error.to_string());
+        let copy = io::Error::new(error.kind(), error.to_string());
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-        told
+        copy
     }
 }
 

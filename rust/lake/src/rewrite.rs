@@ -52,14 +52,14 @@ const COPY_BYTES: usize = 1 << 20;
 /// decoded (`chunk.rs`) loses its checksums, and gets pages of the second version where it has a dictionary of values of
 /// a fixed length.
 ///
-/// `goes_on` is asked between chunks; where it says no, [`Error::Stopped`] is what comes of it. Whatever fails, there
+/// `can_continue` is asked between chunks; where it says no, [`Error::Stopped`] is what comes of it. Whatever fails, there
 /// is no target then. It is not synced.
 pub fn rewrite(
     file: ParquetFile,
     target: &Path,
     rows: &RowRanges,
     keeps: bool,
-    goes_on: &mut dyn FnMut() -> bool,
+    can_continue: &mut dyn FnMut() -> bool,
 ) -> Result<Rewritten> {
     if rows.end() > file.rows() {
         let problem = format!("a range ends at row {}, the file has {}", rows.end(), file.rows());
@@ -82,7 +82,7 @@ pub fn rewrite(
             groups_copied: 0,
             groups_rewritten: 0,
         };
-        rewrite.write_groups(rows, keeps, goes_on)?;
+        rewrite.write_groups(rows, keeps, can_continue)?;
         rewrite.finish()
     });
     // What the system said, before writers put it in words of theirs; those that are dropped keep an error of their
@@ -143,7 +143,7 @@ pub(crate) struct Chunk {
 }
 
 impl Rewrite<'_, '_> {
-    fn write_groups(&mut self, rows: &RowRanges, keeps: bool, goes_on: &mut dyn FnMut() -> bool) -> Result<()> {
+    fn write_groups(&mut self, rows: &RowRanges, keeps: bool, can_continue: &mut dyn FnMut() -> bool) -> Result<()> {
         self.out.write_all(b"PAR1").map_err(|error| self.sink(error))?;
         let mut start = 0;
         for number in 0..self.file.row_groups() {
@@ -151,7 +151,7 @@ impl Rewrite<'_, '_> {
             let kept = rows.within(start..end, !keeps);
             if !kept.is_empty() {
                 let is_whole = matches!(&kept[..], [all] if *all == (0..end - start));
-                self.write_group(number, &kept, is_whole, goes_on)?;
+                self.write_group(number, &kept, is_whole, can_continue)?;
             }
             start = end;
         }
@@ -163,14 +163,14 @@ impl Rewrite<'_, '_> {
         number: usize,
         kept: &[Range<u64>],
         is_whole: bool,
-        goes_on: &mut dyn FnMut() -> bool,
+        can_continue: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
         let source = self.file.metadata().row_group(number);
         let rows: u64 = kept.iter().map(|range| range.end - range.start).sum();
         let start = self.out.bytes_written();
         let mut chunks = Vec::with_capacity(source.columns().len());
         for column in 0..source.columns().len() {
-            if !goes_on() {
+            if !can_continue() {
                 return Err(Error::Stopped);
             }
             let chunk = if is_whole {
@@ -234,16 +234,16 @@ impl Rewrite<'_, '_> {
     /// Writes page indexes and footer; gives how many row groups were copied, and how many written anew.
     fn finish(self) -> Result<(u64, u64)> {
         let target = self.target;
-        let told = self.file.metadata().file_metadata();
+        let metadata = self.file.metadata().file_metadata();
         let rows = self.groups.iter().map(RowGroupMetaData::num_rows).sum();
         let metadata = FileMetaData::new(
-            told.version(),
+            metadata.version(),
             rows,
             // Some readers know of faults of certain writers by this, and most pages are theirs still.
-            told.created_by().map(String::from),
-            told.key_value_metadata().cloned(),
-            told.schema_descr_ptr(),
-            told.column_orders().cloned(),
+            metadata.created_by().map(String::from),
+            metadata.key_value_metadata().cloned(),
+            metadata.schema_descr_ptr(),
+            metadata.column_orders().cloned(),
         );
         let column_indexes = self.has_column_index.then_some(self.column_indexes);
         let offset_indexes = self.has_offset_index.then_some(self.offset_indexes);
@@ -383,11 +383,11 @@ pub(crate) struct Output {
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.file.write(bytes).map_err(|error| {
-            let told = io::Error::new(error.kind(), error.to_string());
+            let copy = io::Error::new(error.kind(), error.to_string());
             if error.kind() != io::ErrorKind::Interrupted {
                 self.failed = Some(error);
             }
-            told
+            copy
         })
     }
 

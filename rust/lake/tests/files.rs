@@ -186,7 +186,7 @@ fn rows_are_taken_out_of_every_physical_type() {
         assert_eq!(new.file_metadata().schema(), old.file_metadata().schema());
         for (number, of) in [(0, 0), (1, 1), (2, 3)] {
             for (new, old) in new.row_group(number).columns().iter().zip(old.row_group(of).columns()) {
-                let told = |it: &parquet::file::metadata::ColumnChunkMetaData| {
+                let declared = |it: &parquet::file::metadata::ColumnChunkMetaData| {
                     let pages = it.page_encoding_stats().unwrap();
                     let mut kinds: Vec<_> = pages.iter().map(|it| (it.page_type as i32, it.encoding as i32)).collect();
                     kinds.sort_unstable();
@@ -199,7 +199,7 @@ fn rows_are_taken_out_of_every_physical_type() {
                     let has = [it.offset_index_offset(), it.column_index_offset(), it.bloom_filter_offset()];
                     (it.compression(), kinds, has_bounds, has.map(|it| it.is_some()))
                 };
-                assert_eq!(told(new), told(old), "{name}, {}", new.column_path());
+                assert_eq!(declared(new), declared(old), "{name}, {}", new.column_path());
             }
         }
     }
@@ -226,11 +226,11 @@ fn who_stops_leaves_nothing_and_what_is_there_is_not_touched() {
     write_things(&source, &[10, 10], WriterProperties::default());
     for chunks in 0..20 {
         let mut left = chunks;
-        let mut goes_on = || {
+        let mut can_continue = || {
             left -= 1;
             left >= 0
         };
-        let stopped = rewrite(opened(&source), &target, &RowRanges::new(&[1], &[1]).unwrap(), false, &mut goes_on);
+        let stopped = rewrite(opened(&source), &target, &RowRanges::new(&[1], &[1]).unwrap(), false, &mut can_continue);
         assert!(matches!(stopped, Err(Error::Stopped)));
         assert!(!target.exists());
     }
@@ -330,8 +330,8 @@ fn storage_that_fails_is_not_damage() {
     for errno in [5, 12, 13, 116, 110] {
         for fails_at in 0..reads {
             let error = read_from(failing(fails_at, errno)).unwrap_err();
-            let Error::Read { error: said, .. } = &error else { panic!("read {fails_at}: {error}") };
-            assert_eq!(said.raw_os_error(), Some(errno), "read {fails_at}");
+            let Error::Read { error: original, .. } = &error else { panic!("read {fails_at}: {error}") };
+            assert_eq!(original.raw_os_error(), Some(errno), "read {fails_at}");
         }
     }
 }
@@ -473,9 +473,9 @@ fn page_indexes_tell_of_every_page_what_is_in_it() {
         let (index, pages) = (&metadata.column_index().unwrap()[0][1], &metadata.offset_index().unwrap()[0][1]);
         assert_eq!(index.get_boundary_order(), Some(BoundaryOrder::ASCENDING), "{name}");
         let ColumnIndexMetaData::BYTE_ARRAY(index) = index else { panic!("{index:?}") };
-        let told = [chunk.statistics().unwrap().min_bytes_opt(), chunk.statistics().unwrap().max_bytes_opt()];
+        let declared = [chunk.statistics().unwrap().min_bytes_opt(), chunk.statistics().unwrap().max_bytes_opt()];
         let ends = [kept[0], *kept.last().unwrap()].map(|row| format!("{row:06}").into_bytes());
-        assert!(told.iter().zip(&ends).all(|(told, end)| told.unwrap().starts_with(end)), "{name}");
+        assert!(declared.iter().zip(&ends).all(|(declared, end)| declared.unwrap().starts_with(end)), "{name}");
         let starts: Vec<usize> = pages.page_locations().iter().map(|it| it.first_row_index as usize).collect();
         assert!(starts.len() > 30, "{name}: {starts:?}");
         let lengths = pages.unencoded_byte_array_data_bytes().unwrap();

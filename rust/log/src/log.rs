@@ -338,11 +338,11 @@ impl Shared {
                  was appended"
             )));
         }
-        let fits = |base: i64| end - base <= i64::from(i32::MAX);
-        if inner.active.bytes > 0 && (inner.active.bytes + bytes > most || !fits(inner.active.base)) {
+        let is_in_range = |base: i64| end - base <= i64::from(i32::MAX);
+        if inner.active.bytes > 0 && (inner.active.bytes + bytes > most || !is_in_range(inner.active.base)) {
             self.roll(inner)?;
         }
-        if fits(inner.active.base) {
+        if is_in_range(inner.active.base) {
             Ok(())
         } else {
             Err(Error::Value("more offsets in one call than in a segment".into()))

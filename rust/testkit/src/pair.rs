@@ -139,8 +139,8 @@ impl Pair {
         match judged {
             Ok(judged) if !self.oracle.is_full() => {
                 let verdicts = judged.verdicts.clone();
-                let said = core_said(judged, self.table.keys());
-                self.agree_mut("what is said", said, |oracle| oracle_said(oracle.apply(&rows)))?;
+                let reported = reported_by_core(judged, self.table.keys());
+                self.agree_mut("the reported results", reported, |oracle| reported_by_oracle(oracle.apply(&rows)))?;
                 Ok(verdicts)
             }
             Err(Error::Capacity { .. }) if self.oracle.is_full() => Ok(Vec::new()),
@@ -229,14 +229,14 @@ type Range = (Key, i64, i64, i64, i64);
 
 /// Everything that a call says: verdicts, what would have been accepted by row, what was jumped over, stale
 /// rows and border rows.
-type Said = (Vec<u8>, Vec<(u64, i64)>, Vec<Range>, u64, u64);
+type Reported = (Vec<u8>, Vec<(u64, i64)>, Vec<Range>, u64, u64);
 
-fn core_said(judged: Judged, keys: &Keys) -> Said {
+fn reported_by_core(judged: Judged, keys: &Keys) -> Reported {
     let missing = judged.missing(keys).map(|it| of_core(&it)).collect();
     (judged.verdicts, judged.expected, missing, judged.stale_epoch, judged.border)
 }
 
-fn oracle_said(judged: oracle::Judged<Key>) -> Said {
+fn reported_by_oracle(judged: oracle::Judged<Key>) -> Reported {
     let code = |verdict: &oracle::Verdict| {
         Verdict::ALL.iter().position(|it| it.name() == verdict.name()).expect("a verdict") as u8
     };

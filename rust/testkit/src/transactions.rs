@@ -188,8 +188,8 @@ pub fn random_log(random: &mut Random, rows: usize) -> Vec<LogRow> {
         let partition = random.below(partitions) as i32;
         let end: &mut i64 = &mut ends[partition as usize];
         *end += if random.chance(15) { random.below(4) as i64 } else { 0 };
-        let goes_on = log.last().filter(|before| before.partition == partition && random.chance(40));
-        let pid = goes_on.map_or_else(|| random.below(pids + 1) as i64 - 1, |before| before.pid);
+        let continued = log.last().filter(|before| before.partition == partition && random.chance(40));
+        let pid = continued.map_or_else(|| random.below(pids + 1) as i64 - 1, |before| before.pid);
         let kind = match random.below(100) {
             0..20 if pid != -1 => Kind::Commit,
             20..40 if pid != -1 => Kind::Abort,

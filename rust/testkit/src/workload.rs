@@ -264,11 +264,11 @@ mod tests {
                 let mut oracle = Oracle::new(policy);
                 let judged = oracle.apply(&tracked.collect::<Vec<_>>());
                 let found: BTreeSet<_> = judged.verdicts.iter().copied().collect();
-                let mut wanted = BTreeSet::from([Verdict::Accepted, Verdict::Duplicate, Verdict::Untracked]);
+                let mut expected = BTreeSet::from([Verdict::Accepted, Verdict::Duplicate, Verdict::Untracked]);
                 if ["in_order", "kafka", "strict"].contains(&preset) {
-                    wanted.extend([Verdict::OutOfOrder, Verdict::Fenced]);
+                    expected.extend([Verdict::OutOfOrder, Verdict::Fenced]);
                 }
-                assert_eq!(found, wanted, "{preset} {wrap:?}");
+                assert_eq!(found, expected, "{preset} {wrap:?}");
                 assert_eq!(!judged.missing.is_empty(), ["any_order", "in_order"].contains(&preset), "{preset}");
                 let has_border = wrap.is_some() && !["kafka", "strict"].contains(&preset);
                 assert_eq!(judged.border > 0, has_border, "{preset} {wrap:?}");

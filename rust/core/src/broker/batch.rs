@@ -209,8 +209,8 @@ impl<'a> ProduceBatches<'a> {
     #[inline(always)]
     fn has_count(&self, row: usize, has_offset: bool) -> bool {
         let (offset, last_offset) = (self.offset(row), self.last_offset(row));
-        let is_told = has_offset && self.base_seq[row] < 0 && offset >= 0 && last_offset >= offset;
-        self.last_seq(row) >= 0 || self.count(row) >= 1 || is_told
+        let has_offsets = has_offset && self.base_seq[row] < 0 && offset >= 0 && last_offset >= offset;
+        self.last_seq(row) >= 0 || self.count(row) >= 1 || has_offsets
     }
 
     /// `moves_end`: the log's end is remembered, which lies one above the batch's last offset.

@@ -269,7 +269,7 @@ impl<B: Beside> BatchLine<B> {
 impl<B: Beside> Line for BatchLine<B> {
     const SLOTS: usize = 1;
     type Slot = Self;
-    type Twin = Self;
+    type OtherLayout = Self;
     const DOUBLES: bool = false;
 
     fn empty(key: LineKey) -> Self {

@@ -97,8 +97,8 @@ impl<B: Beside> Shelf<B> {
         self.lines.memory_bytes() + self.overflow.memory_bytes(window)
     }
 
-    pub(super) fn for_each_key(&self, mut tell: impl FnMut(i64, i32)) {
-        self.lines.for_each(|key, _| tell(key.pid, key.partition));
+    pub(super) fn for_each_key(&self, mut visit: impl FnMut(i64, i32)) {
+        self.lines.for_each(|key, _| visit(key.pid, key.partition));
     }
 
     /// What is known of a producer; false where nothing is.

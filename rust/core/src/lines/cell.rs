@@ -1,13 +1,13 @@
 //! What lines keep of an entry: its positions, that it is in the overflow, or that there is none. Its epoch lies beside.
 
-use super::line::{Lone, NextLine, RowLine, SpanLine, WideLine};
+use super::line::{NextLine, RangeLine, RowLine, SingleLine, WideLine};
 use crate::fast_path::Slot;
-use crate::judge::PlainSpan;
+use crate::judge::PlainEntry;
 
 /// A slot in memory.
 pub(crate) trait Cell: Copy + Sync {
     /// The lines that hold several.
-    type Dense: RowLine<RowTwin = Lone<Self>>;
+    type Dense: RowLine<OtherRowLayout = SingleLine<Self>>;
     /// No entry.
     const EMPTY: Self;
 
@@ -20,29 +20,29 @@ pub(crate) trait Cell: Copy + Sync {
 /// First and last position; the first above the last where there is no entry inline.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct Span32 {
+pub(crate) struct Range32 {
     first: u32,
     last: u32,
 }
 
-impl Cell for Span32 {
-    type Dense = SpanLine;
-    const EMPTY: Span32 = Span32 { first: u32::MAX, last: 0 };
+impl Cell for Range32 {
+    type Dense = RangeLine;
+    const EMPTY: Range32 = Range32 { first: u32::MAX, last: 0 };
 
     #[inline(always)]
-    fn of(held: &Slot) -> Option<Span32> {
+    fn of(held: &Slot) -> Option<Range32> {
         Some(match *held {
             Slot::Empty => Self::EMPTY,
-            Slot::Inline(span) => Span32 { first: span.first.try_into().ok()?, last: span.last.try_into().ok()? },
-            Slot::Overflow(number) => Span32 { first: number + 1, last: 0 },
+            Slot::Inline(entry) => Range32 { first: entry.first.try_into().ok()?, last: entry.last.try_into().ok()? },
+            Slot::Overflow(number) => Range32 { first: number + 1, last: 0 },
         })
     }
 
     #[inline(always)]
     fn read(self, epoch: i16) -> Slot {
-        let Span32 { first, last } = self;
+        let Range32 { first, last } = self;
         if first <= last {
-            Slot::Inline(PlainSpan { epoch, first: first.into(), last: last.into(), last_timestamp: 0 })
+            Slot::Inline(PlainEntry { epoch, first: first.into(), last: last.into(), last_timestamp: 0 })
         } else if first == u32::MAX {
             Slot::Empty
         } else {
@@ -79,10 +79,10 @@ impl Cell for Window {
     fn of(held: &Slot) -> Option<Window> {
         match *held {
             Slot::Empty => Some(Self::EMPTY),
-            Slot::Inline(span) => {
-                let remembered = u8::try_from(span.last - span.first + 1).ok()?;
-                let fits = (1..=Self::REMEMBERED_MAX).contains(&remembered);
-                Some(Window { last: span.last.try_into().ok()?, remembered }).filter(|_| fits)
+            Slot::Inline(entry) => {
+                let remembered = u8::try_from(entry.last - entry.first + 1).ok()?;
+                let is_in_range = (1..=Self::REMEMBERED_MAX).contains(&remembered);
+                Some(Window { last: entry.last.try_into().ok()?, remembered }).filter(|_| is_in_range)
             }
             Slot::Overflow(number) => Some(Window { last: number, remembered: Self::OVERFLOW }),
         }
@@ -95,7 +95,7 @@ impl Cell for Window {
             Self::OVERFLOW => Slot::Overflow(self.last),
             rows => {
                 let last = i64::from(self.last);
-                Slot::Inline(PlainSpan { epoch, first: last - (i64::from(rows) - 1), last, last_timestamp: 0 })
+                Slot::Inline(PlainEntry { epoch, first: last - (i64::from(rows) - 1), last, last_timestamp: 0 })
             }
         }
     }
@@ -126,7 +126,7 @@ impl Cell for Reach {
     fn of(held: &Slot) -> Option<Reach> {
         Some(match *held {
             Slot::Empty => Self::EMPTY,
-            Slot::Inline(PlainSpan { first, last, .. }) => {
+            Slot::Inline(PlainEntry { first, last, .. }) => {
                 Reach { last, reach: last.checked_sub(first)?.try_into().ok()? }
             }
             Slot::Overflow(number) => Reach { last: Self::NOWHERE, reach: number },
@@ -138,7 +138,9 @@ impl Cell for Reach {
         match (self.last, self.reach) {
             (Self::NOWHERE, u32::MAX) => Slot::Empty,
             (Self::NOWHERE, number) => Slot::Overflow(number),
-            (last, reach) => Slot::Inline(PlainSpan { epoch, first: last - i64::from(reach), last, last_timestamp: 0 }),
+            (last, reach) => {
+                Slot::Inline(PlainEntry { epoch, first: last - i64::from(reach), last, last_timestamp: 0 })
+            }
         }
     }
 

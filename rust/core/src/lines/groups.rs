@@ -61,11 +61,11 @@ impl<L: Line> Groups<L> {
 
     /// Its lines, in no meaningful order.
     #[inline]
-    pub(super) fn for_each(&self, mut tell: impl FnMut(&L)) {
+    pub(super) fn for_each(&self, mut visit: impl FnMut(&L)) {
         for (group, tags) in self.buffer.tags().iter().enumerate() {
             let mut taken = !equal_tags(tags, 0) & 0xffff;
             while taken != 0 {
-                tell(self.line(group * GROUP + taken.trailing_zeros() as usize));
+                visit(self.line(group * GROUP + taken.trailing_zeros() as usize));
                 taken &= taken - 1;
             }
         }
@@ -76,9 +76,9 @@ impl<L: Line> Groups<L> {
     }
 
     /// Every line: its number, the key of its first slot, and how many slots it has.
-    pub(super) fn for_each_line(&self, tell: &mut impl FnMut(usize, EntryKey, usize)) {
+    pub(super) fn for_each_line(&self, visit: &mut impl FnMut(usize, EntryKey, usize)) {
         for number in (0..self.count() * GROUP).filter(|&number| self.is_taken(number)) {
-            tell(number, EntryKey::at(self.line(number), 0), L::SLOTS);
+            visit(number, EntryKey::at(self.line(number), 0), L::SLOTS);
         }
     }
 

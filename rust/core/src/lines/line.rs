@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! several entries                                          one entry, packed
-//!   SpanLine, 6       NextLine, 8            WideLine, 4     of SpanLine   of NextLine     of WideLine
+//!   RangeLine, 6       NextLine, 8            WideLine, 4     of RangeLine   of NextLine     of WideLine
 //!   pid  8            pid    8               pid  8          pid    8      pid         8   pid    8
 //!   head 8            group  4               head 8          group  4      group       4   group  4
 //!   first, last       marks  4 (4 bits each) last, reach     epoch  2      epoch       2   epoch  2
@@ -13,10 +13,10 @@
 //! Lines of one entry are for producers that write to one partition, or to a few far from each other. Every third
 //! crosses the border of a cache line and costs a second prefetch, which is less than what padding costs in memory.
 
-use super::cell::{Cell, Reach, Span32, Window};
+use super::cell::{Cell, Range32, Reach, Window};
 use super::{LineKey, OLDER};
 use crate::fast_path::Slot;
-use crate::judge::PlainSpan;
+use crate::judge::PlainEntry;
 
 /// The entries of one producer for `SLOTS` neighbouring partitions, a divisor of a block.
 pub(crate) trait Line: Copy + Sync {
@@ -24,7 +24,7 @@ pub(crate) trait Line: Copy + Sync {
     /// What a slot holds.
     type Slot: Copy;
     /// The layout that holds the same entries one by one, or several in a line.
-    type Twin: Line<Slot = Self::Slot>;
+    type OtherLayout: Line<Slot = Self::Slot>;
     /// Whether a small table grows to twice its size: faster, and worth it where entries take few bytes.
     const DOUBLES: bool = true;
 
@@ -62,9 +62,9 @@ pub(crate) trait Line: Copy + Sync {
 }
 
 /// A line of entries that rows are judged by.
-pub(crate) trait RowLine: Line<Slot = Slot, Twin = Self::RowTwin> {
+pub(crate) trait RowLine: Line<Slot = Slot, OtherLayout = Self::OtherRowLayout> {
     /// Its twin, which is such a line too.
-    type RowTwin: RowLine;
+    type OtherRowLayout: RowLine;
     /// A timestamp for each slot.
     type Times: AsRef<[i64]> + AsMut<[i64]> + Copy + Sync;
     const NO_TIMES: Self::Times;
@@ -120,12 +120,12 @@ impl Head {
     #[inline]
     fn set_epoch_of(&mut self, slot: usize, epoch: i16) -> bool {
         let above = epoch.wrapping_sub(self.epoch());
-        let fits = (0..=Self::ABOVE_MAX).contains(&above);
-        if fits && self.epoch_of(slot) != epoch {
+        let is_in_range = (0..=Self::ABOVE_MAX).contains(&above);
+        if is_in_range && self.epoch_of(slot) != epoch {
             let at = Self::ABOVE_AT + 3 * slot as u32;
             self.0 = self.0 & !(7 << at) | (above as u64) << at;
         }
-        fits
+        is_in_range
     }
 
     /// The same head with another epoch, the slots' to be set.
@@ -144,7 +144,7 @@ pub(crate) struct Headed<C, const SLOTS: usize> {
 }
 
 /// First and last position in 32 bits each.
-pub(crate) type SpanLine = Headed<Span32, 6>;
+pub(crate) type RangeLine = Headed<Range32, 6>;
 /// The last position in 64 bits, and how far back the first one lies in 32.
 pub(crate) type WideLine = Headed<Reach, 4>;
 
@@ -157,18 +157,18 @@ impl<C: Cell, const SLOTS: usize> Headed<C, SLOTS> {
         let lowest = others().map(|other| self.head.epoch_of(other)).chain([epoch]).min().unwrap_or(epoch);
         let mut moved = self.head.with_epoch(lowest);
         let all_fit = others().all(|other| moved.set_epoch_of(other, self.head.epoch_of(other)));
-        let fits = all_fit && moved.set_epoch_of(slot, epoch);
-        if fits {
+        let is_stored = all_fit && moved.set_epoch_of(slot, epoch);
+        if is_stored {
             self.head = moved;
         }
-        fits
+        is_stored
     }
 }
 
 impl<C: Cell, const SLOTS: usize> Line for Headed<C, SLOTS> {
     const SLOTS: usize = SLOTS;
     type Slot = Slot;
-    type Twin = Lone<C>;
+    type OtherLayout = SingleLine<C>;
 
     fn empty(key: LineKey) -> Self {
         Headed { pid: key.pid, head: Head::new(key), cells: [C::EMPTY; SLOTS] }
@@ -207,7 +207,7 @@ impl<C: Cell, const SLOTS: usize> Line for Headed<C, SLOTS> {
     #[inline(always)]
     fn write(&mut self, slot: usize, held: &Slot) -> bool {
         let Some(cell) = C::of(held) else { return false };
-        if let Slot::Inline(PlainSpan { epoch, .. }) = *held
+        if let Slot::Inline(PlainEntry { epoch, .. }) = *held
             && !self.head.set_epoch_of(slot, epoch)
             && !self.move_epoch(slot, epoch)
         {
@@ -223,7 +223,7 @@ impl<C: Cell, const SLOTS: usize> Line for Headed<C, SLOTS> {
 }
 
 impl<C: Cell, const SLOTS: usize> RowLine for Headed<C, SLOTS> {
-    type RowTwin = Lone<C>;
+    type OtherRowLayout = SingleLine<C>;
     type Times = [i64; SLOTS];
     const NO_TIMES: [i64; SLOTS] = [0; SLOTS];
 }
@@ -261,7 +261,7 @@ impl NextLine {
 impl Line for NextLine {
     const SLOTS: usize = 8;
     type Slot = Slot;
-    type Twin = Lone<Window>;
+    type OtherLayout = SingleLine<Window>;
 
     fn empty(key: LineKey) -> Self {
         NextLine { pid: key.pid, group: key.group, marks: 0, epoch: [key.epoch; 8], last: [0; 8] }
@@ -301,7 +301,7 @@ impl Line for NextLine {
     fn write(&mut self, slot: usize, held: &Slot) -> bool {
         let Some(window) = Window::of(held) else { return false };
         self.set_window(slot, window);
-        if let Slot::Inline(PlainSpan { epoch, .. }) = *held {
+        if let Slot::Inline(PlainEntry { epoch, .. }) = *held {
             self.epoch[slot] = epoch;
         }
         true
@@ -313,35 +313,35 @@ impl Line for NextLine {
 }
 
 impl RowLine for NextLine {
-    type RowTwin = Lone<Window>;
+    type OtherRowLayout = SingleLine<Window>;
     type Times = [i64; 8];
     const NO_TIMES: [i64; 8] = [0; 8];
 }
 
 /// A line of one entry.
 #[repr(C, packed)]
-pub(crate) struct Lone<C> {
+pub(crate) struct SingleLine<C> {
     pid: i64,
     group: u32,
     epoch: i16,
     cell: C,
 }
 
-impl<C: Copy> Clone for Lone<C> {
+impl<C: Copy> Clone for SingleLine<C> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<C: Copy> Copy for Lone<C> {}
+impl<C: Copy> Copy for SingleLine<C> {}
 
-impl<C: Cell> Line for Lone<C> {
+impl<C: Cell> Line for SingleLine<C> {
     const SLOTS: usize = 1;
     type Slot = Slot;
-    type Twin = C::Dense;
+    type OtherLayout = C::Dense;
 
     fn empty(key: LineKey) -> Self {
-        Lone { pid: key.pid, group: key.group, epoch: key.epoch, cell: C::EMPTY }
+        SingleLine { pid: key.pid, group: key.group, epoch: key.epoch, cell: C::EMPTY }
     }
 
     #[inline]
@@ -373,7 +373,7 @@ impl<C: Cell> Line for Lone<C> {
     fn write(&mut self, _slot: usize, held: &Slot) -> bool {
         let Some(cell) = C::of(held) else { return false };
         self.cell = cell;
-        if let Slot::Inline(PlainSpan { epoch, .. }) = *held {
+        if let Slot::Inline(PlainEntry { epoch, .. }) = *held {
             self.epoch = epoch;
         }
         true
@@ -384,17 +384,21 @@ impl<C: Cell> Line for Lone<C> {
     }
 }
 
-impl<C: Cell> RowLine for Lone<C> {
-    type RowTwin = C::Dense;
+impl<C: Cell> RowLine for SingleLine<C> {
+    type OtherRowLayout = C::Dense;
     type Times = [i64; 1];
     const NO_TIMES: [i64; 1] = [0];
 }
 
 const _: () = {
-    assert!(size_of::<SpanLine>() == 64 && align_of::<SpanLine>() == 64);
+    assert!(size_of::<RangeLine>() == 64 && align_of::<RangeLine>() == 64);
     assert!(size_of::<NextLine>() == 64 && align_of::<NextLine>() == 64);
     assert!(size_of::<WideLine>() == 64 && align_of::<WideLine>() == 64);
-    assert!(size_of::<Lone<Span32>>() == 22 && size_of::<Lone<Window>>() == 19 && size_of::<Lone<Reach>>() == 26);
+    assert!(
+        size_of::<SingleLine<Range32>>() == 22
+            && size_of::<SingleLine<Window>>() == 19
+            && size_of::<SingleLine<Reach>>() == 26
+    );
 };
 
 #[cfg(test)]
@@ -404,14 +408,14 @@ mod tests {
 
     #[test]
     fn a_slot_gives_back_what_it_took_or_refuses_it() {
-        fn check<L: RowLine>(first: i64, last: i64, fits: bool) {
-            let span = PlainSpan { epoch: 3, first, last, last_timestamp: 0 };
+        fn check<L: RowLine>(first: i64, last: i64, is_stored: bool) {
+            let entry = PlainEntry { epoch: 3, first, last, last_timestamp: 0 };
             for key in [EntryKey::newest(1, 0).line::<L>(), EntryKey::older(1, 0, 3).line::<L>()] {
                 for slot in 0..L::SLOTS {
                     let mut line = L::empty(key);
                     assert!(line.is(key) && line.is_empty());
-                    assert_eq!(line.write(slot, &Slot::Inline(span)), fits);
-                    assert_eq!(line.read(slot), if fits { Slot::Inline(span) } else { Slot::Empty });
+                    assert_eq!(line.write(slot, &Slot::Inline(entry)), is_stored);
+                    assert_eq!(line.read(slot), if is_stored { Slot::Inline(entry) } else { Slot::Empty });
                     assert!(line.write(slot, &Slot::Overflow(77)));
                     assert_eq!(line.read(slot), Slot::Overflow(77));
                     assert!(line.write(slot, &Slot::Empty) && line.is(key) && line.is_empty());
@@ -422,15 +426,15 @@ mod tests {
                 }
             }
         }
-        fn check_both<L: RowLine>(first: i64, last: i64, fits: bool) {
-            check::<L>(first, last, fits);
-            check::<L::Twin>(first, last, fits);
+        fn check_both<L: RowLine>(first: i64, last: i64, is_stored: bool) {
+            check::<L>(first, last, is_stored);
+            check::<L::OtherLayout>(first, last, is_stored);
         }
-        check_both::<SpanLine>(0, u32::MAX.into(), true);
-        check_both::<SpanLine>(0, 0, true);
-        check_both::<SpanLine>(u32::MAX.into(), u32::MAX.into(), true);
-        check_both::<SpanLine>(-1, 0, false);
-        check_both::<SpanLine>(0, 1 << 32, false);
+        check_both::<RangeLine>(0, u32::MAX.into(), true);
+        check_both::<RangeLine>(0, 0, true);
+        check_both::<RangeLine>(u32::MAX.into(), u32::MAX.into(), true);
+        check_both::<RangeLine>(-1, 0, false);
+        check_both::<RangeLine>(0, 1 << 32, false);
         check_both::<NextLine>(-13, 0, true);
         check_both::<NextLine>(0, 14, false);
         check_both::<WideLine>(1 << 62, (1 << 62) + u32::MAX as i64 - 1, true);
@@ -440,9 +444,9 @@ mod tests {
 
     #[test]
     fn epochs_of_a_line_may_differ_a_little() {
-        let span = |epoch| PlainSpan { epoch, first: 1, last: 2, last_timestamp: 0 };
-        let inline = |epoch| Slot::Inline(span(epoch));
-        let mut line = SpanLine::empty(EntryKey::newest(1, i32::MAX).line::<SpanLine>());
+        let entry = |epoch| PlainEntry { epoch, first: 1, last: 2, last_timestamp: 0 };
+        let inline = |epoch| Slot::Inline(entry(epoch));
+        let mut line = RangeLine::empty(EntryKey::newest(1, i32::MAX).line::<RangeLine>());
         for (slot, epoch) in [(0, 100), (1, 103), (2, 107), (3, 100)] {
             assert!(line.write(slot, &inline(epoch)));
         }

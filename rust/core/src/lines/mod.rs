@@ -26,12 +26,12 @@ mod search;
 mod segment;
 mod timed;
 
-pub(crate) use line::{Line, NextLine, RowLine, SpanLine, WideLine};
+pub(crate) use line::{Line, NextLine, RangeLine, RowLine, WideLine};
 pub(crate) use search::{Near, Searches};
 pub(crate) use timed::Timed;
 
-use crate::fast_path::{self, Plainly, Slot};
-use crate::judge::{PlainRules, PlainSpan, Run};
+use crate::fast_path::{self, FastOutcome, Slot};
+use crate::judge::{PlainEntry, PlainRules, Span};
 use crate::key_block::{block_hash, folded};
 use crate::parallel::{in_parallel, threads};
 use crate::{Error, Result};
@@ -161,7 +161,7 @@ pub(crate) struct Lines<L: Line> {
     /// No segment has less room than this.
     room: usize,
     /// Whether a segment has lines of one entry.
-    has_lone: bool,
+    has_single: bool,
     /// Another one whenever a segment is put in the place of another.
     version: u64,
 }
@@ -169,7 +169,7 @@ pub(crate) struct Lines<L: Line> {
 impl<L: Line> Lines<L> {
     pub(crate) fn new() -> Lines<L> {
         let directory = vec![Root::of_nothing(); 2];
-        Lines { directory, depth: 1, segments: Vec::new(), room: 0, has_lone: false, version: next_version() }
+        Lines { directory, depth: 1, segments: Vec::new(), room: 0, has_single: false, version: next_version() }
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
@@ -179,8 +179,8 @@ impl<L: Line> Lines<L> {
 
     /// What every slot holds that is not empty, segment by segment in the order of block hashes, in no
     /// meaningful order within one.
-    pub(crate) fn for_each(&self, mut tell: impl FnMut(EntryKey, L::Slot)) {
-        self.ordered().for_each(|segment| segment.for_each(&mut tell));
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(EntryKey, L::Slot)) {
+        self.ordered().for_each(|segment| segment.for_each(&mut visit));
     }
 
     /// How many lines there are.
@@ -198,9 +198,9 @@ impl<L: Line> Lines<L> {
     }
 
     /// Every line of a segment: its place, the key of its first slot, and how many slots it has.
-    pub(crate) fn for_each_line(&self, segment: usize, mut tell: impl FnMut(LinePlace, EntryKey, usize)) {
+    pub(crate) fn for_each_line(&self, segment: usize, mut visit: impl FnMut(LinePlace, EntryKey, usize)) {
         with_groups!(&self.segments[segment].held, groups => groups.for_each_line(&mut |line, first, slots| {
-            tell(LinePlace { segment: segment as u32, line: line as u32 }, first, slots);
+            visit(LinePlace { segment: segment as u32, line: line as u32 }, first, slots);
         }));
     }
 
@@ -221,11 +221,11 @@ impl<L: Line> Lines<L> {
     pub(crate) fn read_line<E>(
         &self,
         place: LinePlace,
-        mut tell: impl FnMut(usize, EntryKey, L::Slot) -> std::result::Result<(), E>,
+        mut visit: impl FnMut(usize, EntryKey, L::Slot) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         with_groups!(&self.segments[place.segment as usize].held, groups => {
             let line = groups.line(place.line as usize);
-            groups.slots().try_for_each(|slot| tell(slot, EntryKey::at(line, slot), line.read(slot)))
+            groups.slots().try_for_each(|slot| visit(slot, EntryKey::at(line, slot), line.read(slot)))
         })
     }
 
@@ -393,7 +393,7 @@ impl<L: Line> Lines<L> {
         let free_bits = self.depth - segment.depth;
         let first = (segment.prefix << free_bits) as usize;
         self.directory[first..first + (1 << free_bits)].fill(Root::new(number, &segment));
-        (self.version, self.has_lone) = (next_version(), self.has_lone || segment.is_lone());
+        (self.version, self.has_single) = (next_version(), self.has_single || segment.is_single());
         if number < self.segments.len() {
             self.segments[number] = segment;
         } else {
@@ -403,7 +403,7 @@ impl<L: Line> Lines<L> {
 
     fn measure_room(&mut self) {
         self.room = self.segments.iter().map(Segment::room).min().unwrap_or(0);
-        self.has_lone = self.segments.iter().any(Segment::is_lone);
+        self.has_single = self.segments.iter().any(Segment::is_single);
     }
 
     /// How many segments there are.
@@ -430,23 +430,23 @@ impl<L: Line> Lines<L> {
 
 /// What is particular to entries that rows are judged by.
 impl<L: RowLine> Lines<L> {
-    /// Judges a run of the key of a search if its slot alone can tell. An unknown line is added where an entry may
+    /// Judges a span of the key of a search if its slot alone can tell. An unknown line is added where an entry may
     /// begin anywhere.
     #[inline(always)]
-    pub(crate) fn judge_plainly(
+    pub(crate) fn judge_fast(
         &mut self,
         key: (i64, i32),
-        run: Run,
+        span: Span,
         rules: &PlainRules,
         searches: &Searches,
         index: usize,
-    ) -> Plainly {
+    ) -> FastOutcome {
         match self.near(searches, index, key) {
-            Some(Near::Dense(line)) => judge_in_line(line, key.1, run, rules),
-            Some(Near::Lone(line)) => judge_in_line(line, key.1, run, rules),
+            Some(Near::Dense(line)) => judge_in_line(line, key.1, span, rules),
+            Some(Near::Single(line)) => judge_in_line(line, key.1, span, rules),
             None => {
-                // One by one: a run whose address is taken here would be written to memory for every row.
-                let Run { epoch, seq, rows, newest, is_old } = run;
+                // One by one: a span whose address is taken here would be written to memory for every row.
+                let Span { epoch, seq, rows, newest, is_old } = span;
                 self.judge_elsewhere(key, epoch, seq, rows, newest, is_old, rules)
             }
         }
@@ -454,7 +454,7 @@ impl<L: RowLine> Lines<L> {
 
     /// The same of a line that does not lie where it was looked for.
     #[inline(never)]
-    #[expect(clippy::too_many_arguments, reason = "a run taken apart, see judge_plainly")]
+    #[expect(clippy::too_many_arguments, reason = "a span taken apart, see judge_fast")]
     fn judge_elsewhere(
         &mut self,
         (pid, partition): (i64, i32),
@@ -464,25 +464,25 @@ impl<L: RowLine> Lines<L> {
         newest: i64,
         is_old: bool,
         rules: &PlainRules,
-    ) -> Plainly {
+    ) -> FastOutcome {
         if pid == -1 {
-            return Plainly::Unclear;
+            return FastOutcome::Unclear;
         }
-        let (run, hash) = (Run { epoch, seq, rows, newest, is_old }, block_hash(pid, partition));
+        let (span, hash) = (Span { epoch, seq, rows, newest, is_old }, block_hash(pid, partition));
         let segment = self.segment_of(hash) as usize;
-        let (plainly, room) = match &mut self.segments[segment].held {
-            Held::Dense(groups) => (judge_in(groups, (pid, partition), hash, run, rules), groups.room()),
-            Held::Lone(groups) => (judge_in(groups, (pid, partition), hash, run, rules), groups.room()),
+        let (outcome, room) = match &mut self.segments[segment].held {
+            Held::Dense(groups) => (judge_in(groups, (pid, partition), hash, span, rules), groups.room()),
+            Held::Single(groups) => (judge_in(groups, (pid, partition), hash, span, rules), groups.room()),
         };
         self.room = self.room.min(room);
-        plainly
+        outcome
     }
 
     /// Stores an entry in the line of the entry before it, if that is its line too and it fits.
     #[inline(always)]
-    pub(crate) fn write_beside(&mut self, before: LinePlace, key: EntryKey, span: PlainSpan) -> bool {
+    pub(crate) fn write_beside(&mut self, before: LinePlace, key: EntryKey, entry: PlainEntry) -> bool {
         with_groups!(&mut self.segments[before.segment as usize].held, groups => {
-            groups.line_of(before.line as usize, key).is_some_and(|(line, slot)| line.write(slot, &Slot::Inline(span)))
+            groups.line_of(before.line as usize, key).is_some_and(|(line, slot)| line.write(slot, &Slot::Inline(entry)))
         })
     }
 
@@ -496,7 +496,7 @@ impl<L: RowLine> Lines<L> {
 }
 
 /// Lines that are the same one by one and side by side, and hold one entry each.
-impl<L: Line<Twin = L>> Lines<L> {
+impl<L: Line<OtherLayout = L>> Lines<L> {
     /// The line of the key of a search, if there is one.
     #[inline(always)]
     pub(crate) fn find_searched(&mut self, searches: &Searches, index: usize, key: (i64, i32)) -> Option<&mut L> {
@@ -504,7 +504,7 @@ impl<L: Line<Twin = L>> Lines<L> {
             return self.find(EntryKey::newest(key.0, key.1)).map(|place| self.line_at(place));
         }
         match self.near(searches, index, key)? {
-            Near::Dense(line) | Near::Lone(line) => Some(line),
+            Near::Dense(line) | Near::Single(line) => Some(line),
         }
     }
 
@@ -520,14 +520,14 @@ impl<L: Line<Twin = L>> Lines<L> {
     }
 }
 
-/// Judges a run by what the slot of its partition holds, and keeps what comes of it.
+/// Judges a span by what the slot of its partition holds, and keeps what comes of it.
 #[inline(always)]
-fn judge_in_line<L: RowLine>(line: &mut L, partition: i32, run: Run, rules: &PlainRules) -> Plainly {
+fn judge_in_line<L: RowLine>(line: &mut L, partition: i32, span: Span, rules: &PlainRules) -> FastOutcome {
     let slot = EntryKey::newest(0, partition).slot::<L>();
-    let (plainly, entry) = fast_path::judge(rules, line.read(slot), run);
-    match plainly {
-        Plainly::WentOn | Plainly::Begun if !line.write(slot, &Slot::Inline(entry)) => Plainly::Unclear,
-        _ => plainly,
+    let (outcome, entry) = fast_path::judge(rules, line.read(slot), span);
+    match outcome {
+        FastOutcome::Continued | FastOutcome::Begun if !line.write(slot, &Slot::Inline(entry)) => FastOutcome::Unclear,
+        _ => outcome,
     }
 }
 
@@ -535,13 +535,13 @@ fn judge_in<L: RowLine>(
     groups: &mut Groups<L>,
     (pid, partition): (i64, i32),
     block_hash: u64,
-    run: Run,
+    span: Span,
     rules: &PlainRules,
-) -> Plainly {
+) -> FastOutcome {
     match groups.find_newest(pid, partition, block_hash) {
-        Some(line) => judge_in_line(line, partition, run, rules),
-        None if !rules.begins_anywhere => Plainly::Unclear,
-        None => judge_in_line(groups.insert_newest(pid, partition, block_hash), partition, run, rules),
+        Some(line) => judge_in_line(line, partition, span, rules),
+        None if !rules.begins_anywhere => FastOutcome::Unclear,
+        None => judge_in_line(groups.insert_newest(pid, partition, block_hash), partition, span, rules),
     }
 }
 
@@ -549,8 +549,8 @@ fn judge_in<L: RowLine>(
 mod tests {
     use super::*;
 
-    fn span(key: EntryKey, last: i64) -> PlainSpan {
-        PlainSpan { epoch: key.older.unwrap_or(0), first: last, last, last_timestamp: 0 }
+    fn entry(key: EntryKey, last: i64) -> PlainEntry {
+        PlainEntry { epoch: key.older.unwrap_or(0), first: last, last, last_timestamp: 0 }
     }
 
     /// Fills a table with entries, in an order that is not that of their keys.
@@ -560,7 +560,7 @@ mod tests {
             let number = number * 7919 % count;
             lines.reserve(1).expect("memory");
             let place = lines.find_or_insert(key(number));
-            assert!(lines.write(place, &Slot::Inline(span(key(number), number))));
+            assert!(lines.write(place, &Slot::Inline(entry(key(number), number))));
         }
         lines
     }
@@ -569,7 +569,7 @@ mod tests {
         let mut lines = fill::<L>(count, &key);
         let held = |lines: &Lines<L>, number| lines.find(key(number)).map(|place| lines.read(place));
         for number in 0..count {
-            assert_eq!(held(&lines, number), Some(Slot::Inline(span(key(number), number))));
+            assert_eq!(held(&lines, number), Some(Slot::Inline(entry(key(number), number))));
         }
         assert!((count..2 * count).all(|number| held(&lines, number).is_none_or(|held| held == Slot::Empty)));
         let mut hashes = Vec::new();
@@ -594,14 +594,14 @@ mod tests {
     #[test]
     fn every_entry_is_found_again_after_growth_and_shrinking() {
         let many = |number: i64| EntryKey::newest(number / 1000, (number % 1000) as i32);
-        check::<SpanLine>(900_000, many);
+        check::<RangeLine>(900_000, many);
         check::<NextLine>(900_000, many);
         check::<WideLine>(900_000, many);
-        let lone = |number: i64| EntryKey::newest(number, i32::MAX - 5);
-        check::<SpanLine>(300_000, lone);
-        check::<NextLine>(300_000, lone);
-        check::<WideLine>(300_000, lone);
-        check::<SpanLine>(300_000, |number| EntryKey::older(number / 3, 7, (number % 3) as i16));
+        let single = |number: i64| EntryKey::newest(number, i32::MAX - 5);
+        check::<RangeLine>(300_000, single);
+        check::<NextLine>(300_000, single);
+        check::<WideLine>(300_000, single);
+        check::<RangeLine>(300_000, |number| EntryKey::older(number / 3, 7, (number % 3) as i16));
     }
 
     #[test]
@@ -631,8 +631,8 @@ mod tests {
         let bytes = |lines: &Lines<NextLine>, entries: i64| lines.memory_bytes() as i64 / entries;
         let dense = fill::<NextLine>(900_000, |number| EntryKey::newest(number / 1000, (number % 1000) as i32));
         assert!(bytes(&dense, 900_000) < 13 && dense.segments.iter().all(|it| matches!(it.held, Held::Dense(_))));
-        let lone = fill::<NextLine>(900_000, |number| EntryKey::newest(number, 7));
-        assert!(bytes(&lone, 900_000) < 32 && lone.segments.iter().all(|it| matches!(it.held, Held::Lone(_))));
+        let single = fill::<NextLine>(900_000, |number| EntryKey::newest(number, 7));
+        assert!(bytes(&single, 900_000) < 32 && single.segments.iter().all(|it| matches!(it.held, Held::Single(_))));
     }
 
     /// Tables are loaded in the order of block hashes. Did lines lie in it too, a segment would be full at its
@@ -641,7 +641,7 @@ mod tests {
     fn lines_do_not_lie_in_the_order_of_block_hashes() {
         let mut groups = [0; 64];
         for key in (0..2_000_000).map(|pid| EntryKey::newest(pid, 0)).filter(|key| key.block_hash() >> 58 == 7) {
-            groups[(key.line::<SpanLine>().hash(key.block_hash()) >> 58) as usize] += 1;
+            groups[(key.line::<RangeLine>().hash(key.block_hash()) >> 58) as usize] += 1;
         }
         let mean = groups.iter().sum::<u32>() / 64;
         assert!(mean > 400 && groups.iter().all(|count| (mean / 2..mean * 2).contains(count)), "{groups:?}");
@@ -650,7 +650,7 @@ mod tests {
     #[test]
     fn blocks_that_cannot_be_divided_grow_in_one_segment() {
         let key = |number: i64| EntryKey::older(1, (number % 24) as i32, (number / 24) as i16);
-        let lines = fill::<SpanLine>(24 * i64::from(i16::MAX), key);
+        let lines = fill::<RangeLine>(24 * i64::from(i16::MAX), key);
         assert!(lines.find(key(77)).is_some() && lines.directory.len() < 1 << 16);
     }
 }

@@ -18,7 +18,7 @@ pub(super) struct Root {
     pub(super) segment: u32,
     line_bytes: u8,
     /// Whether its lines have one entry each.
-    is_lone: bool,
+    is_single: bool,
 }
 
 // SAFETY: a root points into what a segment of the same table owns, and is followed only where that table is borrowed.
@@ -28,12 +28,12 @@ unsafe impl Sync for Root {}
 
 impl Root {
     pub(super) fn new<L: Line>(number: usize, segment: &Segment<L>) -> Root {
-        let (is_lone, (tags, lines, groups)) = match &segment.held {
+        let (is_single, (tags, lines, groups)) = match &segment.held {
             Held::Dense(groups) => (false, groups.parts()),
-            Held::Lone(groups) => (true, groups.parts()),
+            Held::Single(groups) => (true, groups.parts()),
         };
-        let line_bytes = if is_lone { size_of::<L::Twin>() } else { size_of::<L>() } as u8;
-        Root { tags, lines, groups: groups as u32, segment: number as u32, line_bytes, is_lone }
+        let line_bytes = if is_single { size_of::<L::OtherLayout>() } else { size_of::<L>() } as u8;
+        Root { tags, lines, groups: groups as u32, segment: number as u32, line_bytes, is_single }
     }
 
     /// That of a table without segments: one group without a line.
@@ -41,7 +41,7 @@ impl Root {
         static NOTHING: Group = [0; GROUP];
         // Lines of a byte, none of which is read: a search computes where they would be, so they are somewhere.
         let tags = NonNull::from(&NOTHING);
-        Root { tags, lines: tags.cast(), groups: 1, segment: 0, line_bytes: 1, is_lone: false }
+        Root { tags, lines: tags.cast(), groups: 1, segment: 0, line_bytes: 1, is_single: false }
     }
 
     /// The tags of a group and its lines.
@@ -70,7 +70,7 @@ struct Search {
     root: u32,
     tag: u8,
     line_bytes: u8,
-    is_lone: bool,
+    is_single: bool,
 }
 
 /// Searches that take each of their steps together.
@@ -85,14 +85,14 @@ impl Searches {
     /// None, for room.
     pub(crate) fn none() -> Searches {
         let (tag_at, line) = (NonNull::dangling(), NonNull::dangling());
-        Searches { version: 0, each: [Search { tag_at, line, root: 0, tag: 0, line_bytes: 0, is_lone: false }; STEP] }
+        Searches { version: 0, each: [Search { tag_at, line, root: 0, tag: 0, line_bytes: 0, is_single: false }; STEP] }
     }
 }
 
 /// A line of either layout.
 pub(crate) enum Near<'a, L: Line> {
     Dense(&'a mut L),
-    Lone(&'a mut L::Twin),
+    Single(&'a mut L::OtherLayout),
 }
 
 impl<L: Line> Lines<L> {
@@ -110,13 +110,13 @@ impl<L: Line> Lines<L> {
     #[inline(always)]
     pub(crate) fn begin_hashed(&self, hashes: &[u64; STEP], partitions: &[i32; STEP], searches: &mut Searches) {
         let dense = line_hashes::<L>(hashes, partitions);
-        let lone = if self.has_lone { line_hashes::<L::Twin>(hashes, partitions) } else { dense };
+        let single = if self.has_single { line_hashes::<L::OtherLayout>(hashes, partitions) } else { dense };
         let shift = 64 - self.depth;
         for (index, search) in searches.each.iter_mut().enumerate() {
             let number = (hashes[index] >> shift) as usize;
             let root = &self.directory[number];
             // Both are there, so that nothing branches by what is chance where a table has both layouts.
-            let hash = [dense[index], lone[index]][usize::from(root.is_lone)];
+            let hash = [dense[index], single[index]][usize::from(root.is_single)];
             let group = ((hash >> 32) * u64::from(root.groups)) >> 32;
             // SAFETY: the group lies within the segment, for the product's high half is below the number of groups.
             // Checked numbers instead of addresses: 12 of some 150 instructions a row.
@@ -126,8 +126,8 @@ impl<L: Line> Lines<L> {
                 // SAFETY: as above.
                 std::hint::black_box(unsafe { tags.read() }[0]);
             }
-            let (tag_at, tag, Root { line_bytes, is_lone, .. }) = (tags.cast(), tag_of(hash), *root);
-            *search = Search { tag_at, line, root: number as u32, tag, line_bytes, is_lone };
+            let (tag_at, tag, Root { line_bytes, is_single, .. }) = (tags.cast(), tag_of(hash), *root);
+            *search = Search { tag_at, line, root: number as u32, tag, line_bytes, is_single };
         }
         searches.version = self.version;
     }
@@ -139,7 +139,7 @@ impl<L: Line> Lines<L> {
     #[inline(always)]
     pub(crate) fn prefetch_lines(&self, searches: &mut Searches) {
         self.check(searches);
-        let may_reach = self.has_lone || size_of::<L>() != 64;
+        let may_reach = self.has_single || size_of::<L>() != 64;
         for search in &mut searches.each {
             // SAFETY: the segments are those of the first step, which gave the address of a group.
             let tags = unsafe { search.tag_at.cast::<Group>().as_ref() };
@@ -196,9 +196,9 @@ impl<L: Line> Lines<L> {
         // has not changed since, in the layout that the search knows; and the table is borrowed mutably.
         // Looking the segment up again takes 20 of some 150 instructions a row.
         unsafe {
-            if search.is_lone {
-                let line = search.line.cast::<L::Twin>().as_mut();
-                line.is_newest(pid, key.line::<L::Twin>().group).then_some(Near::Lone(line))
+            if search.is_single {
+                let line = search.line.cast::<L::OtherLayout>().as_mut();
+                line.is_newest(pid, key.line::<L::OtherLayout>().group).then_some(Near::Single(line))
             } else {
                 let line = search.line.cast::<L>().as_mut();
                 line.is_newest(pid, key.line::<L>().group).then_some(Near::Dense(line))
@@ -213,9 +213,9 @@ impl<L: Line> Lines<L> {
         let key = EntryKey::newest(pid, partition);
         // SAFETY: as in `near`, and nothing is written.
         unsafe {
-            if search.is_lone {
-                let line = search.line.cast::<L::Twin>().as_ref();
-                line.is_newest(pid, key.line::<L::Twin>().group).then(|| line.read(key.slot::<L::Twin>()))
+            if search.is_single {
+                let line = search.line.cast::<L::OtherLayout>().as_ref();
+                line.is_newest(pid, key.line::<L::OtherLayout>().group).then(|| line.read(key.slot::<L::OtherLayout>()))
             } else {
                 let line = search.line.cast::<L>().as_ref();
                 line.is_newest(pid, key.line::<L>().group).then(|| line.read(key.slot::<L>()))
@@ -228,7 +228,7 @@ impl<L: Line> Lines<L> {
         let (search, key) = (&searches.each[index], EntryKey::newest(0, partition));
         let Root { lines, segment, line_bytes, .. } = self.directory[search.root as usize];
         let line = (search.line.addr().get() - lines.addr().get()) / line_bytes as usize;
-        let slot = if search.is_lone { key.slot::<L::Twin>() } else { key.slot::<L>() };
+        let slot = if search.is_single { key.slot::<L::OtherLayout>() } else { key.slot::<L>() };
         Place { segment, line: line as u32, slot: slot as u32 }
     }
 
@@ -283,26 +283,26 @@ fn line_hashes<L: Line>(hashes: &[u64; STEP], partitions: &[i32; STEP]) -> [u64;
 
 #[cfg(test)]
 mod tests {
-    use super::super::SpanLine;
+    use super::super::RangeLine;
     use super::*;
     use crate::fast_path::Slot;
-    use crate::judge::PlainSpan;
+    use crate::judge::PlainEntry;
 
     const PIDS: [i64; STEP] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 1 << 40];
 
-    fn searched(lines: &Lines<SpanLine>) -> Searches {
+    fn searched(lines: &Lines<RangeLine>) -> Searches {
         let mut searches = Searches::none();
         lines.begin(&PIDS, &[3; STEP], &mut searches);
         lines.prefetch_lines(&mut searches);
         searches
     }
 
-    fn with_lines(count: i64) -> Lines<SpanLine> {
+    fn with_lines(count: i64) -> Lines<RangeLine> {
         let mut lines = Lines::new();
         for pid in 0..count {
             lines.reserve(1).expect("memory");
             let place = lines.find_or_insert(EntryKey::newest(pid, 3));
-            assert!(lines.write(place, &Slot::Inline(PlainSpan::default())));
+            assert!(lines.write(place, &Slot::Inline(PlainEntry::default())));
         }
         lines
     }
@@ -310,9 +310,9 @@ mod tests {
     /// Lines of several entries and, from some hundred thousand on, lines of one.
     #[test]
     fn a_search_ends_where_the_line_lies() {
-        for (count, has_lone) in [(15, false), (1000, false), (600_000, true)] {
+        for (count, has_single) in [(15, false), (1000, false), (600_000, true)] {
             let mut lines = with_lines(count);
-            assert_eq!(lines.has_lone, has_lone);
+            assert_eq!(lines.has_single, has_single);
             let searches = searched(&lines);
             for (index, pid) in PIDS.into_iter().enumerate().take(15) {
                 let place = lines.find(EntryKey::newest(pid, 3)).expect("it was added");
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_table_without_a_line_finds_nothing() {
-        let (lines, mut searches) = (Lines::<SpanLine>::new(), Searches::none());
+        let (lines, mut searches) = (Lines::<RangeLine>::new(), Searches::none());
         lines.begin(&PIDS, &[3; STEP], &mut searches);
         lines.prefetch_lines(&mut searches);
         assert!((0..STEP).all(|index| lines.read_near(&searches, index, (PIDS[index], 3)).is_none()));

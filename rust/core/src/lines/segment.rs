@@ -36,7 +36,7 @@ pub(super) struct Growth {
 /// Lines of one of the two layouts.
 pub(super) enum Held<L: Line> {
     Dense(Groups<L>),
-    Lone(Groups<L::Twin>),
+    Single(Groups<L::OtherLayout>),
 }
 
 /// Does one thing to a segment's groups, whatever the layout of their lines.
@@ -44,7 +44,7 @@ macro_rules! with_groups {
     ($held:expr, $groups:ident => $do:expr) => {
         match $held {
             $crate::lines::segment::Held::Dense($groups) => $do,
-            $crate::lines::segment::Held::Lone($groups) => $do,
+            $crate::lines::segment::Held::Single($groups) => $do,
         }
     };
 }
@@ -66,19 +66,19 @@ impl<L: Line> Segment<L> {
         with_groups!(&self.held, groups => groups.bytes())
     }
 
-    pub(super) fn is_lone(&self) -> bool {
-        matches!(self.held, Held::Lone(_))
+    pub(super) fn is_single(&self) -> bool {
+        matches!(self.held, Held::Single(_))
     }
 
     pub(super) fn bytes_a_line(&self) -> usize {
         match self.held {
             Held::Dense(_) => 1 + size_of::<L>(),
-            Held::Lone(_) => 1 + size_of::<L::Twin>(),
+            Held::Single(_) => 1 + size_of::<L::OtherLayout>(),
         }
     }
 
-    pub(super) fn for_each(&self, tell: &mut impl FnMut(EntryKey, L::Slot)) {
-        with_groups!(&self.held, groups => groups.for_each(|line| for_each_in(line, tell)))
+    pub(super) fn for_each(&self, visit: &mut impl FnMut(EntryKey, L::Slot)) {
+        with_groups!(&self.held, groups => groups.for_each(|line| for_each_in(line, visit)))
     }
 
     /// Whether it is large enough to be divided. Blocks with many epochs can fill a segment that no bit
@@ -135,17 +135,17 @@ impl<L: Line> Segment<L> {
         let changes_over = self.is_to_think_over(growth) && self.is_better_changed();
         match &self.held {
             Held::Dense(groups) => {
-                let lone = if changes_over { converted(groups, &part, with_room)? } else { None };
-                match lone {
-                    Some(lone) => Ok(lone.map(Held::Lone)),
+                let single = if changes_over { converted(groups, &part, with_room)? } else { None };
+                match single {
+                    Some(single) => Ok(single.map(Held::Single)),
                     None => Ok(copied(groups, part, with_room, growth.empty)?.map(Held::Dense)),
                 }
             }
-            Held::Lone(groups) => {
+            Held::Single(groups) => {
                 let dense = if changes_over { converted(groups, &part, with_room)? } else { None };
                 match dense {
                     Some(dense) => Ok(dense.map(Held::Dense)),
-                    None => Ok(copied(groups, part, with_room, growth.empty)?.map(Held::Lone)),
+                    None => Ok(copied(groups, part, with_room, growth.empty)?.map(Held::Single)),
                 }
             }
         }
@@ -161,11 +161,11 @@ impl<L: Line> Segment<L> {
 
     /// Whether its entries take less memory in the other layout, by an eighth at least.
     fn is_better_changed(&self) -> bool {
-        let (dense, lone) = with_groups!(&self.held, groups => sampled::<L, _>(groups));
-        let (dense, lone) = (dense * (1 + size_of::<L>()), lone * (1 + size_of::<L::Twin>()));
+        let (dense, single) = with_groups!(&self.held, groups => sampled::<L, _>(groups));
+        let (dense, single) = (dense * (1 + size_of::<L>()), single * (1 + size_of::<L::OtherLayout>()));
         match self.held {
-            Held::Dense(_) => lone * 8 < dense * 7,
-            Held::Lone(_) => dense * 8 < lone * 7,
+            Held::Dense(_) => single * 8 < dense * 7,
+            Held::Single(_) => dense * 8 < single * 7,
         }
     }
 }
@@ -180,18 +180,18 @@ fn sampled<L: Line, X: Line>(groups: &Groups<X>) -> (usize, usize) {
             for_each_in(line, &mut |key, _| hashes.push(key.line::<L>().hash(block_hash)));
         }
     });
-    let lone = hashes.len();
+    let single = hashes.len();
     hashes.sort_unstable();
     hashes.dedup();
-    (hashes.len(), lone)
+    (hashes.len(), single)
 }
 
 /// Tells the lines that hold anything, each with the hash of its block.
 #[inline]
-fn for_each_hashed<X: Line>(groups: &Groups<X>, mut tell: impl FnMut(&X, u64)) {
+fn for_each_hashed<X: Line>(groups: &Groups<X>, mut visit: impl FnMut(&X, u64)) {
     groups.for_each(|line| {
         if !line.is_empty() {
-            tell(line, block_hash_of(line));
+            visit(line, block_hash_of(line));
         }
     });
 }
@@ -231,8 +231,8 @@ fn converted<X: Line, Y: Line<Slot = X::Slot>, const N: usize>(
     for_each_hashed(groups, |line, block_hash| {
         entries[part(block_hash)] += (0..X::SLOTS).filter(|&slot| !line.is_empty_at(slot)).count();
     });
-    let (dense, lone) = if Y::SLOTS == 1 { (1, 1) } else { sampled::<Y, X>(groups) };
-    let mut into = each_with_room(entries.map(|entries| with_room(entries * dense / lone.max(1))))?;
+    let (dense, single) = if Y::SLOTS == 1 { (1, 1) } else { sampled::<Y, X>(groups) };
+    let mut into = each_with_room(entries.map(|entries| with_room(entries * dense / single.max(1))))?;
     let mut waiting: [Vec<_>; N] = std::array::from_fn(|_| Vec::with_capacity(TOGETHER + X::SLOTS));
     let mut all_fit = true;
     for_each_hashed(groups, |line, block_hash| {
@@ -254,9 +254,9 @@ fn each_with_room<X: Line, const N: usize>(lines: [usize; N]) -> Result<[Groups<
     Ok(groups.try_into().unwrap_or_else(|_| unreachable!("as many as were asked for")))
 }
 
-fn for_each_in<X: Line>(line: &X, tell: &mut impl FnMut(EntryKey, X::Slot)) {
+fn for_each_in<X: Line>(line: &X, visit: &mut impl FnMut(EntryKey, X::Slot)) {
     for number in (0..X::SLOTS).filter(|&number| !line.is_empty_at(number)) {
-        tell(EntryKey::at(line, number), line.read(number));
+        visit(EntryKey::at(line, number), line.read(number));
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::{Line, LineKey, RowLine};
 use crate::fast_path::Slot;
-use crate::judge::PlainSpan;
+use crate::judge::PlainEntry;
 
 /// A line and the highest timestamp of the accepted rows of each of its entries: 128 bytes, two cache lines
 /// side by side, or 32 to 40 where a line holds one entry.
@@ -19,7 +19,7 @@ pub(crate) struct Timed<L: RowLine> {
 impl<L: RowLine> Line for Timed<L> {
     const SLOTS: usize = L::SLOTS;
     type Slot = Slot;
-    type Twin = Timed<L::Twin>;
+    type OtherLayout = Timed<L::OtherLayout>;
 
     fn empty(key: LineKey) -> Self {
         Timed { line: L::empty(key), times: L::NO_TIMES }
@@ -53,20 +53,20 @@ impl<L: RowLine> Line for Timed<L> {
     #[inline(always)]
     fn read(&self, slot: usize) -> Slot {
         match self.line.read(slot) {
-            Slot::Inline(span) => Slot::Inline(PlainSpan { last_timestamp: self.times.as_ref()[slot], ..span }),
+            Slot::Inline(entry) => Slot::Inline(PlainEntry { last_timestamp: self.times.as_ref()[slot], ..entry }),
             other => other,
         }
     }
 
     #[inline(always)]
     fn write(&mut self, slot: usize, held: &Slot) -> bool {
-        let fits = self.line.write(slot, held);
-        if let Slot::Inline(span) = held
-            && fits
+        let is_stored = self.line.write(slot, held);
+        if let Slot::Inline(entry) = held
+            && is_stored
         {
-            self.times.as_mut()[slot] = span.last_timestamp;
+            self.times.as_mut()[slot] = entry.last_timestamp;
         }
-        fits
+        is_stored
     }
 
     fn clear(&mut self, slot: usize) {
@@ -75,7 +75,7 @@ impl<L: RowLine> Line for Timed<L> {
 }
 
 impl<L: RowLine> RowLine for Timed<L> {
-    type RowTwin = Self::Twin;
+    type OtherRowLayout = Self::OtherLayout;
     type Times = L::Times;
     const NO_TIMES: L::Times = L::NO_TIMES;
     const IS_TIMED: bool = true;

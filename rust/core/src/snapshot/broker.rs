@@ -17,9 +17,9 @@ impl BrokerTable {
     pub fn write_snapshot(&self, out: &mut impl Write) -> io::Result<()> {
         let mut keys: Vec<_> = self.sorted_keys();
         let mut ends = self.log_ends();
-        let numbers = Renumbering::new(self.keys(), |tell| {
-            keys.iter().for_each(|&(pid, partition)| tell(pid, partition));
-            ends.iter().for_each(|&(partition, _)| tell(0, partition));
+        let numbers = Renumbering::new(self.keys(), |visit| {
+            keys.iter().for_each(|&(pid, partition)| visit(pid, partition));
+            ends.iter().for_each(|&(partition, _)| visit(0, partition));
         });
         let [low, high] = VERSION.to_le_bytes();
         let mut frames = Writer::new(out, &[&MAGIC[..], &[low, high, 0, 0]].concat())?;

@@ -3,7 +3,7 @@
 use super::columns::{read, write};
 use super::frames::{Payload, refuse};
 use crate::Result;
-use crate::judge::{PlainSpan, Span};
+use crate::judge::{FullEntry, PlainEntry};
 use crate::key_block::{BLOCK_PARTITIONS, block_hash};
 use crate::ordered::Appended;
 use std::cmp::Ordering;
@@ -75,7 +75,7 @@ impl KeyRows {
     pub(super) fn try_for_each(
         &self,
         before: &mut KeyRow,
-        mut tell: impl FnMut(KeyRow, Ordering) -> Result<()>,
+        mut visit: impl FnMut(KeyRow, Ordering) -> Result<()>,
     ) -> Result<()> {
         let mut steps = &self.step[..];
         for ((&pid, &block), &count) in self.pid.iter().zip(&self.block).zip(&self.count) {
@@ -96,7 +96,7 @@ impl KeyRows {
                 let key = KeyRow { hash, pid, partition: partition as i32 };
                 let is_first = at == 0;
                 let order = if is_first { (*before).cmp(&key) } else { 0.cmp(&step) };
-                tell(key, order)?;
+                visit(key, order)?;
             }
             *before = KeyRow { hash, pid, partition: partition as i32 };
         }
@@ -139,7 +139,7 @@ impl Default for Before {
 pub(super) struct Rows {
     keys: KeyRows,
     /// The entries of a frame that is being written, without holes.
-    spans: Vec<PlainSpan>,
+    entries: Vec<PlainEntry>,
     epoch: Vec<i64>,
     last: Vec<i64>,
     /// Last minus first.
@@ -160,61 +160,61 @@ pub(super) struct Rows {
 
 impl Rows {
     pub(super) fn len(&self) -> usize {
-        self.spans.len()
+        self.entries.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.spans.is_empty()
+        self.entries.is_empty()
     }
 
     /// Whether the frame ends before an entry of this key: with a block, if another one might not fit.
     #[inline]
     pub(super) fn ends_before(&self, pid: i64, partition: i32) -> bool {
         const BLOCK_ENDS: usize = ENTRIES_MAX - BLOCK_PARTITIONS as usize;
-        let entries = self.spans.len();
+        let entries = self.entries.len();
         (entries > BLOCK_ENDS && (entries >= ENTRIES_MAX || !self.keys.is_in_last_block(pid, partition)))
             || self.hole_gap.len() >= HOLES_MAX
     }
 
     #[inline]
-    pub(super) fn push(&mut self, pid: i64, partition: i32, span: PlainSpan, whole: Option<&Span>) {
+    pub(super) fn push(&mut self, pid: i64, partition: i32, entry: PlainEntry, whole: Option<&FullEntry>) {
         self.keys.push(pid, partition);
         if let Some(whole) = whole {
             self.push_holes(whole);
         }
-        self.spans.push(span);
+        self.entries.push(entry);
     }
 
     #[cold]
-    fn push_holes(&mut self, span: &Span) {
-        self.finals.resize(self.spans.len(), 0);
-        self.finals.push(span.final_range.is_some().into());
-        if let Some((first, last)) = span.final_range {
-            self.final_gap.push(first.wrapping_sub(span.first));
+    fn push_holes(&mut self, entry: &FullEntry) {
+        self.finals.resize(self.entries.len(), 0);
+        self.finals.push(entry.final_range.is_some().into());
+        if let Some((first, last)) = entry.final_range {
+            self.final_gap.push(first.wrapping_sub(entry.first));
             self.final_reach.push(last.wrapping_sub(first));
         }
         let holes_before = self.hole_gap.len();
-        let mut from = span.first;
-        for (first, last, timestamp) in span.holes.iter_timed() {
+        let mut from = entry.first;
+        for (first, last, timestamp) in entry.holes.iter_timed() {
             self.hole_gap.push(first.wrapping_sub(from));
             self.hole_reach.push(last.wrapping_sub(first));
             self.hole_timestamp.push(timestamp);
             from = last;
         }
-        self.holes.resize(self.spans.len(), 0);
+        self.holes.resize(self.entries.len(), 0);
         self.holes.push((self.hole_gap.len() - holes_before) as i64);
     }
 
     /// Writes the columns and empties them.
     pub(super) fn write(&mut self, out: &mut Vec<u8>) {
         self.keys.write(out);
-        self.last.extend(self.spans.iter().map(|span| span.last));
-        self.epoch.extend(self.spans.iter().map(|span| i64::from(span.epoch)));
-        self.reach.extend(self.spans.iter().map(|span| span.last.wrapping_sub(span.first)));
-        self.timestamp.extend(self.spans.iter().map(|span| span.last_timestamp));
-        self.finals.resize(self.spans.len(), 0);
-        self.holes.resize(self.spans.len(), 0);
-        self.spans.clear();
+        self.last.extend(self.entries.iter().map(|entry| entry.last));
+        self.epoch.extend(self.entries.iter().map(|entry| i64::from(entry.epoch)));
+        self.reach.extend(self.entries.iter().map(|entry| entry.last.wrapping_sub(entry.first)));
+        self.timestamp.extend(self.entries.iter().map(|entry| entry.last_timestamp));
+        self.finals.resize(self.entries.len(), 0);
+        self.holes.resize(self.entries.len(), 0);
+        self.entries.clear();
         let columns = [
             (&mut self.last, ENTRY_BYTES_MIN),
             (&mut self.epoch, 0),
@@ -262,7 +262,11 @@ impl Rows {
 
     /// Tells the entries of the frame that was read. They must follow the one `before` in order.
     #[inline]
-    pub(super) fn try_for_each(&self, before: &mut Before, mut tell: impl FnMut(Appended) -> Result<()>) -> Result<()> {
+    pub(super) fn try_for_each(
+        &self,
+        before: &mut Before,
+        mut visit: impl FnMut(Appended) -> Result<()>,
+    ) -> Result<()> {
         let (mut row, mut extras) = (0, Extras { final_at: 0, hole_at: 0 });
         self.keys.try_for_each(&mut before.key, |key, order| {
             let Ok(epoch) = i16::try_from(self.epoch[row]) else {
@@ -274,37 +278,37 @@ impl Rows {
             }
             before.epoch = epoch;
             let (last, last_timestamp) = (self.last[row], self.timestamp[row]);
-            let span = PlainSpan { epoch, first: last.wrapping_sub(self.reach[row]), last, last_timestamp };
+            let plain = PlainEntry { epoch, first: last.wrapping_sub(self.reach[row]), last, last_timestamp };
             let is_plain = self.finals[row] | self.holes[row] == 0;
-            let whole = if is_plain { None } else { Some(self.whole(row, span, &mut extras)?) };
+            let whole = if is_plain { None } else { Some(self.whole(row, plain, &mut extras)?) };
             row += 1;
             let KeyRow { hash, pid, partition } = key;
-            tell(Appended { hash, pid, partition, span, whole, is_older })
+            visit(Appended { hash, pid, partition, plain, whole, is_older })
         })
     }
 
     /// An entry with holes or a final range.
     #[cold]
-    fn whole(&self, row: usize, span: PlainSpan, extras: &mut Extras) -> Result<Box<Span>> {
-        let mut span = Box::new(Span::from(span));
+    fn whole(&self, row: usize, plain: PlainEntry, extras: &mut Extras) -> Result<Box<FullEntry>> {
+        let mut state = Box::new(FullEntry::from(plain));
         if self.finals[row] == 1 {
-            let first = span.first.wrapping_add(self.final_gap[extras.final_at]);
-            span.final_range = Some((first, first.wrapping_add(self.final_reach[extras.final_at])));
+            let first = state.first.wrapping_add(self.final_gap[extras.final_at]);
+            state.final_range = Some((first, first.wrapping_add(self.final_reach[extras.final_at])));
             extras.final_at += 1;
         }
-        let mut free_from = span.first;
-        let mut from = span.first;
+        let mut free_from = state.first;
+        let mut from = state.first;
         for _ in 0..self.holes[row] {
             let first = from.wrapping_add(self.hole_gap[extras.hole_at]);
             let last = first.wrapping_add(self.hole_reach[extras.hole_at]);
-            if first < free_from || last < first || last >= span.last {
+            if first < free_from || last < first || last >= state.last {
                 return refuse("an entry's holes overlap, touch, or lie outside it");
             }
-            span.holes.open(first, last, self.hole_timestamp[extras.hole_at]);
+            state.holes.open(first, last, self.hole_timestamp[extras.hole_at]);
             (from, free_from) = (last, last.saturating_add(2));
             extras.hole_at += 1;
         }
-        Ok(span)
+        Ok(state)
     }
 }
 

@@ -16,14 +16,14 @@ pub(crate) struct Call<'a> {
     /// The first row of the batch at hand.
     pub(super) batch_from: usize,
     pub(super) horizon_ms: Option<i64>,
-    /// The run at hand: its first row in the batch, its key and epoch, and its rows' timestamps where they
+    /// The span at hand: its first row in the batch, its key and epoch, and its rows' timestamps where they
     /// are kept.
     row: usize,
     key: Key,
     pub(super) times: Times<'a>,
 }
 
-/// The timestamps of a run's rows, where they are kept.
+/// The timestamps of a span's rows, where they are kept.
 #[derive(Clone, Copy)]
 pub(super) enum Times<'a> {
     /// One a row.
@@ -77,7 +77,7 @@ impl<'a> Call<'a> {
     }
 
     #[inline]
-    pub(super) fn begin_run(&mut self, row: usize, key: Key) {
+    pub(super) fn begin_span(&mut self, row: usize, key: Key) {
         (self.row, self.key) = (row, key);
     }
 }

@@ -25,7 +25,7 @@ pub struct Entries<'a> {
 impl<'a> Entries<'a> {
     /// Of these keys, which have entries.
     pub(crate) fn new(table: &'a StateTable, mut keys: Vec<Key>) -> Entries<'a> {
-        let numbers = Renumbering::new(table.keys(), |tell| keys.iter().for_each(|key| tell(key.0, key.1)));
+        let numbers = Renumbering::new(table.keys(), |visit| keys.iter().for_each(|key| visit(key.0, key.1)));
         for key in &mut keys {
             (key.0, key.1) = numbers.key(key.0, key.1);
         }

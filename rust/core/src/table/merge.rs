@@ -2,7 +2,7 @@
 
 use super::skipped::{Skip, by_value};
 use super::{Missing, StateTable, missing_of, room_for};
-use crate::judge::Span;
+use crate::judge::FullEntry;
 use crate::keys::{Key, Keys};
 use crate::lines::RowLine;
 use crate::prefetch::CHUNK;
@@ -91,7 +91,7 @@ impl StateTable {
         with_shelf!(&other.store, shelf => shelf.for_each(|pid, partition, theirs| {
             let (pid, partition) = translation.of(pid, partition);
             let Some(mine) = self.rival(pid, partition, theirs.epoch) else {
-                return changes.push(Change { pid, partition, known: None, span: theirs.clone() });
+                return changes.push(Change { pid, partition, known: None, entry: theirs.clone() });
             };
             let key = (pid, partition, mine.epoch);
             if mine.epoch == theirs.epoch {
@@ -99,13 +99,13 @@ impl StateTable {
                     ambiguous = Some(ambiguous.map_or(key, |known: Key| known.min(key)));
                 }
                 overlaps.extend(overlap(&mine, theirs).into_iter().map(|range| (key, range)));
-                changes.push(Change { pid, partition, known: Some(mine.epoch), span: union(&mine, theirs) });
+                changes.push(Change { pid, partition, known: Some(mine.epoch), entry: union(&mine, theirs) });
             } else {
                 let last_timestamp = mine.last_timestamp.max(theirs.last_timestamp);
                 let newest = if mine.epoch < theirs.epoch { theirs } else { &mine };
                 if *newest != mine || last_timestamp > mine.last_timestamp {
-                    let span = Span { last_timestamp, ..newest.clone() };
-                    changes.push(Change { pid, partition, known: Some(mine.epoch), span });
+                    let entry = FullEntry { last_timestamp, ..newest.clone() };
+                    changes.push(Change { pid, partition, known: Some(mine.epoch), entry });
                 }
             }
         }));
@@ -124,10 +124,10 @@ impl StateTable {
     }
 
     /// The entry that one of this key and epoch would meet.
-    pub(super) fn rival(&self, pid: i64, partition: i32, epoch: i16) -> Option<Span> {
+    pub(super) fn rival(&self, pid: i64, partition: i32, epoch: i16) -> Option<FullEntry> {
         let is_key = self.policy().epochs == Epochs::Key;
-        let span = with_shelf!(&self.store, shelf => shelf.get(pid, partition, is_key.then_some(epoch)))?;
-        (!is_key || span.epoch == epoch).then_some(span)
+        let entry = with_shelf!(&self.store, shelf => shelf.get(pid, partition, is_key.then_some(epoch)))?;
+        (!is_key || entry.epoch == epoch).then_some(entry)
     }
 
     /// Puts entries. Memory for the first of them was asked for before.
@@ -158,17 +158,17 @@ pub(super) struct Change {
     pub(super) pid: i64,
     pub(super) partition: i32,
     pub(super) known: Option<i16>,
-    pub(super) span: Span,
+    pub(super) entry: FullEntry,
 }
 
 fn put_changes<L: RowLine>(shelf: &mut Shelf<L>, changes: Vec<Change>) -> Result<()> {
     let mut changes = changes.into_iter();
     while changes.len() > 0 {
         shelf.reserve_midway(room_for(changes.len()), changes.len())?;
-        for Change { pid, partition, known, span } in changes.by_ref().take(CHUNK) {
+        for Change { pid, partition, known, entry } in changes.by_ref().take(CHUNK) {
             match known {
-                Some(epoch) => shelf.replace(pid, partition, epoch, span),
-                None => assert!(shelf.insert(pid, partition, span), "the key was unknown"),
+                Some(epoch) => shelf.replace(pid, partition, epoch, entry),
+                None => assert!(shelf.insert(pid, partition, entry), "the key was unknown"),
             }
         }
     }

@@ -1,18 +1,18 @@
-//! Runs of a call, judged in a pipeline.
+//! Spans of a call, judged in a pipeline.
 
 use super::call::{Call, Times};
 use super::{Cuts, room_for};
 use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
-use crate::fast_path::Plainly;
-use crate::judge::{Rules, Run};
+use crate::fast_path::FastOutcome;
+use crate::judge::{Rules, Span};
 use crate::lines::{RowLine, Searches};
 use crate::prefetch::{CHUNK, STEP, prefetch};
-use crate::runs::{Cursor, Cut, Seq};
 use crate::shelf::{InOverflow, Shelf};
+use crate::spans::{Cursor, Cut, Seq};
 use crate::{Result, Verdict};
 
-/// Judges every run in order.
+/// Judges every span in order.
 pub(super) fn judge_batches<'a, L: RowLine>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
@@ -23,16 +23,16 @@ pub(super) fn judge_batches<'a, L: RowLine>(
     for (batch, cut) in batches.iter().zip(cuts) {
         let batch = &cut.batch(batch);
         match batch.seq {
-            Seqs::I32(seq) => dispatch(Runs { shelf, rules, batch, seq, cut, call })?,
-            Seqs::I64(seq) => dispatch(Runs { shelf, rules, batch, seq, cut, call })?,
+            Seqs::I32(seq) => dispatch(Spans { shelf, rules, batch, seq, cut, call })?,
+            Seqs::I64(seq) => dispatch(Spans { shelf, rules, batch, seq, cut, call })?,
         }
         call.batch_from += cut.rows as usize;
     }
     Ok(())
 }
 
-/// The runs of a batch, to be judged against a shelf.
-struct Runs<'a, 'b, L: RowLine, S> {
+/// The spans of a batch, to be judged against a shelf.
+struct Spans<'a, 'b, L: RowLine, S> {
     shelf: &'a mut Shelf<L>,
     rules: &'a Rules,
     batch: &'a Batch<'b>,
@@ -41,13 +41,13 @@ struct Runs<'a, 'b, L: RowLine, S> {
     call: &'a mut Call<'b>,
 }
 
-impl<L: RowLine, S: Seq> Work for Runs<'_, '_, L, S> {
+impl<L: RowLine, S: Seq> Work for Spans<'_, '_, L, S> {
     type Done = Result<()>;
     const IS_WIDE: bool = false;
 
     #[inline(always)]
     fn work(self) -> Result<()> {
-        judge_runs(self)
+        judge_spans(self)
     }
 }
 
@@ -60,7 +60,7 @@ const OVERFLOW_AFTER: usize = 2;
 const HOLES_AFTER: usize = 3;
 const JUDGED_AFTER: usize = 4;
 
-/// Runs that are judged together.
+/// Spans that are judged together.
 struct Step {
     count: usize,
     /// The number of the first.
@@ -90,11 +90,11 @@ impl Step {
         }
     }
 
-    /// Takes the next runs of a batch.
+    /// Takes the next spans of a batch.
     #[inline(always)]
     fn take<S: Seq>(&mut self, cursor: &mut Cursor<'_>, cut: &Cut, batch: &Batch<'_>, seq: &[S]) {
-        self.from = cursor.run;
-        self.count = cursor.next_runs(&mut self.bounds);
+        self.from = cursor.span;
+        self.count = cursor.next_spans(&mut self.bounds);
         let first = cut.line(self.from, self.bounds[0]);
         if self.count == STEP && cut.line(self.from + STEP - 1, self.bounds[STEP - 1]) == first + STEP - 1 {
             self.pid = of_step(batch.pid, first);
@@ -109,19 +109,19 @@ impl Step {
             }
             return;
         }
-        for run in 0..self.count {
-            let line = cut.line(self.from + run, self.bounds[run]);
-            (self.pid[run], self.partition[run], self.seq[run]) =
+        for span in 0..self.count {
+            let line = cut.line(self.from + span, self.bounds[span]);
+            (self.pid[span], self.partition[span], self.seq[span]) =
                 (batch.pid[line], batch.partition[line], seq[line].wide());
             if let Some(epoch) = batch.epoch {
-                self.epoch[run] = epoch[line];
+                self.epoch[span] = epoch[line];
             }
         }
     }
 
     #[inline(always)]
-    fn key(&self, run: usize) -> (i64, i32) {
-        (self.pid[run], self.partition[run])
+    fn key(&self, span: usize) -> (i64, i32) {
+        (self.pid[span], self.partition[span])
     }
 }
 
@@ -139,20 +139,20 @@ fn prefetch_ahead<T>(column: &[T], first: usize) {
     (0..STEP * size_of::<T>()).step_by(64).for_each(|byte| prefetch(rows.wrapping_add(byte)));
 }
 
-/// A pipeline: at each tick a step begins (its runs are hashed and tags asked for), one that began earlier asks for its
-/// lines, and one that began before those is judged. Where the runs are at an end, or the table must grow, steps
-/// without a run begin until nothing is under way.
+/// A pipeline: at each tick a step begins (its spans are hashed and tags asked for), one that began earlier asks for its
+/// lines, and one that began before those is judged. Where the spans are at an end, or the table must grow, steps
+/// without a span begin until nothing is under way.
 #[inline(always)]
-fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
-    let Runs { shelf, rules, batch, seq, cut, call } = runs;
+fn judge_spans<L: RowLine, S: Seq>(spans: Spans<'_, '_, L, S>) -> Result<()> {
+    let Spans { shelf, rules, batch, seq, cut, call } = spans;
     let mut steps: [Step; STEPS] = std::array::from_fn(|_| Step::empty());
     let mut cursor = cut.cursor();
     let (mut tick, mut judged) = (0usize, 0);
-    let mut coming = Coming { runs: 0, lines: shelf.lines().len() };
-    // Runs that need entries in the overflow come together: where none did for a while, hardly one will now.
+    let mut coming = Coming { spans: 0, lines: shelf.lines().len() };
+    // Spans that need entries in the overflow come together: where none did for a while, hardly one will now.
     let mut overflow_until = 2 * STEPS;
     while judged < cut.len() {
-        let under_way = cursor.run - judged;
+        let under_way = cursor.span - judged;
         let mut has_room = shelf.room() >= room_for((cut.len() - judged).min(under_way + STEP));
         if !has_room && under_way == 0 {
             let expected = coming.lines_of(cut.len() - judged, judged, shelf.lines().len());
@@ -162,7 +162,7 @@ fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
         let step = &mut steps[tick % STEPS];
         step.count = 0;
         step.in_overflow.clear();
-        if has_room && cursor.run < cut.len() {
+        if has_room && cursor.span < cut.len() {
             step.take(&mut cursor, cut, batch, seq);
             shelf.lines().begin(&step.pid, &step.partition, &mut step.searches);
         }
@@ -194,36 +194,36 @@ fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
 
 /// Where a call stood when it was last asked how many lines it will add.
 struct Coming {
-    runs: usize,
+    spans: usize,
     lines: usize,
 }
 
 impl Coming {
-    /// Runs by which a share can be told.
-    const RUNS_MIN: usize = 4096;
+    /// Spans by which a share can be told.
+    const SPANS_MIN: usize = 4096;
 
-    /// How many lines the remaining runs will add, if keys go on coming as they did since the last time.
+    /// How many lines the remaining spans will add, if keys go on coming as they did since the last time.
     ///
-    /// If some runs found their lines, so many lines are known of all that come: with keys by chance, the share of runs
+    /// If some spans found their lines, so many lines are known of all that come: with keys by chance, the share of spans
     /// that found theirs is that of known lines. Half of those since the last time were known on average.
-    fn lines_of(&mut self, left: usize, runs: usize, lines: usize) -> usize {
-        let (of_runs, added) = (runs - self.runs, lines.saturating_sub(self.lines));
-        if of_runs < Self::RUNS_MIN {
+    fn lines_of(&mut self, left: usize, spans: usize, lines: usize) -> usize {
+        let (of_spans, added) = (spans - self.spans, lines.saturating_sub(self.lines));
+        if of_spans < Self::SPANS_MIN {
             return 0;
         }
         let known = self.lines + added / 2;
-        *self = Coming { runs, lines };
-        let by_share = (left as u128 * added as u128 / of_runs as u128) as usize;
-        let found = of_runs.saturating_sub(added);
+        *self = Coming { spans, lines };
+        let by_share = (left as u128 * added as u128 / of_spans as u128) as usize;
+        let found = of_spans.saturating_sub(added);
         if found == 0 {
             return by_share;
         }
-        let all = (known as u128 * of_runs as u128 / found as u128) as usize;
+        let all = (known as u128 * of_spans as u128 / found as u128) as usize;
         by_share.min(all.saturating_sub(lines))
     }
 }
 
-/// Judges the runs of a step. Gives whether the slot of one alone could not tell.
+/// Judges the spans of a step. Gives whether the slot of one alone could not tell.
 #[inline(always)]
 fn judge_step<'a, L: RowLine>(
     shelf: &mut Shelf<L>,
@@ -235,63 +235,63 @@ fn judge_step<'a, L: RowLine>(
     call: &mut Call<'a>,
 ) -> bool {
     let mut is_unclear = false;
-    for run in half.start..half.end.min(step.count) {
-        let (row, end) = (step.bounds[run] as usize, step.bounds[run + 1] as usize);
-        let of_key = Run::plain(step.epoch[run], step.seq[run], (end - row) as i64);
-        let at = At { step, run, row };
+    for span in half.start..half.end.min(step.count) {
+        let (row, end) = (step.bounds[span] as usize, step.bounds[span + 1] as usize);
+        let of_key = Span::plain(step.epoch[span], step.seq[span], (end - row) as i64);
+        let at = At { step, span, row };
         is_unclear |= match times {
             Some(times) if L::IS_TIMED => {
                 let times = match cut.is_gathered {
-                    true => Times::Shared(times[cut.line(step.from + run, 0)], end - row),
+                    true => Times::Shared(times[cut.line(step.from + span, 0)], end - row),
                     false => Times::Each(&times[row..end]),
                 };
-                judge_timed_run(shelf, rules, at, of_key, times, call)
+                judge_timed_span(shelf, rules, at, of_key, times, call)
             }
-            _ => judge_run(shelf, rules, at, of_key, call),
+            _ => judge_span(shelf, rules, at, of_key, call),
         };
     }
     is_unclear
 }
 
-/// A run of a step, and the row where what is judged of it begins.
+/// A span of a step, and the row where what is judged of it begins.
 #[derive(Clone, Copy)]
 struct At<'a> {
     step: &'a Step,
-    run: usize,
+    span: usize,
     row: usize,
 }
 
-/// Judges a run of a key. Gives whether its slot alone could not tell.
+/// Judges a span of a key. Gives whether its slot alone could not tell.
 #[inline(always)]
-fn judge_run<L: RowLine>(shelf: &mut Shelf<L>, rules: &Rules, at: At<'_>, run: Run, call: &mut Call<'_>) -> bool {
-    if let Some(number) = shelf.number_of(&at.step.in_overflow, at.run) {
-        let (plainly, jumped_from) = shelf.judge_in_overflow(&rules.plain, number, run);
-        if jumped_from < run.seq {
-            let (pid, partition) = at.step.key(at.run);
-            call.jump((pid, partition, run.epoch), jumped_from, run.seq - 1);
+fn judge_span<L: RowLine>(shelf: &mut Shelf<L>, rules: &Rules, at: At<'_>, span: Span, call: &mut Call<'_>) -> bool {
+    if let Some(number) = shelf.number_of(&at.step.in_overflow, at.span) {
+        let (outcome, jumped_from) = shelf.judge_in_overflow(&rules.plain, number, span);
+        if jumped_from < span.seq {
+            let (pid, partition) = at.step.key(at.span);
+            call.jump((pid, partition, span.epoch), jumped_from, span.seq - 1);
         }
-        if plainly == Plainly::Repeated {
+        if outcome == FastOutcome::Repeated {
             call.fill(at.row, at.row + 1, Verdict::Duplicate);
         }
-        if plainly != Plainly::Unclear {
+        if outcome != FastOutcome::Unclear {
             return true;
         }
     }
-    let plainly = shelf.judge_plainly(&rules.plain, at.step.key(at.run), run, &at.step.searches, at.run);
-    match plainly {
-        Plainly::WentOn | Plainly::Begun => {}
-        Plainly::Repeated => call.fill(at.row, at.row + run.rows as usize, Verdict::Duplicate),
-        Plainly::Unclear => {
-            // One by one: a run whose address is taken here would be written to memory for every row.
-            let Run { epoch, seq, rows, newest, is_old } = run;
-            judge_unclear(shelf, rules, (at.step, at.run, at.row), epoch, seq, rows, newest, is_old, call);
+    let outcome = shelf.judge_fast(&rules.plain, at.step.key(at.span), span, &at.step.searches, at.span);
+    match outcome {
+        FastOutcome::Continued | FastOutcome::Begun => {}
+        FastOutcome::Repeated => call.fill(at.row, at.row + span.rows as usize, Verdict::Duplicate),
+        FastOutcome::Unclear => {
+            // One by one: a span whose address is taken here would be written to memory for every row.
+            let Span { epoch, seq, rows, newest, is_old } = span;
+            judge_unclear(shelf, rules, (at.step, at.span, at.row), epoch, seq, rows, newest, is_old, call);
         }
     }
-    plainly == Plainly::Unclear
+    outcome == FastOutcome::Unclear
 }
 
 #[inline(never)]
-#[expect(clippy::too_many_arguments, reason = "a run taken apart, see judge_run")]
+#[expect(clippy::too_many_arguments, reason = "a span taken apart, see judge_span")]
 fn judge_unclear<L: RowLine>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
@@ -307,24 +307,24 @@ fn judge_unclear<L: RowLine>(
     if key.0 == -1 {
         return call.fill(row, row + rows as usize, Verdict::Untracked);
     }
-    call.begin_run(row, (key.0, key.1, epoch));
-    let run = Run { epoch, seq, rows, newest, is_old };
-    if !shelf.judge_near(rules, key, run, (&step.searches, index), call) {
-        shelf.judge_beyond(rules, key, run, call);
+    call.begin_span(row, (key.0, key.1, epoch));
+    let span = Span { epoch, seq, rows, newest, is_old };
+    if !shelf.judge_near(rules, key, span, (&step.searches, index), call) {
+        shelf.judge_beyond(rules, key, span, call);
     }
 }
 
-/// Judges a run whose rows have timestamps, cut where it crosses the horizon. Gives whether a part of it was unclear.
-fn judge_timed_run<'a, L: RowLine>(
+/// Judges a span whose rows have timestamps, cut where it crosses the horizon. Gives whether a part of it was unclear.
+fn judge_timed_span<'a, L: RowLine>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
     at: At<'_>,
-    run: Run,
+    span: Span,
     times: Times<'a>,
     call: &mut Call<'a>,
 ) -> bool {
-    if at.step.pid[at.run] == -1 {
-        call.fill(at.row, at.row + run.rows as usize, Verdict::Untracked);
+    if at.step.pid[at.span] == -1 {
+        call.fill(at.row, at.row + span.rows as usize, Verdict::Untracked);
         return false;
     }
     let horizon = call.horizon_ms;
@@ -333,15 +333,15 @@ fn judge_timed_run<'a, L: RowLine>(
         Times::Each(times) => times,
         Times::Shared(time, _) => {
             call.times = times;
-            return judge_run(shelf, rules, at, Run { newest: time, is_old: is_old(time), ..run }, call);
+            return judge_span(shelf, rules, at, Span { newest: time, is_old: is_old(time), ..span }, call);
         }
     };
     let (mut before, mut is_unclear) = (0, false);
     for part in times.chunk_by(|&one, &next| is_old(one) == is_old(next)) {
         let newest = part.iter().copied().max().unwrap_or(0);
         call.times = Times::Each(part);
-        let of_part = Run { seq: run.seq + before, rows: part.len() as i64, newest, is_old: is_old(part[0]), ..run };
-        is_unclear |= judge_run(shelf, rules, At { row: at.row + before as usize, ..at }, of_part, call);
+        let of_part = Span { seq: span.seq + before, rows: part.len() as i64, newest, is_old: is_old(part[0]), ..span };
+        is_unclear |= judge_span(shelf, rules, At { row: at.row + before as usize, ..at }, of_part, call);
         before += of_part.rows;
     }
     is_unclear
@@ -353,21 +353,21 @@ mod tests {
 
     #[test]
     fn as_many_lines_are_expected_as_come() {
-        let (all, runs) = (100_000, 1_000_000);
+        let (all, spans) = (100_000, 1_000_000);
         let (mut seen, mut lines, mut state) = (vec![false; all], 0, 7u64);
-        let mut coming = Coming { runs: 0, lines: 0 };
-        for run in 0..runs {
-            if run == 100 {
-                assert_eq!(coming.lines_of(runs - run, run, lines), 0, "too few to tell");
-            } else if [20_000, 50_000, 120_000, 200_000].contains(&run) {
-                let expected = coming.lines_of(runs - run, run, lines);
+        let mut coming = Coming { spans: 0, lines: 0 };
+        for span in 0..spans {
+            if span == 100 {
+                assert_eq!(coming.lines_of(spans - span, span, lines), 0, "too few to visit");
+            } else if [20_000, 50_000, 120_000, 200_000].contains(&span) {
+                let expected = coming.lines_of(spans - span, span, lines);
                 assert!((all - lines) * 8 / 10 < expected && expected < (all - lines) * 21 / 20, "{expected}, {lines}");
             }
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
             lines += usize::from(!std::mem::replace(&mut seen[(state >> 33) as usize % all], true));
         }
-        let mut each = Coming { runs: 0, lines: 0 };
-        assert_eq!(each.lines_of(3_000, 5_000, 5_000), 3_000, "every run begins one");
+        let mut each = Coming { spans: 0, lines: 0 };
+        assert_eq!(each.lines_of(3_000, 5_000, 5_000), 3_000, "every span begins one");
         assert_eq!(each.lines_of(3_000, 10_000, 5_000), 0, "none does");
     }
 }

@@ -4,7 +4,7 @@ use super::merge::Change;
 use super::{Cuts, Judged, StateTable};
 use crate::batch::Batch;
 use crate::changes::{Changes, Forgotten};
-use crate::judge::{PlainSpan, Span};
+use crate::judge::{FullEntry, PlainEntry};
 use crate::keys::{KeySpace, Keys};
 use crate::order::Renumbering;
 use crate::ordered::{Appended, InOrder};
@@ -15,7 +15,7 @@ use std::collections::HashSet;
 
 impl StateTable {
     /// Begins, or ends, to note what changes, so that [`StateTable::delta`] can tell. Costs nothing where
-    /// it is off, else 2 to 4 bits an entry, and a random bit set for every run that is accepted.
+    /// it is off, else 2 to 4 bits an entry, and a random bit set for every span that is accepted.
     pub fn track_changes(&mut self, on: bool) {
         self.changes.track(on);
     }
@@ -41,7 +41,7 @@ impl StateTable {
         let mut rows_before = 0;
         for (batch, cut) in batches.iter().zip(cuts) {
             let batch = cut.batch(batch);
-            for (line, start, end) in cut.runs() {
+            for (line, start, end) in cut.spans() {
                 if batch.pid[line] != -1 && verdicts[rows_before + start..rows_before + end].iter().any(is_kept) {
                     marks.add(batch.pid[line], batch.partition[line]);
                 }
@@ -51,18 +51,18 @@ impl StateTable {
     }
 
     /// The key of every entry, in no meaningful order.
-    pub(crate) fn for_each_key(&self, mut tell: impl FnMut(i64, i32)) {
-        with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, _| tell(pid, partition)));
+    pub(crate) fn for_each_key(&self, mut visit: impl FnMut(i64, i32)) {
+        with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, _| visit(pid, partition)));
     }
 
     /// See [`Shelf::in_order`].
     pub(crate) fn in_order<E>(
         &self,
         numbers: &Renumbering,
-        wanted: impl Fn(i64, i32) -> bool,
-        tell: impl FnMut(i64, i32, PlainSpan, Option<&Span>) -> std::result::Result<(), E>,
+        is_included: impl Fn(i64, i32) -> bool,
+        visit: impl FnMut(i64, i32, PlainEntry, Option<&FullEntry>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        with_shelf!(&self.store, shelf => shelf.in_order(numbers, wanted, tell))
+        with_shelf!(&self.store, shelf => shelf.in_order(numbers, is_included, visit))
     }
 
     /// Adds the entries of a frame, which follow all others in the order of snapshots.
@@ -72,14 +72,14 @@ impl StateTable {
         let usual = self.usual();
         let appended = with_shelf!(&mut store, shelf => {
             let (mut line, mut waiting) = (None, Vec::with_capacity(CHUNK));
-            let told = entries.try_for_each(|entry| {
+            let visited = entries.try_for_each(|entry| {
                 if !usual.has(&entry) {
                     self.check_appended(&entry)?;
                 }
                 waiting.push(entry);
                 if waiting.len() == CHUNK { shelf.append(&mut waiting, &mut line) } else { Ok(()) }
             });
-            told.and_then(|()| shelf.append(&mut waiting, &mut line))
+            visited.and_then(|()| shelf.append(&mut waiting, &mut line))
         });
         self.store = store;
         appended
@@ -104,24 +104,24 @@ impl StateTable {
     #[cold]
     pub(crate) fn check_appended(
         &self,
-        Appended { pid, partition, span, whole, is_older, .. }: &Appended,
+        Appended { pid, partition, plain, whole, is_older, .. }: &Appended,
     ) -> Result<()> {
         let policy = self.policy();
-        let plain = Span::from(*span);
-        let span = whole.as_deref().unwrap_or(&plain);
+        let full = FullEntry::from(*plain);
+        let state = whole.as_deref().unwrap_or(&full);
         if *is_older && policy.epochs != Epochs::Key {
             return Err(Error::Snapshot("two entries have the same key".into()));
         }
-        let reach = span.last.wrapping_sub(span.first);
-        let is_timed = self.keeps_timestamp || span.last_timestamp == 0;
-        let has_untold_time = span.holes.iter_timed().any(|(_, _, timestamp)| timestamp != 0);
-        if !is_timed || (has_untold_time && !self.keeps_timestamp) {
+        let reach = state.last.wrapping_sub(state.first);
+        let is_timed = self.keeps_timestamp || state.last_timestamp == 0;
+        let has_hole_time = state.holes.iter_timed().any(|(_, _, timestamp)| timestamp != 0);
+        if !is_timed || (has_hole_time && !self.keeps_timestamp) {
             return Err(Error::Snapshot("an entry has a timestamp, but the table keeps none".into()));
         }
-        if policy.admit == Admit::Next && (span.last < 0 || reach < 0 || reach as u64 >= policy.window) {
+        if policy.admit == Admit::Next && (state.last < 0 || reach < 0 || reach as u64 >= policy.window) {
             return Err(Error::Snapshot("an entry's window is reversed or wider than the policy's".into()));
         }
-        self.check_entry(&self.entry(*pid, *partition, span))
+        self.check_entry(&self.entry(*pid, *partition, state))
     }
 
     /// Whether the keys of a delta are of the types that this table's keys are of.
@@ -156,16 +156,16 @@ impl StateTable {
         self.horizon_ms = forgotten.horizon_ms;
         if !gone.is_empty() || forgotten.eviction.is_some() {
             let rules = self.rules;
-            self.retain(|pid, partition, span| {
-                let is_kept = forgotten.eviction.is_none_or(|eviction| eviction.keeps(&rules, span));
+            self.retain(|pid, partition, entry| {
+                let is_kept = forgotten.eviction.is_none_or(|eviction| eviction.keeps(&rules, entry));
                 is_kept && !gone.contains(&(pid, partition))
             });
         }
-        let change = |Appended { pid, partition, span, whole, .. }| {
+        let change = |Appended { pid, partition, plain, whole, .. }| {
             let (pid, partition) = translation.of(pid, partition);
-            let span = whole.map_or_else(|| span.into(), |whole| *whole);
-            let known = self.rival(pid, partition, span.epoch).map(|rival| rival.epoch);
-            Change { pid, partition, known, span }
+            let entry = whole.map_or_else(|| plain.into(), |whole| *whole);
+            let known = self.rival(pid, partition, entry.epoch).map(|rival| rival.epoch);
+            Change { pid, partition, known, entry }
         };
         let changes = entries.into_iter().map(change).collect();
         self.put_all(changes)
@@ -184,7 +184,7 @@ impl Usual {
     /// Whether an entry is like that, and so one that the policy can have made.
     #[inline]
     fn has(&self, entry: &Appended) -> bool {
-        let PlainSpan { epoch, first, last, last_timestamp } = entry.span;
+        let PlainEntry { epoch, first, last, last_timestamp } = entry.plain;
         (0..=self.epoch_max).contains(&epoch)
             && 0 <= first
             && first <= last

@@ -1,4 +1,4 @@
-//! The first pass over a call's rows: everything is validated, and rows that are alike are gathered into runs.
+//! The first pass over a call's rows: everything is validated, and rows that are alike are gathered into spans.
 
 use super::{LogRows, Partition, TransactionIndex};
 use crate::error::make_room;
@@ -6,28 +6,28 @@ use crate::{Column, Control, Error, Result};
 
 /// Rows of one batch that follow each other, all of one partition and producer and of one kind.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
+pub(super) struct Span {
     /// Its first row in the call.
     pub(super) start: u32,
     /// Where its partition stands in the index.
     pub(super) slot: u32,
-    /// The run before it of the same transaction, in this call.
+    /// The span before it of the same transaction, in this call.
     pub(super) before: u32,
 }
 
-pub(super) const NO_RUN: u32 = u32::MAX;
+pub(super) const NO_SPAN: u32 = u32::MAX;
 
-/// How a call's rows are cut into runs.
+/// How a call's rows are cut into spans.
 #[derive(Default)]
 pub(super) struct Cut {
-    pub(super) runs: Vec<Run>,
-    /// For each batch how many runs there are up to its end.
+    pub(super) spans: Vec<Span>,
+    /// For each batch how many spans there are up to its end.
     pub(super) ends: Vec<usize>,
     /// Whenever rows turned to a partition, where its log ended before them.
     log_ends: Vec<(u32, i64)>,
 }
 
-/// How many rows there are. A call takes fewer than [`NO_RUN`].
+/// How many rows there are. A call takes fewer than [`NO_SPAN`].
 pub(super) fn check_lengths(batches: &[LogRows<'_>]) -> Result<usize> {
     let mut rows = 0;
     for batch in batches {
@@ -47,15 +47,15 @@ pub(super) fn check_lengths(batches: &[LogRows<'_>]) -> Result<usize> {
         }
         rows += length;
     }
-    if rows >= NO_RUN as usize {
-        let problem = format!("has {rows} rows, a call takes at most {}", NO_RUN - 1);
+    if rows >= NO_SPAN as usize {
+        let problem = format!("has {rows} rows, a call takes at most {}", NO_SPAN - 1);
         return Err(Error::Batch { column: Column::Pid, row: None, problem });
     }
     Ok(rows)
 }
 
 impl TransactionIndex {
-    /// Validates rows, finds their runs, and moves the ends of the logs on. An error leaves the index as it was.
+    /// Validates rows, finds their spans, and moves the ends of the logs on. An error leaves the index as it was.
     pub(super) fn cut(&mut self, batches: &[LogRows<'_>]) -> Result<Cut> {
         let partitions_before = self.partitions.len();
         let mut cut = Cut::default();
@@ -68,7 +68,7 @@ impl TransactionIndex {
                 }
                 return Err(error.after(from));
             }
-            cut.ends.push(cut.runs.len());
+            cut.ends.push(cut.spans.len());
             from += batch.pid.len();
         }
         Ok(cut)
@@ -77,8 +77,8 @@ impl TransactionIndex {
     fn cut_batch(&mut self, batch: &LogRows<'_>, from: usize, cut: &mut Cut) -> Result<()> {
         let (mut slot, mut log_end) = (0, 0);
         for row in 0..batch.pid.len() {
-            if row == 0 || !batch.goes_on(row) {
-                batch.check_run(row)?;
+            if row == 0 || !batch.is_continuation(row) {
+                batch.check_span(row)?;
                 if row == 0 || batch.partition[row] != batch.partition[row - 1] {
                     if row > 0 {
                         self.partitions[slot as usize].log_end = log_end;
@@ -88,8 +88,8 @@ impl TransactionIndex {
                     make_room(&mut cut.log_ends, 1)?;
                     cut.log_ends.push((slot, log_end));
                 }
-                make_room(&mut cut.runs, 1)?;
-                cut.runs.push(Run { start: (from + row) as u32, slot, before: NO_RUN });
+                make_room(&mut cut.spans, 1)?;
+                cut.spans.push(Span { start: (from + row) as u32, slot, before: NO_SPAN });
             }
             let (offset, last_offset) = (batch.offset[row], batch.last_offset(row));
             let is_without_epoch = batch.epoch[row] < 0 && batch.pid[row] != -1;
@@ -125,18 +125,18 @@ impl LogRows<'_> {
         self.transactional.map_or(self.pid[row] != -1, |flags| flags[row] != 0)
     }
 
-    /// Whether a row is of the run of the row before it.
+    /// Whether a row is of the span of the row before it.
     #[inline]
-    fn goes_on(&self, row: usize) -> bool {
+    fn is_continuation(&self, row: usize) -> bool {
         self.pid[row] == self.pid[row - 1]
             && self.partition[row] == self.partition[row - 1]
             && self.control[row] == self.control[row - 1]
             && self.transactional.is_none_or(|flags| flags[row] == flags[row - 1])
     }
 
-    /// Looks at what all rows of a run have in common.
+    /// Looks at what all rows of a span have in common.
     #[inline]
-    fn check_run(&self, row: usize) -> Result<()> {
+    fn check_span(&self, row: usize) -> Result<()> {
         let is_odd = self.pid[row] < -1 || self.partition[row] < -1 || self.control[row] > Control::Other as u8;
         let is_without_pid = self.pid[row] == -1 && (self.is_marker(row) || self.is_flagged(row));
         if is_odd || is_without_pid { Err(self.problem(row, 0)) } else { Ok(()) }

@@ -62,13 +62,13 @@ fn read(log: &PartitionLog, from: i64, is_committed: bool) -> Vec<(i64, Vec<u8>)
     let mut found = Vec::new();
     loop {
         let mut columns = RecordColumns::default();
-        let goes_on = scan.read(&mut columns, 7).expect("whole");
+        let has_more = scan.read(&mut columns, 7).expect("whole");
         let value = |row: usize| {
             let [from, upto] = [row, row + 1].map(|at| columns.value.offsets[at] as usize);
             (columns.offset[row], columns.value.bytes[from..upto].to_vec())
         };
         found.extend((0..columns.len()).map(value));
-        if !goes_on {
+        if !has_more {
             return found;
         }
     }
@@ -300,14 +300,14 @@ fn an_append_that_fails_leaves_no_trace() {
 /// The index of aborted transactions says what the log says, whatever failed.
 #[test]
 fn an_abort_that_fails_can_be_tried_again() {
-    let wanted = |log: &PartitionLog| read(log, 0, true).into_iter().map(|it| it.1[0]).collect::<Vec<_>>();
+    let committed_values = |log: &PartitionLog| read(log, 0, true).into_iter().map(|it| it.1[0]).collect::<Vec<_>>();
     let mut failures = 0;
     for at in 0..40 {
         let options = options(Policy::Group, 1 << 20);
         let disk = SimDisk::new();
         let mut log = open(&disk, &options).expect("a disk that works");
         log.append(&mut [batch(9, 0, 0, true, &[vec![b'a']]), batch(7, 0, 0, false, &[vec![b'p']])]).expect("works");
-        assert_eq!((wanted(&log), log.last_stable_offset().expect("open")), (vec![], 0));
+        assert_eq!((committed_values(&log), log.last_stable_offset().expect("open")), (vec![], 0));
         disk.fail(Some(Fault { at, forever: false }));
         if let Err(error) = log.append(&mut [end(9, 0, false)]) {
             failures += 1;
@@ -319,11 +319,11 @@ fn an_abort_that_fails_can_be_tried_again() {
             log.append(&mut [end(9, 0, false)]).expect("works again");
         }
         disk.fail(None);
-        assert_eq!((wanted(&log), log.last_stable_offset().expect("open")), (vec![b'p'], 3));
+        assert_eq!((committed_values(&log), log.last_stable_offset().expect("open")), (vec![b'p'], 3));
         drop(log);
         for disk in [disk.after_kill(), disk.after_power_loss(&mut Random::new(at))] {
             let log = open(&disk, &options).expect("a disk that works");
-            assert_eq!((wanted(&log), log.last_stable_offset().expect("open")), (vec![b'p'], 3));
+            assert_eq!((committed_values(&log), log.last_stable_offset().expect("open")), (vec![b'p'], 3));
         }
     }
     assert!(failures >= 4, "{failures}");

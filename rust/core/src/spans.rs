@@ -1,12 +1,12 @@
-//! The first pass over a batch: every value is validated, and rows are gathered into runs.
+//! The first pass over a batch. It validates every value and cuts the rows into spans.
 //!
-//! Both happen in one reading of the columns, for reading them is what the whole call costs when
-//! producers write in runs. A row goes on a run when pid, partition and epoch are those of the row
-//! before and seq is one more. The untracked rows' other columns may hold anything.
+//! Both happen in one pass over the columns, because reading them is the main cost of a call if producers write long
+//! spans. A row continues a span if pid, partition and epoch equal those of the previous row and seq is one more. Other
+//! columns of untracked rows can have any value.
 //!
-//! What is found is a bit a row: where keys come in random order every row begins a run, and a list of runs would be
-//! written and read for nothing. Where runs are long, the first row of each is copied while it is in the cache: it would
-//! take longer to read them from the columns again than to judge them.
+//! The result is one bit per row. If keys come in random order, every row begins a span, and a list of spans would cost
+//! time without a benefit. If spans are long, the first row of each is copied while it is in the cache. Reading these
+//! rows from the columns again would take longer than judging them.
 
 use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
@@ -14,13 +14,13 @@ use crate::error::make_room;
 use crate::prefetch::{STEP, prefetch};
 use crate::{Column, Error, Result, Untracked};
 
-/// Rows looked at together; one bit of a word each.
+/// Number of rows that are read together, one bit of a word each.
 pub(crate) const BLOCK: usize = 64;
 
 /// Sequence numbers of either width.
 pub(crate) trait Seq: Copy {
     fn wide(self) -> i64;
-    fn goes_on(self, before: Self) -> bool;
+    fn follows(self, before: Self) -> bool;
 }
 
 impl Seq for i32 {
@@ -30,7 +30,7 @@ impl Seq for i32 {
     }
 
     #[inline]
-    fn goes_on(self, before: Self) -> bool {
+    fn follows(self, before: Self) -> bool {
         self == before.wrapping_add(1)
     }
 }
@@ -42,38 +42,40 @@ impl Seq for i64 {
     }
 
     #[inline]
-    fn goes_on(self, before: Self) -> bool {
+    fn follows(self, before: Self) -> bool {
         self == before.wrapping_add(1)
     }
 }
 
-/// What a valid row may hold.
+/// The valid values of a row.
 #[derive(Clone, Copy, Debug)]
 pub struct Domain {
     /// The greatest sequence number.
     pub seq_max: i64,
-    /// Whether rows may come without a producer.
+    /// Whether rows without a producer are valid.
     pub untracked: Untracked,
 }
 
-/// How the rows of a batch are cut into runs.
+/// The spans of a batch.
 #[derive(Default)]
 pub(crate) struct Cut {
-    /// Bit `b` of word `w`: whether row `64 w + b + 1` begins a run; row 0 does. Not used where lengths were given.
+    /// Bit `b` of word `w`: whether row `64 w + b + 1` begins a span. Row 0 always does. Not used if the caller passes
+    /// lengths.
     begins: Vec<u64>,
-    /// The first row of each run, where the batch has a line a run.
+    /// The first row of each span, if the batch has one line per span.
     starts: Vec<u32>,
-    runs: usize,
+    spans: usize,
     pub(crate) rows: u32,
-    /// Whether the batch has a line a run, and not a line a row: that which was given, or that of [`Cut::batch`].
+    /// Whether the batch has one line per span instead of one per row. This holds for the caller's batch or for
+    /// [`Cut::batch`].
     pub(crate) is_gathered: bool,
     heads: Heads,
 }
 
-/// The first rows of runs.
+/// The first rows of spans.
 #[derive(Default)]
 struct Heads {
-    /// Whether they are gathered, and stand for the batch.
+    /// Whether the first rows are copied and represent the batch.
     are_used: bool,
     has_epochs: bool,
     pid: Vec<i64>,
@@ -82,17 +84,17 @@ struct Heads {
     seq: Vec<i64>,
 }
 
-/// One run in so many rows, at the most, where first rows are gathered.
+/// First rows are copied if there is at most one span in this number of rows.
 const ROWS_A_HEAD: usize = 8;
-/// Of a batch whose first rows come more often, so many are gathered in vain.
+/// If spans are shorter, at most this number of first rows is copied in vain.
 const HEADS_IN_VAIN: usize = BLOCK;
-/// So many are kept from call to call.
+/// Capacity that is kept between calls.
 const HEADS_KEPT: usize = 1 << 13;
 
 impl Cut {
-    /// How many runs there are.
+    /// How many spans there are.
     pub(crate) fn len(&self) -> usize {
-        self.runs
+        self.spans
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
@@ -103,14 +105,14 @@ impl Cut {
         heads + self.begins.capacity() * size_of::<u64>() + self.starts.capacity() * size_of::<u32>()
     }
 
-    /// Gives back memory that only a batch of many runs needs.
+    /// Frees memory that only batches with many spans need.
     pub(crate) fn shrink(&mut self) {
         if self.heads.pid.capacity() > HEADS_KEPT {
             (self.heads, self.starts) = (Heads::default(), Vec::new());
         }
     }
 
-    /// The batch whose lines are meant by [`Cut::line`]: that which was cut, or the first rows of its runs.
+    /// The batch to which [`Cut::line`] refers: the original, or the first rows of its spans.
     pub(crate) fn batch<'a>(&'a self, batch: &Batch<'a>) -> Batch<'a> {
         let Heads { are_used, has_epochs, pid, partition, epoch, seq } = &self.heads;
         if !are_used {
@@ -119,34 +121,34 @@ impl Cut {
         Batch { pid, partition, epoch: has_epochs.then_some(epoch), seq: Seqs::I64(seq), timestamp: None }
     }
 
-    /// Where in the batch a run stands that begins with the row `start`.
+    /// The line of a span in the batch. `start`: its first row.
     #[inline(always)]
-    pub(crate) fn line(&self, run: usize, start: u32) -> usize {
-        if self.is_gathered { run } else { start as usize }
+    pub(crate) fn line(&self, span: usize, start: u32) -> usize {
+        if self.is_gathered { span } else { start as usize }
     }
 
-    /// Reads the runs in order.
+    /// Reads the spans in order.
     #[inline(always)]
     pub(crate) fn cursor(&self) -> Cursor<'_> {
-        Cursor { cut: self, run: 0, start: 0, word: 0, bits: self.begins.first().copied().unwrap_or(0) }
+        Cursor { cut: self, span: 0, start: 0, word: 0, bits: self.begins.first().copied().unwrap_or(0) }
     }
 
-    /// For each run its line in the batch, its first row and the row after its last.
-    pub(crate) fn runs(&self) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
+    /// For each span: its line in the batch, its first row, and the row after its last.
+    pub(crate) fn spans(&self) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
         let mut cursor = self.cursor();
-        (0..self.runs).map(move |run| {
+        (0..self.spans).map(move |span| {
             let start = cursor.start;
             cursor.advance();
-            (self.line(run, start), start as usize, cursor.start as usize)
+            (self.line(span, start), start as usize, cursor.start as usize)
         })
     }
 
-    /// Validates a batch and finds its runs.
+    /// Validates a batch and finds its spans.
     pub(crate) fn find(&mut self, batch: &Batch<'_>, domain: &Domain) -> Result<()> {
         self.scan(batch, domain, false)
     }
 
-    /// The same for a batch whose runs will be judged by their first rows alone.
+    /// Like `find`, for a batch whose spans are judged by their first rows alone.
     pub(crate) fn gather(&mut self, batch: &Batch<'_>, domain: &Domain) -> Result<()> {
         self.scan(batch, domain, true)?;
         self.is_gathered = self.heads.are_used;
@@ -155,7 +157,7 @@ impl Cut {
 
     fn scan(&mut self, batch: &Batch<'_>, domain: &Domain, gathers: bool) -> Result<()> {
         check_lengths(batch)?;
-        (self.is_gathered, self.rows, self.runs) = (false, batch.len() as u32, 0);
+        (self.is_gathered, self.rows, self.spans) = (false, batch.len() as u32, 0);
         self.begins.clear();
         self.heads.begin(gathers && !batch.is_empty(), batch.epoch.is_some(), &mut self.starts);
         if batch.is_empty() {
@@ -164,14 +166,14 @@ impl Cut {
         make_room(&mut self.begins, batch.len().div_ceil(BLOCK))?;
         let epoch = batch.epoch.unwrap_or(&[]);
         let Cut { begins, starts, heads, .. } = self;
-        self.runs = match batch.seq {
+        self.spans = match batch.seq {
             Seqs::I32(seq) => dispatch(Scan { columns: Columns { batch, epoch, seq }, domain, begins, starts, heads }),
             Seqs::I64(seq) => dispatch(Scan { columns: Columns { batch, epoch, seq }, domain, begins, starts, heads }),
         }?;
         Ok(())
     }
 
-    /// Validates a batch that has a line a run, of as many rows as `lengths` says.
+    /// Validates a batch with one line per span. `lengths` has the number of rows of each span.
     pub(crate) fn take(&mut self, batch: &Batch<'_>, lengths: &[u32], domain: &Domain) -> Result<()> {
         let fail = |row, problem| Err(Error::Batch { column: Column::Seq, row, problem });
         if lengths.len() != batch.len() {
@@ -181,20 +183,20 @@ impl Cut {
         self.starts.clear();
         make_room(&mut self.starts, lengths.len())?;
         let mut rows = 0u32;
-        for (run, &length) in lengths.iter().enumerate() {
-            let seq = batch.seq.get(run);
-            let is_beyond = batch.pid[run] != -1 && seq > domain.seq_max - i64::from(length.max(1) - 1);
+        for (span, &length) in lengths.iter().enumerate() {
+            let seq = batch.seq.get(span);
+            let is_beyond = batch.pid[span] != -1 && seq > domain.seq_max - i64::from(length.max(1) - 1);
             if length == 0 || is_beyond {
                 let within = format!("1 and above, and the last row within 0..={}", domain.seq_max);
-                return fail(Some(run), format!("a run of {length} rows from {seq} on; needed are {within}"));
+                return fail(Some(span), format!("a span of {length} rows from {seq} on; needed are {within}"));
             }
             self.starts.push(rows);
             let Some(sum) = rows.checked_add(length) else {
-                return fail(Some(run), format!("a call takes at most {} rows", u32::MAX));
+                return fail(Some(span), format!("a call takes at most {} rows", u32::MAX));
             };
             rows = sum;
         }
-        (self.is_gathered, self.rows, self.runs) = (true, rows, lengths.len());
+        (self.is_gathered, self.rows, self.spans) = (true, rows, lengths.len());
         Ok(())
     }
 }
@@ -209,8 +211,8 @@ impl Heads {
         self.seq.clear();
     }
 
-    /// Copies the rows from `from` on that `word` says; no more, if they come too often. Called once for 64 rows, so it
-    /// is not compiled again for each kind of processor.
+    /// Copies the rows that `word` selects, beginning at `from`, and stops if spans are too short. It is called once
+    /// per 64 rows, so it is not compiled for each kind of processor.
     #[inline(never)]
     fn take<S: Seq>(&mut self, columns: &Columns<'_, S>, from: usize, word: u64, starts: &mut Vec<u32>) -> Result<()> {
         let Columns { batch, epoch, seq } = columns;
@@ -234,22 +236,22 @@ impl Heads {
     }
 }
 
-/// The runs of a batch that are still to be read.
+/// Iterates over the spans of a batch.
 pub(crate) struct Cursor<'a> {
     cut: &'a Cut,
-    /// The number of the next run.
-    pub(crate) run: usize,
-    /// Its first row; behind the last run, the number of rows.
+    /// The number of the next span.
+    pub(crate) span: usize,
+    /// Its first row. After the last span, the number of rows.
     start: u32,
-    /// The word of `begins` that tells the run after it, and the bits of that word that are still to be read.
+    /// The word of `begins` with the next span, and the unread bits of that word.
     word: usize,
     bits: u64,
 }
 
 impl Cursor<'_> {
-    /// Writes the first row of each of the next runs to `bounds`, then the row after the last. Gives how many they are.
+    /// Writes the first row of each of the next spans to `bounds`, then the row after the last. Returns their number.
     #[inline(always)]
-    pub(crate) fn next_runs(&mut self, bounds: &mut [u32; STEP + 1]) -> usize {
+    pub(crate) fn next_spans(&mut self, bounds: &mut [u32; STEP + 1]) -> usize {
         bounds[0] = self.start;
         self.refill();
         let begin = self.bits >> (self.bits.trailing_zeros() & 63);
@@ -260,7 +262,7 @@ impl Cursor<'_> {
             }
             self.start = bounds[STEP];
             self.bits &= !(0xffff << self.bits.trailing_zeros());
-            self.run += STEP;
+            self.span += STEP;
             return STEP;
         }
         let mut count = 0;
@@ -272,12 +274,12 @@ impl Cursor<'_> {
         count
     }
 
-    /// Goes on to the next run.
+    /// Moves to the next span.
     #[inline(always)]
     fn advance(&mut self) {
-        self.run += 1;
+        self.span += 1;
         if self.cut.is_gathered {
-            self.start = self.cut.starts.get(self.run).copied().unwrap_or(self.cut.rows);
+            self.start = self.cut.starts.get(self.span).copied().unwrap_or(self.cut.rows);
             return;
         }
         self.refill();
@@ -289,7 +291,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Takes the next word that has a bit, where none is left of this one.
+    /// Loads the next word with a set bit if the current one has none left.
     #[inline(always)]
     fn refill(&mut self) {
         while self.bits == 0 && self.word + 1 < self.cut.begins.len() {
@@ -298,16 +300,16 @@ impl Cursor<'_> {
         }
     }
 
-    /// The row of the first bit that is still to be read.
+    /// The row of the first unread bit.
     #[inline(always)]
     fn first_of_bits(&self) -> u32 {
         (self.word * BLOCK) as u32 + self.bits.trailing_zeros() + 1
     }
 }
 
-/// Validates a batch and writes the first row of each of its runs to `starts`: rows of one key and epoch whose
-/// sequence numbers follow each other.
-pub fn find_runs(batch: &Batch<'_>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
+/// Validates a batch and writes the first row of each of its spans to `starts`. A span has rows of one key and epoch
+/// with consecutive sequence numbers.
+pub fn find_spans(batch: &Batch<'_>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
     let mut cut = Cut::default();
     cut.find(batch, domain)?;
     starts.clear();
@@ -346,14 +348,14 @@ pub(crate) fn check_lengths(batch: &Batch<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The columns with their widths known. `epoch` is empty where there are none.
+/// The columns with static types. `epoch` is empty if there are no epochs.
 struct Columns<'a, S> {
     batch: &'a Batch<'a>,
     epoch: &'a [i16],
     seq: &'a [S],
 }
 
-/// The first pass over a batch. Gives how many runs there are.
+/// The first pass over a batch. Returns the number of spans.
 struct Scan<'a, S> {
     columns: Columns<'a, S>,
     domain: &'a Domain,
@@ -380,13 +382,13 @@ fn scan<S: Seq>(scan: Scan<'_, S>) -> Result<usize> {
     if heads.are_used {
         heads.take(&columns, 0, 1, starts)?;
     }
-    let (mut row, mut runs) = (1, 1);
+    let (mut row, mut spans) = (1, 1);
     while row + BLOCK <= rows {
         prefetch_ahead(columns.batch.pid, row);
         prefetch_ahead(columns.batch.partition, row);
         prefetch_ahead(columns.seq, row);
         prefetch_ahead(columns.epoch, row);
-        let (word, is_suspect) = look_at_block(&columns, domain, row);
+        let (word, is_suspect) = scan_block(&columns, domain, row);
         if is_suspect {
             check_rows(&columns, domain, row..row + BLOCK)?;
         }
@@ -394,19 +396,19 @@ fn scan<S: Seq>(scan: Scan<'_, S>) -> Result<usize> {
         if heads.are_used && word != 0 {
             heads.take(&columns, row, word, starts)?;
         }
-        runs += word.count_ones() as usize;
+        spans += word.count_ones() as usize;
         row += BLOCK;
     }
     check_rows(&columns, domain, row..rows)?;
-    let word = (row..rows).fold(0, |word, at| word | u64::from(!goes_on(&columns, at)) << (at - row));
+    let word = (row..rows).fold(0, |word, at| word | u64::from(!is_continuation(&columns, at)) << (at - row));
     begins.push(word);
     if heads.are_used {
         heads.take(&columns, row, word, starts)?;
     }
-    Ok(runs + word.count_ones() as usize)
+    Ok(spans + word.count_ones() as usize)
 }
 
-/// Prefetches rows of a later block. Processors recognize that columns are read in order, but stop where a page ends.
+/// Prefetches rows of a later block. Processors recognize sequential reads of columns, but stop at the end of a page.
 #[inline(always)]
 fn prefetch_ahead<T>(column: &[T], row: usize) {
     const AHEAD: usize = 8 * BLOCK;
@@ -415,18 +417,18 @@ fn prefetch_ahead<T>(column: &[T], row: usize) {
 }
 
 #[inline(always)]
-fn goes_on<S: Seq>(columns: &Columns<'_, S>, row: usize) -> bool {
+fn is_continuation<S: Seq>(columns: &Columns<'_, S>, row: usize) -> bool {
     let Columns { batch, epoch, seq } = columns;
     batch.pid[row] == batch.pid[row - 1]
         && batch.partition[row] == batch.partition[row - 1]
         && (epoch.is_empty() || epoch[row] == epoch[row - 1])
-        && seq[row].goes_on(seq[row - 1])
+        && seq[row].follows(seq[row - 1])
 }
 
-/// For the 64 rows from `row` on: which begin a run, and whether any value needs a closer look.
-/// Loops over arrays of known length, without a branch, so that they become vector code.
+/// Finds which of the 64 rows from `row` on begin a span, and whether any value needs a closer check. It loops over
+/// arrays of fixed length without a branch, so that the compiler can vectorize it.
 #[inline(always)]
-fn look_at_block<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, row: usize) -> (u64, bool) {
+fn scan_block<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, row: usize) -> (u64, bool) {
     let Columns { batch, epoch, seq } = columns;
     let mut begins = [0u8; BLOCK];
     let (pid, pid_before) = block(batch.pid, row);
@@ -443,7 +445,7 @@ fn look_at_block<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, row: usize) 
     }
     let partition_sign = partition.iter().fold(0, |sign, &value| sign | value);
     for i in 0..BLOCK {
-        begins[i] |= u8::from(!seq[i].goes_on(seq_before[i]));
+        begins[i] |= u8::from(!seq[i].follows(seq_before[i]));
         sign |= seq[i].wide();
     }
     if size_of::<S>() == 8 || domain.seq_max < i64::from(i32::MAX) {
@@ -469,19 +471,19 @@ fn block<T>(values: &[T], row: usize) -> (&[T; BLOCK], &[T; BLOCK]) {
     (now, before)
 }
 
-/// One bit for each byte, which is 0 or 1.
+/// Packs bytes with the values 0 and 1 into bits.
 #[inline(always)]
 pub(crate) fn pack(bytes: &[u8; BLOCK]) -> u64 {
     let mut word = 0;
     for (index, eight) in bytes.as_chunks::<8>().0.iter().enumerate() {
-        // The multiplication gathers the low bit of each of eight bytes in the top byte.
+        // The multiplication collects the low bits of eight bytes in the top byte.
         let gathered = u64::from_le_bytes(*eight).wrapping_mul(0x0102_0408_1020_4080) >> 56;
         word |= gathered << (8 * index);
     }
     word
 }
 
-/// Looks at rows one by one and names the first that is out of its domain.
+/// Checks rows one by one and reports the first invalid one.
 #[cold]
 #[inline(never)]
 fn check_rows<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, rows: std::ops::Range<usize>) -> Result<()> {
@@ -523,18 +525,18 @@ mod tests {
 
     const DOMAIN: Domain = Domain { seq_max: i32::MAX as i64, untracked: Untracked::Keep };
 
-    /// Columns of runs of 1 to 130 rows, so that breaks fall everywhere in a block.
+    /// Columns with spans of 1 to 130 rows, so that spans begin at every place of a block.
     fn columns(rows: usize) -> (Vec<i64>, Vec<i32>, Vec<i16>, Vec<i32>) {
         let (mut pid, mut partition, mut epoch, mut seq) = (vec![], vec![], vec![], vec![]);
-        let mut run = 0;
+        let mut span = 0;
         while pid.len() < rows {
-            for row in 0..1 + run * 37 % 130 {
-                pid.push(i64::from(run % 3));
-                partition.push(run % 2);
-                epoch.push((run % 5 / 4) as i16);
-                seq.push(run * 1000 + row);
+            for row in 0..1 + span * 37 % 130 {
+                pid.push(i64::from(span % 3));
+                partition.push(span % 2);
+                epoch.push((span % 5 / 4) as i16);
+                seq.push(span * 1000 + row);
             }
-            run += 1;
+            span += 1;
         }
         pid.truncate(rows);
         partition.truncate(rows);
@@ -551,25 +553,25 @@ mod tests {
                 Batch { pid: &pid, partition: &partition, epoch: Some(&epoch), seq: Seqs::I32(&seq), timestamp: None };
             let columns = Columns { batch: &batch, epoch: &epoch, seq: &seq };
             let expected: Vec<u32> =
-                (0..rows).filter(|&row| row == 0 || !goes_on(&columns, row)).map(|row| row as u32).collect();
+                (0..rows).filter(|&row| row == 0 || !is_continuation(&columns, row)).map(|row| row as u32).collect();
             let mut dispatched = Vec::new();
-            find_runs(&batch, &DOMAIN, &mut dispatched).expect("valid rows");
+            find_spans(&batch, &DOMAIN, &mut dispatched).expect("valid rows");
             let mut portable = Cut { rows: rows as u32, ..Cut::default() };
             let Cut { begins, starts, heads, .. } = &mut portable;
             let work = Scan { columns, domain: &DOMAIN, begins, starts, heads };
-            portable.runs = scan(work).expect("valid rows");
+            portable.spans = scan(work).expect("valid rows");
             assert_eq!(dispatched, expected);
-            let runs: Vec<_> = portable.runs().collect();
+            let spans: Vec<_> = portable.spans().collect();
             let ends = expected.iter().skip(1).copied().chain([rows as u32]);
             let lines = expected.iter().zip(ends).map(|(&start, end)| (start as usize, start as usize, end as usize));
-            assert!(runs.into_iter().eq(lines));
+            assert!(spans.into_iter().eq(lines));
         }
     }
 
-    /// As many lines as runs where runs are long, of the same rows; none where most rows begin a run, late or from the
-    /// start.
+    /// If spans are long, there is one line per span, with the same rows. If most rows begin a span, there are none,
+    /// whether this shows at the start or later.
     #[test]
-    fn first_rows_stand_for_long_runs() {
+    fn first_rows_stand_for_long_spans() {
         let (mut pid, mut partition, mut epoch, mut seq) = columns(5_000);
         let mut cut = Cut::default();
         for (rows, are_gathered) in [(1, true), (64, true), (65, true), (5_000, true), (0, false), (7_000, false)] {
@@ -588,19 +590,19 @@ mod tests {
                 timestamp: None,
             };
             cut.find(&batch, &DOMAIN).expect("valid rows");
-            let expected: Vec<_> = cut.runs().map(|(_, start, end)| (start, end)).collect();
+            let expected: Vec<_> = cut.spans().map(|(_, start, end)| (start, end)).collect();
             assert!(std::ptr::eq(cut.batch(&batch).pid, &raw const pid[..rows]));
             cut.gather(&batch, &DOMAIN).expect("valid rows");
             assert_eq!(cut.is_gathered, are_gathered, "{rows} rows");
-            let runs: Vec<_> = cut.runs().map(|(_, start, end)| (start, end)).collect();
-            assert_eq!(runs, expected);
+            let spans: Vec<_> = cut.spans().map(|(_, start, end)| (start, end)).collect();
+            assert_eq!(spans, expected);
             let gathered = cut.batch(&batch);
-            for (line, start, _) in cut.runs() {
+            for (line, start, _) in cut.spans() {
                 let of_line = (gathered.pid[line], gathered.partition[line], gathered.seq.get(line));
                 assert_eq!(of_line, (pid[start], partition[start], i64::from(seq[start])));
                 assert_eq!(gathered.epoch.map(|epoch| epoch[line]), Some(epoch[start]));
             }
-            assert!(!are_gathered || gathered.len() == runs.len());
+            assert!(!are_gathered || gathered.len() == spans.len());
         }
         cut.shrink();
         assert!(cut.memory_bytes() < 1 << 16);
@@ -613,7 +615,7 @@ mod tests {
             partition[row] = -5;
             let batch =
                 Batch { pid: &pid, partition: &partition, epoch: Some(&epoch), seq: Seqs::I32(&seq), timestamp: None };
-            let error = find_runs(&batch, &DOMAIN, &mut Vec::new()).expect_err("a negative partition");
+            let error = find_spans(&batch, &DOMAIN, &mut Vec::new()).expect_err("a negative partition");
             assert_eq!(error.to_string(), format!("column 'partition', row {row}: value -5 is outside 0..=2147483647"));
         }
     }
