@@ -26,9 +26,9 @@ from fencepost.errors import BatchError, PolicyError
 from fencepost.findings import ADVICE_ROWS, AuditReport
 from fencepost.inputs import with_fields
 from fencepost.pages.commands import SINK, STATE, command, options, place
-from fencepost.pages.report import Report
 from fencepost.pages.tables import share
-from fencepost.policy import COLUMN_PRESETS, Columns, Policy
+from fencepost.policy import COLUMN_PRESETS, Columns, Policy, resolve_columns
+from fencepost.report import Report
 from fencepost.verdict import Verdict
 from fencepost.words import plural
 
@@ -184,6 +184,14 @@ def resolve_named(columns: Named, rows: pa.Table) -> Columns:
         return Columns.preset(columns)
     named = dict(columns or {})
     return dataclasses.replace(_by_names(rows, named), **named)
+
+
+def named_timestamp(columns: Named) -> str | None:
+    """Return the timestamp column if one is named."""
+    if isinstance(columns, Mapping):
+        found: str | None = columns.get("timestamp")
+        return found
+    return None if columns is None else resolve_columns(Policy.any_order(), columns).timestamp
 
 
 def _by_names(rows: pa.Table, named: Mapping[str, Any]) -> Columns:

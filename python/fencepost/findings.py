@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import PolicyError
-from fencepost.pages.report import Report
 from fencepost.policy import Policy
+from fencepost.report import Report
 from fencepost.verdict import Verdict
 
 if TYPE_CHECKING:

@@ -139,6 +139,7 @@ LAYERS = [
     "fencepost._native",
     "fencepost.policy",
     "fencepost.pages",
+    "fencepost.report",
     "fencepost.findings",
     "fencepost.resets",
     "fencepost.content",

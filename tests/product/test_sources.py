@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
 import deltalake
+import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from fencepost import SourceError, cli, lake, state
+from fencepost import Columns, SourceError, cli, lake, state
 from fencepost.generate import LandingZone, generate
+from fencepost.lake.tabular import open_rows
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +83,15 @@ def test_a_job_over_files_that_are_named(zone: Path, tmp_path: Path) -> None:
         assert kept == counts["ACCEPTED"] + counts["UNTRACKED"]
 
 
-def test_a_job_reads_text_once(texts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_reads_text_once(
+    texts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     counts = lake.audit(texts).counts
     job = [f"{tmp_path}/state", f"{tmp_path}/clean", "--no-sync", "--quiet"]
     for _ in range(2):
         assert cli.main(["dedup", *map(str, texts), *job]) == 0
+    assert cli.main(["dedup", *map(str, texts), *job[:-1]]) == 0
+    assert capsys.readouterr().out.startswith(f"nothing new in {texts[0]}, {texts[1]}: ")
     assert len(state.open(job[0]).history()) == 1
     assert lake.dataset(job[1]).count_rows() == counts["ACCEPTED"] + counts["UNTRACKED"]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(texts[0].read_bytes())))
@@ -97,3 +104,76 @@ def test_text_for_a_job_stands_alone(zone: Path, texts: list[Path], tmp_path: Pa
     assert cli.main(["dedup", str(texts[0]), str(zone), *job]) == 2
     assert cli.main(["dedup", str(texts[0]), *job, "--watch", "1s"]) == 2
     assert not any(tmp_path.iterdir())
+
+
+# Times as texts
+
+TIMES = {
+    "2026-11-20T10:00:00.5Z": "2026-11-20 10:00:00.500",
+    "2026-11-20T11:00:01+01:00": "2026-11-20 10:00:01",
+    "2026-11-20 10:00:02": "2026-11-20 10:00:02",  # without a zone: UTC
+    "2026-11-20T10:00:03.123456-0030": "2026-11-20 10:30:03.123",
+}
+
+
+def write_events(path: Path, times: list[str]) -> Path:
+    events = [{"pid": 7, "epoch": 0, "partition": 0, "seq": seq, "at": at} for seq, at in enumerate(times)]
+    if path.suffix == ".jsonl":
+        path.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    else:
+        lines = [",".join(map(str, event.values())) for event in events]
+        path.write_text("\n".join(["pid,epoch,partition,seq,at", *lines, ""]))
+    return path
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "events.csv"])
+def test_times_as_texts(name: str, tmp_path: Path) -> None:
+    path = write_events(tmp_path / name, list(TIMES))
+    wanted = pa.array(list(TIMES.values())).cast(pa.timestamp("ms")).cast(pa.int64()).to_pylist()
+    report = lake.audit(path, columns=Columns(timestamp="at"))
+    assert (report.timeline_unit, report.counts) == ("ms", {"ACCEPTED": 4})
+    assert (report.timeline["first"][0].as_py(), report.timeline["rows"].to_pylist()) == (min(wanted), [1] * 4)
+    assert lake.advise(path, {"timestamp": "at"}).max_idle_ms is not None
+    job = [
+        str(path),
+        f"{tmp_path}/state",
+        f"{tmp_path}/clean",
+        "--timestamp",
+        "at",
+        "--max-idle",
+        "7d",
+        "--no-sync",
+        "-q",
+    ]
+    assert cli.main(["dedup", *job]) == 0
+    written = lake.dataset(f"{tmp_path}/clean").to_table()
+    assert written.schema.field("at").type == pa.timestamp("us", "UTC")
+    assert written["at"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_pylist() == wanted
+
+
+def test_times_of_nanoseconds_and_in_structs(tmp_path: Path) -> None:
+    path = write_events(tmp_path / "events.jsonl", ["2026-11-20T10:00:00.123456789Z", "2026-11-20 10:00:01"])
+    assert open_rows([str(path)], "at").schema.field("at").type == pa.timestamp("ns", "UTC")
+    assert lake.audit(path, columns=Columns(timestamp="at")).rows == 2
+    path.write_text(path.read_text().replace('"at": ', '"payload": {"at": ').replace("}\n", "}}\n"))
+    assert lake.audit(path, columns=Columns(timestamp="payload.at")).timeline_unit == "ms"
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "events.csv"])
+def test_a_text_that_is_not_a_time(name: str, tmp_path: Path) -> None:
+    path = write_events(tmp_path / name, ["2026-11-20T10:00:00.5Z", "2026-11-20 10:00", "yesterday", "2026-13-01"])
+    with pytest.raises(SourceError, match=r"column 'at', row 2: 'yesterday' is not a time such as '2026-") as error:
+        lake.audit(path, columns=Columns(timestamp="at"))
+    assert error.value.path == str(path)
+    assert lake.audit(path).rows == 4
+    job = ["dedup", str(path), f"{tmp_path}/state", f"{tmp_path}/clean", "-q"]
+    assert cli.main([*job, "--timestamp", "at"]) != 0
+    assert cli.main(job) == 0
+
+
+def test_the_row_of_a_later_block(tmp_path: Path) -> None:
+    times = ["2026-11-20T10:00:00.5Z"] * 40_000
+    times[39_000] = "2026-11-20T10:00:00.1234567Z"
+    path = write_events(tmp_path / "events.jsonl", times)
+    with pytest.raises(SourceError, match=r"row 39000: '.*1234567Z' is not a time .* at most microseconds"):
+        lake.audit(path, columns=Columns(timestamp="at"))

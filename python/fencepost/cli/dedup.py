@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -228,7 +229,8 @@ def dedup_command(
         check_page(html)
     if order_by and file_order:
         raise typer.BadParameter("pass either --order-by or --file-order, not both")
-    with _converted(source) as paths:
+    default = None if max_idle is None else "timestamp"
+    with _converted(source, rules.columns.timestamp or default) as paths:
         job = make_job(
             paths,
             state,
@@ -286,6 +288,8 @@ def dedup_command(
             return
         with steps(quiet) as show:
             report = job.rebase(show) if rebase else job.run(show)
+        if paths is not source:
+            report = dataclasses.replace(report, source=", ".join(source))
         if html is not None:
             from fencepost.pages.run import run_page
 
@@ -294,8 +298,11 @@ def dedup_command(
 
 
 @contextmanager
-def _converted(source: list[str]) -> Iterator[list[str]]:
-    """Return the sources, text and Arrow files as Parquet files in a temporary folder."""
+def _converted(source: list[str], timestamp: str | None) -> Iterator[list[str]]:
+    """Return the sources, text and Arrow files as Parquet files in a temporary folder.
+
+    `timestamp`: a column whose texts are times.
+    """
     with quit_at_once():
         from fencepost.lake.tabular import tabular_files, write_as_parquet
 
@@ -306,7 +313,7 @@ def _converted(source: list[str]) -> Iterator[list[str]]:
     if other := next((it for it in source if not tabular_files([it])), None):
         raise typer.BadParameter(f"{other}: is Parquet or a table, but {texts[0]} is not: pass them to separate runs")
     with TemporaryDirectory(prefix="fencepost-") as folder:
-        yield [write_as_parquet(it, folder) for it in texts]
+        yield [write_as_parquet(it, folder, timestamp) for it in texts]
 
 
 def _watch(job: DedupJob, interval_ms: int, *, as_json: bool, quiet: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import PolicyError
 from fencepost.kafka.finding import Finding
-from fencepost.pages.report import Report
+from fencepost.report import Report
 from fencepost.words import plural
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 import fencepost
 from fencepost._native import RunScan, parquet_footer
-from fencepost.advice import Advice, Named, advise_table, base_policy, resolve_named
+from fencepost.advice import Advice, Named, advise_table, base_policy, named_timestamp, resolve_named
 from fencepost.errors import SourceError
 from fencepost.findings import ADVICE_ROWS
 from fencepost.lake.auditing import Sources, list_source, streamed
@@ -47,7 +47,7 @@ def advise(
     """
     streams = streamed(source)
     if streams:
-        advice = fencepost.advise(open_rows(streams), columns, rows_max=rows_max)
+        advice = fencepost.advise(open_rows(streams, named_timestamp(columns)), columns, rows_max=rows_max)
         return dataclasses.replace(advice, source=", ".join(streams))
     opened, files, place = list_source(source, source_options)
     if not files.paths:

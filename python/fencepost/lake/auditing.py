@@ -96,7 +96,7 @@ def audit(
     streams = streamed(source)
     if streams:
         report = fencepost.audit(
-            open_rows(streams),
+            open_rows(streams, resolve_columns(resolve(policy), columns).timestamp),
             policy,
             columns,
             producers_max=producers_max,

@@ -15,7 +15,7 @@ from fencepost.findings import ignored_line, reset_rule
 from fencepost.lake.conflicts import joined, listed
 from fencepost.lake.judge import SHOWN_MAX, Judged
 from fencepost.lake.write import Written
-from fencepost.pages.report import Report
+from fencepost.report import Report
 from fencepost.state.decision import Decision
 from fencepost.verdict import Verdict
 from fencepost.words import noun, plural
@@ -35,7 +35,8 @@ class RunReport(Report):
     recovered: tuple[int, ...]
     """Versions of interrupted runs that it finished first. Their rows are not counted below."""
     source: str
-    """The absolute path of the source: the job's, or that of a seed's clean data."""
+    """The absolute path of the source: the job's, or that of a seed's clean data. For text and Arrow files on the
+    command line: their names as passed."""
     state: str
     """The absolute path or URI of the state."""
     sink: str

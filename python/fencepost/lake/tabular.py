@@ -17,6 +17,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from fencepost.errors import SourceError
 from fencepost.lake.slices import is_glob
+from fencepost.lake.times import with_times
 from fencepost.state.stores import is_local
 
 STDIN = "-"
@@ -44,20 +45,20 @@ def _expanded(place: str) -> list[str]:
     return found
 
 
-def open_rows(paths: Sequence[str]) -> pa.RecordBatchReader:
+def open_rows(paths: Sequence[str], timestamp: str | None = None) -> pa.RecordBatchReader:
     """Open the rows of these files, one file after the other, as a stream.
 
     The types of CSV and JSON are inferred from the first block. Other files are read with the columns and types of the
-    first one.
+    first one. `timestamp`: a column, or a field of one, whose texts are times (`times.with_times`).
 
-    Raises SourceError (path) for a file that is unreadable or has other columns or types.
+    Raises SourceError (path) for a file that is unreadable or has other columns or types, or texts that are not times.
     """
-    first = _opened(paths[0])
-    others = (batch for path in paths[1:] for batch in _converted(path, paths[0], first.schema))
+    first = _opened(paths[0], timestamp)
+    others = (batch for path in paths[1:] for batch in _converted(path, paths[0], first.schema, timestamp))
     return pa.RecordBatchReader.from_batches(first.schema, chain(first, others))
 
 
-def _opened(place: str) -> pa.RecordBatchReader:
+def _opened(place: str, timestamp: str | None = None) -> pa.RecordBatchReader:
     name = "standard input" if place == STDIN else place
     with _read_errors(name):
         if place == STDIN:
@@ -65,12 +66,13 @@ def _opened(place: str) -> pa.RecordBatchReader:
             reader = _READERS[_sniffed(file.peek(8)[:8])](file)
         else:
             reader = _READERS[_ending(place)](pa.input_stream(place, compression="detect"))
-    return pa.RecordBatchReader.from_batches(reader.schema, _checked(reader, name))
+    rows = pa.RecordBatchReader.from_batches(reader.schema, _checked(reader, name))
+    return rows if timestamp is None else with_times(rows, timestamp, name)
 
 
-def _converted(path: str, first: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _converted(path: str, first: str, schema: pa.Schema, timestamp: str | None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file with the columns and types of the first one."""
-    for batch in _opened(path):
+    for batch in _opened(path, timestamp):
         columns = []
         for field in schema:
             if field.name not in batch.schema.names:
@@ -164,16 +166,19 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def write_as_parquet(path: str, folder: str) -> str:
+def write_as_parquet(path: str, folder: str, timestamp: str | None = None) -> str:
     """Write the rows of a file or of standard input to a Parquet file in a folder, and return its path.
 
-    The name is a checksum of the rows, so that a job's ledger recognizes rows that it has read.
+    The name is a checksum of the rows, so that a job's ledger recognizes rows that it has read. `timestamp`: a column
+    whose texts are times.
 
     Raises SourceError (path) for unreadable rows.
     """
     digest = hashlib.sha256()
     unfinished = os.path.join(folder, "_unfinished")
     reader = _opened(path)
+    if timestamp is not None and timestamp in reader.schema.names:
+        reader = with_times(reader, timestamp, path)
     digest.update(reader.schema.serialize())
     with pq.ParquetWriter(unfinished, reader.schema) as file:
         for batch in reader:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import fencepost
 from fencepost._native import StateTable
 from fencepost.errors import SnapshotError, StateConflictError, StoreError
-from fencepost.pages.report import Report
+from fencepost.report import Report
 from fencepost.state import folding, ledger, operations, retention
 from fencepost.state.decision import (
     ABANDONED,

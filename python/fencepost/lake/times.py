@@ -1,0 +1,76 @@
+"""Converts ISO 8601 texts in a column of a stream to timestamps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from fencepost.errors import SourceError
+from fencepost.inputs import shown, with_fields
+
+HAS_ZONE = r"\d:\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
+IS_FINE = r"\.\d{7}"
+"""More digits than microseconds have."""
+
+
+def with_times(reader: pa.RecordBatchReader, column: str, source: str) -> pa.RecordBatchReader:
+    """Return the stream with a column of texts as timestamps in UTC, if it has such a column.
+
+    A text without a zone is a time in UTC. The unit is microseconds, or nanoseconds if a text of the first batch has
+    more digits. A field of a struct ("payload.at") is added as a column. A column of another type stays unchanged.
+
+    Raises SourceError (path) for a text that is not a time. `source`: the name of the file, for messages.
+    """
+    empty = with_fields(pa.RecordBatch.from_pylist([], schema=reader.schema), [column])
+    if column not in empty.schema.names or not _is_text(empty.schema.field(column).type):
+        return reader
+    first = next(iter(reader), empty)
+    is_fine = pc.any(pc.match_substring_regex(with_fields(first, [column])[column], IS_FINE)).as_py()
+    kind = pa.timestamp("ns" if is_fine else "us", "UTC")
+    at = empty.schema.get_field_index(column)
+    schema = empty.schema.set(at, empty.schema.field(at).with_type(kind))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        rows = 0
+        batch: pa.RecordBatch | None = first if first is not empty else None
+        while batch is not None:
+            columns = with_fields(batch, [column]).columns
+            columns[at] = _times(columns[at], kind, f"{source}: column '{column}'", rows, source)
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            rows += len(batch)
+            batch = next(iter(reader), None)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return kind in (pa.string(), pa.large_string())
+
+
+def _times(texts: pa.Array, kind: pa.DataType, place: str, rows_before: int, path: str) -> pa.Array:
+    has_zone = pc.match_substring_regex(texts, HAS_ZONE)
+    zoned = pc.if_else(has_zone, texts, None)
+    plain = pc.if_else(has_zone, None, texts)
+    try:
+        return pc.coalesce(zoned.cast(kind), plain.cast(pa.timestamp(kind.unit)).cast(kind))
+    except pa.ArrowInvalid as problem:
+        row, value = _first_odd(texts, kind)
+        most = {"us": "microseconds", "ns": "nanoseconds, from 1677 to 2262"}[kind.unit]
+        raise SourceError(
+            f"{place}, row {rows_before + row}: {shown(value)} is not a time such as '2026-11-20T10:00:00Z', with at "
+            f"most {most}",
+            path=path,
+        ) from problem
+
+
+def _first_odd(texts: pa.Array, kind: pa.DataType) -> tuple[int, str]:
+    """Return the first row that is not a time, and its text."""
+    for row, text in enumerate(texts):
+        has_zone = pc.match_substring_regex(text, HAS_ZONE).as_py()
+        try:
+            text.cast(kind if has_zone else pa.timestamp(kind.unit))
+        except pa.ArrowInvalid:
+            return row, text.as_py()
+    raise AssertionError("all texts are times one by one, but not together")
