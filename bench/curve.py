@@ -42,7 +42,7 @@ SHAPES = {
     "lone_any": "`any_order`, one partition a producer",
 }
 SIZES, LARGE = "10k,1M,10M", "100M"
-LARGE_SHAPES, LARGE_PARTS = ("any_order", "lone_any"), "build,random,snapshot"
+LARGE_SHAPES, LARGE_PARTS = ("any_order", "lone_any"), "build,random,snapshot,declared"
 COLOURS = dict(zip(SHAPES, ("#c2410c", "#1d4ed8", "#7c3aed", "#0f766e", "#be185d", "#f59e0b", "#60a5fa"), strict=True))
 PORTABLE_ENTRIES = 1_000_000
 
@@ -157,6 +157,9 @@ class Curve:
         what = f"{shape}, 100 M entries from nothing"
         steady = median(build["ns_an_entry"]) / median(random["ns_a_row"]) if build and random else None
         yield self._ratio(f"{what}, random order: an entry against a random row", BUILD_TIMES_MAX, steady)
+        if random and (declared := self.find("declared", shape, 100_000_000)):
+            steady = median(declared["ns_an_entry"]) / median(random["ns_a_row"])
+            yield self._ratio(f"{what}, partitions declared: the same", BUILD_TIMES_MAX, steady)
         peak = build and build["peak_growth_bytes"] / build["resident_growth_bytes"]
         yield self._ratio(f"{what}: peak of resident bytes against the end", 1.35, peak)
         stall = build and build["longest_call_ns"] / build["median_call_ns"]

@@ -41,7 +41,7 @@ def passages() -> Iterator[Passage]:
     stream = r"[^\n]+ rows of [^|]+\(`bench/results/streams.md`\).*?A version of the state has [^\n]*?MB\."
     yield Passage("streams.md", stream, _streams)
     yield Passage("large-clusters.md", r"Measured on an S3 server .*?\| rewritten, one row group [^\n]*\n", _requests)
-    yield Passage("large-clusters.md", r"There, a run took .*? s\)", _times_of_the_disk)
+    yield Passage("large-clusters.md", r"On this server, a run took .*? s\)", _times_of_the_disk)
     yield Passage("state-table.md", r"plain read at 100 M entries took [\d.]+ ns", _plain_read)
     yield Passage("state-table.md", r"\| \| 10 k \| 1 M \| 100 M \|.*?\n(?=\n)", _state_table)
     yield Passage("producers-and-transactions.md", r"\| a Kafka log, rows per transaction .*?\n(?=\n)", _transactions)
@@ -156,7 +156,7 @@ def _requests() -> str:
 def _times_of_the_disk() -> str:
     its = Results(_facts("stores")).contests[stores.COPIED.name]
     store, disk = its[stores.STORE].median, its[stores.LOCAL].median
-    return f"There, a run took {store / disk:.1f} times as long as on the local disk ({store:.1f} s and {disk:.1f} s)"
+    return f"On this server, a run took {store / disk:.1f} times as long as on the local disk ({store:.1f} s and {disk:.1f} s)"
 
 
 def _state_table() -> str:

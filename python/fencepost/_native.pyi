@@ -1,6 +1,6 @@
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, final
+from typing import Any, Literal, final
 
 from fencepost.arrow import ArrowArrayExportable, ArrowSchemaExportable, ArrowStreamExportable, Rows
 from fencepost.kafka.finding import Finding
@@ -44,6 +44,7 @@ class StateTable:
         keep: Sequence[str] = (),
         entries_max: int | None = None,
         untracked: str = "keep",
+        partitions: Literal["one", "many"] | None = None,
     ) -> StateTable: ...
     def apply(self, rows: Rows, columns: Columns | str | None = None) -> Verdicts: ...
     def _keep(

@@ -535,6 +535,25 @@ def test_options_are_part_of_a_snapshot() -> None:
     assert len({StateTable("any_order", **options).snapshot() for options in kinds}) == len(kinds)
 
 
+@pytest.mark.parametrize("partitions", ["one", "many"])
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "kafka_offsets"])
+def test_declared_partitions_change_no_verdict(name: str, partitions: Any) -> None:
+    """Whether they are right or not."""
+    random = np.random.default_rng(5)
+    tables = [StateTable(name), StateTable(name, partitions=partitions)]
+    for _ in range(4):
+        ends = {"pid": 3000, "epoch": 2, "partition": 9, "seq": 40}
+        batch = {column: random.integers(0, end, 20_000) for column, end in ends.items()}
+        plain, declared = (pa.array(table.apply(batch).verdict) for table in tables)
+        assert plain.equals(declared)
+    assert tables[0].snapshot() == tables[1].snapshot()
+
+
+def test_other_partitions_are_an_error() -> None:
+    with pytest.raises(fp.PolicyError, match="partitions='few' is none of one, many"):
+        StateTable("any_order", partitions="few")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_policy_given_to_restore_must_be_the_same(name: str) -> None:
     data = StateTable(name).snapshot()
@@ -885,7 +904,7 @@ def test_runs_that_cannot_be() -> None:
         (lines([1, 0], [5, 9]), "column 'seq', row 1: a span of 0 rows from 9 on; needed are 1 and above"),
         (lines([1, 3], [5, 2**31 - 2]), "and the last row within 0..=2147483647"),
         (lines([1, -1], [5, 9]), "column '_length', row 1: value -1 is outside 1..=4294967295"),
-        (lines([2**32 - 1, 1], [0, 9]), "column 'seq', row 0: a run of 4294967295 rows"),
+        (lines([2**32 - 1, 1], [0, 9]), "column 'seq', row 0: a span of 4294967295 rows"),
         (of_one_key([1]), "column '_length': missing"),
     ]:
         with pytest.raises(fp.BatchError, match=re.escape(problem)):

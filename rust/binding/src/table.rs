@@ -9,7 +9,7 @@ use fencepost_columns::{
     Call, ColumnNames, Failure, Identity, apply_and_keep, entries_batches, has_epochs, insert_entries, judge_and_keep,
     keep, missing_batches, restore,
 };
-use fencepost_core::{self as core, KeyKind, Policy, Untracked};
+use fencepost_core::{self as core, KeyKind, Partitions, Policy, Untracked};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -30,6 +30,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 ///     entries_max: Maximum number of entries. A call that would exceed it raises CapacityError and changes nothing.
 ///     untracked: What to do with rows without a producer (pid null or -1). "keep": they get the verdict UNTRACKED.
 ///         "fail": they raise BatchError.
+///     partitions: How many partitions each producer writes to, "one" or "many". By default, the table chooses its memory
+///         layout while it grows. A large table is built in a third to two thirds of the time if it need not choose.
+///         Verdicts do not depend on it. "many" takes 80 bytes per entry instead of 30 if producers write to one
+///         partition each. Snapshots do not contain it.
 ///
 /// Raises:
 ///     PolicyError: Invalid policy or options.
@@ -124,14 +128,15 @@ impl StateTable {
 #[pymethods]
 impl StateTable {
     #[new]
-    #[pyo3(signature = (policy, *, keep=vec![], entries_max=None, untracked="keep"),
-            text_signature = "(policy, *, keep=(), entries_max=None, untracked='keep')")]
+    #[pyo3(signature = (policy, *, keep=vec![], entries_max=None, untracked="keep", partitions=None),
+            text_signature = "(policy, *, keep=(), entries_max=None, untracked='keep', partitions=None)")]
     fn new(
         py: Python<'_>,
         policy: &Bound<'_, PyAny>,
         keep: Vec<String>,
         entries_max: Option<i64>,
         untracked: &str,
+        partitions: Option<&str>,
     ) -> PyResult<StateTable> {
         if let Some(unknown) = keep.iter().find(|&it| it != "timestamp") {
             let message =
@@ -150,6 +155,15 @@ impl StateTable {
                 return Err(Failure::Policy(message).raise(py));
             }
         };
+        let partitions = match partitions {
+            None => None,
+            Some("one") => Some(Partitions::One),
+            Some("many") => Some(Partitions::Many),
+            Some(other) => {
+                let message = format!("partitions='{other}' is none of one, many");
+                return Err(Failure::Policy(message).raise(py));
+            }
+        };
         let policies = py.import("fencepost.policy")?;
         let policy = policies.call_method1("resolve", (policy,))?;
         let columns = policy.getattr("columns")?;
@@ -162,6 +176,7 @@ impl StateTable {
             .with_untracked(untracked)
             .with_entries_max(entries_max.map(|entries| entries as u64))
             .with_keep_timestamp(keeps_timestamp)
+            .with_partitions(partitions)
             .with_label(label);
         let columns = column_names(&columns)?;
         Ok(StateTable { core: Mutex::new(core), policy: policy.unbind(), columns, keeps_timestamp })
@@ -552,7 +567,7 @@ impl StateTable {
         let (policy, kept, entries_max, untracked, horizon): (Bound<'_, PyAny>, _, _, String, Option<i64>) =
             options.extract()?;
         let StateTable { core, policy, columns, keeps_timestamp } =
-            StateTable::new(py, &policy, keep.unwrap_or(kept), entries_max, &untracked)?;
+            StateTable::new(py, &policy, keep.unwrap_or(kept), entries_max, &untracked, None)?;
         let core = core.into_inner().expect("nobody else has it yet").with_horizon_ms(horizon_ms.or(horizon));
         let core = py.detach(|| insert_entries(core, &schema, batches)).map_err(|failure| failure.raise(py))?;
         Ok(StateTable { core: Mutex::new(core), policy, columns, keeps_timestamp })

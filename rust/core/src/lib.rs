@@ -62,6 +62,7 @@ pub use keys::{
     KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeyMark, KeyRef, KeySpace, Keys, PartKind, PartValue, decode_parts,
     encode_bytes, encode_int, shard_hash,
 };
+pub use lines::Partitions;
 pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset, Untracked};
 pub use prefetch::prefetch;
 pub use repeats::{KeyColumns, KeyedRows, Repeats};

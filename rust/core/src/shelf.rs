@@ -3,7 +3,7 @@
 use crate::fast_path::{self, FastOutcome, Slot};
 use crate::judge::{FullEntry, PlainEntry, PlainRules, Rules, Sink, Span};
 use crate::keys::Key;
-use crate::lines::{EntryKey, LinePlace, Lines, Place, RowLine, Searches};
+use crate::lines::{EntryKey, LinePlace, Lines, Partitions, Place, RowLine, Searches};
 use crate::prefetch::{CHUNK, STEP};
 use crate::slab::Slab;
 use crate::{Epochs, Result};
@@ -51,8 +51,8 @@ impl InOverflow {
 }
 
 impl<L: RowLine> Shelf<L> {
-    pub(crate) fn new() -> Shelf<L> {
-        Shelf { lines: Lines::new(), overflow: Slab::default(), entries: 0, holes: 0 }
+    pub(crate) fn new(partitions: Option<Partitions>) -> Shelf<L> {
+        Shelf { lines: Lines::new(partitions), overflow: Slab::default(), entries: 0, holes: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -139,7 +139,7 @@ impl<L: RowLine> Shelf<L> {
 
     /// The same entries under other keys.
     pub(crate) fn renumbered(&self, key: impl Fn(i64, i32) -> (i64, i32)) -> Result<Shelf<L>> {
-        let (mut renumbered, mut enough) = (Shelf::new(), Ok(()));
+        let (mut renumbered, mut enough) = (Shelf::new(self.lines.partitions()), Ok(()));
         self.for_each(|pid, partition, entry| {
             if enough.is_ok() {
                 let (pid, partition) = key(pid, partition);

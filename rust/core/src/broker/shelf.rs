@@ -85,7 +85,7 @@ pub(super) struct Shelf<B: Beside> {
 
 impl<B: Beside> Shelf<B> {
     fn new() -> Shelf<B> {
-        Shelf { lines: Lines::new(), overflow: Slab::default(), producers: 0, at_hand: Producer::default() }
+        Shelf { lines: Lines::new(None), overflow: Slab::default(), producers: 0, at_hand: Producer::default() }
     }
 
     pub(super) fn len(&self) -> usize {

@@ -46,6 +46,16 @@ const OLDER: u32 = 1 << 31;
 /// less than what changing over costs.
 const SMALL_BYTES: usize = 16 << 20;
 
+/// The number of partitions that each producer writes to, as the caller declares it. It decides the layout of the lines
+/// of a growing table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Partitions {
+    /// One: a line holds one entry.
+    One,
+    /// Several: a line holds several entries of a producer.
+    Many,
+}
+
 /// What names an entry: a producer, a partition, and for epochs below their key's highest the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EntryKey {
@@ -164,12 +174,17 @@ pub(crate) struct Lines<L: Line> {
     has_single: bool,
     /// Another one whenever a segment is put in the place of another.
     version: u64,
+    partitions: Option<Partitions>,
 }
 
 impl<L: Line> Lines<L> {
-    pub(crate) fn new() -> Lines<L> {
-        let directory = vec![Root::of_nothing(); 2];
-        Lines { directory, depth: 1, segments: Vec::new(), room: 0, has_single: false, version: next_version() }
+    pub(crate) fn new(partitions: Option<Partitions>) -> Lines<L> {
+        let (directory, segments, version) = (vec![Root::of_nothing(); 2], Vec::new(), next_version());
+        Lines { directory, depth: 1, segments, room: 0, has_single: false, version, partitions }
+    }
+
+    pub(crate) fn partitions(&self) -> Option<Partitions> {
+        self.partitions
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
@@ -322,7 +337,7 @@ impl<L: Line> Lines<L> {
     #[cold]
     fn grow(&mut self, more: usize, expected: usize) -> Result<()> {
         if self.segments.is_empty() {
-            self.put(0, Segment::new(more)?);
+            self.put(0, Segment::new(more, self.partitions)?);
         }
         let mut growth = self.growth(more, expected);
         let mut number = 0;
@@ -345,7 +360,7 @@ impl<L: Line> Lines<L> {
         let bytes: usize = self.segments.iter().map(Segment::bytes).sum();
         let is_alone = self.segments.len() == 1 && L::DOUBLES;
         let expected = expected / self.segments.len().max(1); // an empty table has none
-        Growth { empty: 0, more, expected, is_small: bytes < SMALL_BYTES, is_alone }
+        Growth { empty: 0, more, expected, is_small: bytes < SMALL_BYTES, is_alone, partitions: self.partitions }
     }
 
     /// Makes room for so many times the lines that there are, where there are few yet: the segments that they
@@ -354,7 +369,7 @@ impl<L: Line> Lines<L> {
         if self.segments.len() != 1 {
             return Ok(());
         }
-        let growth = Growth { empty: 0, more: 0, expected: 0, is_small: false, is_alone: false };
+        let growth = Growth { empty: 0, more: 0, expected: 0, is_small: false, is_alone: false, partitions: None };
         self.put(0, self.segments[0].grown(&growth)?);
         let first = &self.segments[0];
         let lines = with_groups!(&first.held, groups => groups.taken()) as f64 * times;
@@ -554,8 +569,8 @@ mod tests {
     }
 
     /// Fills a table with entries, in an order that is not that of their keys.
-    fn fill<L: RowLine>(count: i64, key: impl Fn(i64) -> EntryKey) -> Lines<L> {
-        let mut lines = Lines::new();
+    fn fill<L: RowLine>(count: i64, partitions: Option<Partitions>, key: impl Fn(i64) -> EntryKey) -> Lines<L> {
+        let mut lines = Lines::new(partitions);
         for number in 0..count {
             let number = number * 7919 % count;
             lines.reserve(1).expect("memory");
@@ -566,7 +581,11 @@ mod tests {
     }
 
     fn check<L: RowLine>(count: i64, key: impl Fn(i64) -> EntryKey) {
-        let mut lines = fill::<L>(count, &key);
+        check_declared::<L>(count, None, key);
+    }
+
+    fn check_declared<L: RowLine>(count: i64, partitions: Option<Partitions>, key: impl Fn(i64) -> EntryKey) {
+        let mut lines = fill::<L>(count, partitions, &key);
         let held = |lines: &Lines<L>, number| lines.find(key(number)).map(|place| lines.read(place));
         for number in 0..count {
             assert_eq!(held(&lines, number), Some(Slot::Inline(entry(key(number), number))));
@@ -605,6 +624,24 @@ mod tests {
     }
 
     #[test]
+    fn a_declared_layout_stays_while_the_table_grows() {
+        let many = |number: i64| EntryKey::newest(number / 1000, (number % 1000) as i32);
+        let single = |number: i64| EntryKey::newest(number, 5);
+        for (partitions, is_single) in [(Partitions::One, true), (Partitions::Many, false)] {
+            for lines in [
+                fill::<RangeLine>(400_000, Some(partitions), many),
+                fill::<RangeLine>(400_000, Some(partitions), single),
+            ] {
+                assert!(lines.segments.len() > 1);
+                assert!(lines.segments.iter().all(|segment| segment.is_single() == is_single));
+            }
+            check_declared::<RangeLine>(100_000, Some(partitions), many);
+            check_declared::<NextLine>(100_000, Some(partitions), single);
+            check_declared::<RangeLine>(100_000, Some(partitions), |it| EntryKey::older(it / 3, 7, (it % 3) as i16));
+        }
+    }
+
+    #[test]
     fn keys_of_any_pattern_spread_evenly() {
         let patterns: [fn(i64) -> EntryKey; 6] = [
             |number| EntryKey::newest(number, 0),
@@ -615,7 +652,7 @@ mod tests {
             |number| EntryKey::older(5, number as i32 % 8, (number / 8 % 30_000) as i16),
         ];
         for (pattern, key) in patterns.into_iter().enumerate() {
-            let lines = fill::<NextLine>(30_000, key);
+            let lines = fill::<NextLine>(30_000, None, key);
             let (mut elsewhere, mut all) = (0, 0);
             for segment in &lines.segments {
                 let Held::Dense(groups) = &segment.held else { panic!("a small table has lines of several entries") };
@@ -629,9 +666,9 @@ mod tests {
     #[test]
     fn each_segment_has_the_layout_that_takes_less() {
         let bytes = |lines: &Lines<NextLine>, entries: i64| lines.memory_bytes() as i64 / entries;
-        let dense = fill::<NextLine>(900_000, |number| EntryKey::newest(number / 1000, (number % 1000) as i32));
+        let dense = fill::<NextLine>(900_000, None, |number| EntryKey::newest(number / 1000, (number % 1000) as i32));
         assert!(bytes(&dense, 900_000) < 13 && dense.segments.iter().all(|it| matches!(it.held, Held::Dense(_))));
-        let single = fill::<NextLine>(900_000, |number| EntryKey::newest(number, 7));
+        let single = fill::<NextLine>(900_000, None, |number| EntryKey::newest(number, 7));
         assert!(bytes(&single, 900_000) < 32 && single.segments.iter().all(|it| matches!(it.held, Held::Single(_))));
     }
 
@@ -650,7 +687,7 @@ mod tests {
     #[test]
     fn blocks_that_cannot_be_divided_grow_in_one_segment() {
         let key = |number: i64| EntryKey::older(1, (number % 24) as i32, (number / 24) as i16);
-        let lines = fill::<RangeLine>(24 * i64::from(i16::MAX), key);
+        let lines = fill::<RangeLine>(24 * i64::from(i16::MAX), None, key);
         assert!(lines.find(key(77)).is_some() && lines.directory.len() < 1 << 16);
     }
 }

@@ -298,7 +298,7 @@ mod tests {
     }
 
     fn with_lines(count: i64) -> Lines<RangeLine> {
-        let mut lines = Lines::new();
+        let mut lines = Lines::new(None);
         for pid in 0..count {
             lines.reserve(1).expect("memory");
             let place = lines.find_or_insert(EntryKey::newest(pid, 3));
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_table_without_a_line_finds_nothing() {
-        let (lines, mut searches) = (Lines::<RangeLine>::new(), Searches::none());
+        let (lines, mut searches) = (Lines::<RangeLine>::new(None), Searches::none());
         lines.begin(&PIDS, &[3; STEP], &mut searches);
         lines.prefetch_lines(&mut searches);
         assert!((0..STEP).all(|index| lines.read_near(&searches, index, (PIDS[index], 3)).is_none()));

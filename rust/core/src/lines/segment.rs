@@ -1,7 +1,7 @@
 //! A part of the hash table: the entries of the blocks whose hash begins with the same bits.
 
 use super::groups::Groups;
-use super::{EntryKey, Line, LineKey};
+use super::{EntryKey, Line, LineKey, Partitions};
 use crate::Result;
 
 /// A segment of this many bytes splits; up to twice as many. When and by how much a segment grows differs
@@ -31,6 +31,8 @@ pub(super) struct Growth {
     pub(super) is_small: bool,
     /// Doubling builds a million entries in 16 % less time; later it is the memory that counts.
     pub(super) is_alone: bool,
+    /// If the caller declared them, the layout changes only when empty lines are dropped.
+    pub(super) partitions: Option<Partitions>,
 }
 
 /// Lines of one of the two layouts.
@@ -52,8 +54,11 @@ pub(super) use with_groups;
 
 impl<L: Line> Segment<L> {
     /// The only segment of a table.
-    pub(super) fn new(lines: usize) -> Result<Segment<L>> {
-        let held = Held::Dense(Groups::new(Groups::<L>::count_for(lines))?);
+    pub(super) fn new(lines: usize, partitions: Option<Partitions>) -> Result<Segment<L>> {
+        let held = match partitions {
+            Some(Partitions::One) => Held::Single(Groups::new(Groups::<L::OtherLayout>::count_for(lines))?),
+            Some(Partitions::Many) | None => Held::Dense(Groups::new(Groups::<L>::count_for(lines))?),
+        };
         Ok(Segment { held, prefix: 0, depth: 0, thought_over_at: 0 })
     }
 
@@ -92,9 +97,10 @@ impl<L: Line> Segment<L> {
         ((most as u128 * u128::from(self.prefix)) >> self.depth) as usize
     }
 
-    /// How many lines more than there are it is given room for: 3/32 to 6/32.
+    /// The number of lines to reserve beyond the existing ones: 3/32 to 6/32 of them. If the layout cannot change, 6/32
+    /// to 12/32 take no more memory, and each line is copied half as often.
     fn spare(&self, lines: usize, growth: &Growth) -> usize {
-        let least = lines * 3 / 32;
+        let least = lines * if growth.partitions.is_some() { 6 } else { 3 } / 32;
         if growth.is_alone { lines } else { least + self.share(least) }
     }
 
@@ -156,7 +162,8 @@ impl<L: Line> Segment<L> {
     fn is_to_think_over(&self, growth: &Growth) -> bool {
         let lines = with_groups!(&self.held, groups => groups.taken());
         let is_for_sure = growth.is_small && matches!(self.held, Held::Dense(_));
-        !is_for_sure && (growth.empty > 0 || lines * 4 >= self.thought_over_at * 5)
+        let has_grown = growth.partitions.is_none() && lines * 4 >= self.thought_over_at * 5;
+        !is_for_sure && (growth.empty > 0 || has_grown)
     }
 
     /// Whether its entries take less memory in the other layout, by an eighth at least.

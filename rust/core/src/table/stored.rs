@@ -67,7 +67,7 @@ impl StateTable {
 
     /// Adds the entries of a frame, which follow all others in the order of snapshots.
     pub(crate) fn append(&mut self, entries: impl InOrder) -> Result<()> {
-        let nothing = Store::new(&self.policy(), self.keeps_timestamp);
+        let nothing = Store::new(&self.policy(), self.keeps_timestamp, None);
         let mut store = std::mem::replace(&mut self.store, nothing);
         let usual = self.usual();
         let appended = with_shelf!(&mut store, shelf => {

@@ -28,7 +28,7 @@ struct Options {
     folder: PathBuf,
 }
 
-const PARTS: [&str; 7] = ["build", "random", "runs", "evict", "disorder", "threads", "snapshot"];
+const PARTS: [&str; 8] = ["build", "declared", "random", "runs", "evict", "disorder", "threads", "snapshot"];
 
 fn main() -> ExitCode {
     let options = match options(std::env::args().skip(1)) {

@@ -22,8 +22,11 @@ pub(crate) fn measure(shape: &'static Shape, entries: usize, options: &Options) 
     let wants = |part: &str| options.parts.iter().any(|it| it == part);
     let tell = Teller { shape, entries };
     if ["build", "random", "runs", "snapshot"].into_iter().any(wants) {
-        let mut table =
-            if wants("build") { build(&tell, options.rounds) } else { first_table(shape, entries, shape.policy()) };
+        let mut table = if wants("build") {
+            build(&tell, "build", options.rounds, || shape.table())
+        } else {
+            first_table(shape, entries, shape.policy())
+        };
         let mut stream = Stream::after_first_rows(shape, entries);
         if wants("random") {
             random_keys(&tell, &mut table, &mut stream, options);
@@ -34,6 +37,9 @@ pub(crate) fn measure(shape: &'static Shape, entries: usize, options: &Options) 
         if wants("snapshot") {
             snapshot(&tell, table, &mut stream, options);
         }
+    }
+    if wants("declared") {
+        build(&tell, "declared", options.rounds, || shape.declared_table());
     }
     if wants("evict") && shape.has_timestamps {
         evict(&tell, options);
@@ -48,12 +54,12 @@ pub(crate) fn measure(shape: &'static Shape, entries: usize, options: &Options) 
 
 /// From nothing, growth included. What is resident is measured in the first round: later ones find the allocator's
 /// leftovers.
-fn build(tell: &Teller, rounds: usize) -> StateTable {
+fn build(tell: &Teller, part: &str, rounds: usize, new: impl Fn() -> StateTable) -> StateTable {
     let mut spent = Vec::new();
     let (mut growth, mut peak, mut longest, mut median) = (0, 0, 0, 0);
-    let mut table = tell.shape.table();
+    let mut table = new();
     for round in 0..rounds {
-        table = tell.shape.table();
+        table = new();
         assert!(first_rows(tell.shape, tell.entries).next().is_some_and(|rows| rows.len() > 0));
         let is_peak_known = forget_peak();
         let before = resident_bytes();
@@ -71,7 +77,7 @@ fn build(tell: &Teller, rounds: usize) -> StateTable {
         spent.push(tally.ns_a_row());
     }
     tell.line(
-        "build",
+        part,
         &[
             ("ns_an_entry", list(&spent)),
             ("memory_bytes", table.memory_bytes().to_string()),

@@ -1,6 +1,6 @@
 //! What keys a table holds and by which rules.
 
-use fencepost_core::{KeyKind, PartKind, Policy, StateTable};
+use fencepost_core::{KeyKind, PartKind, Partitions, Policy, StateTable};
 
 /// A kind of table.
 pub(crate) struct Shape {
@@ -48,6 +48,12 @@ impl Shape {
 
     pub(crate) fn table(&self) -> StateTable {
         self.table_of(self.policy())
+    }
+
+    /// A table that is told how many partitions each producer writes to.
+    pub(crate) fn declared_table(&self) -> StateTable {
+        let partitions = if self.partitions == 1 { Partitions::One } else { Partitions::Many };
+        self.table().with_partitions(Some(partitions))
     }
 
     /// The same keys under another policy.
