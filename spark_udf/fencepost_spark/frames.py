@@ -55,7 +55,8 @@ def deduplicate(
     Args:
         df: A DataFrame.
         policy: The name of a preset or a Policy.
-        columns: The identity columns: a Columns or the name of a preset.
+        columns: The identity columns: a Columns or the name of a preset. A name that no column has can be the path of a
+            field in struct columns, such as ``payload.seq``.
         order_by: One or several columns that define the order of arrival, such as an offset. Required by policies whose
             verdicts depend on the order. Those that do not are policies with ``admit="any"``, at least 2^31 sequence
             numbers, no ``max_jump``, no ``reach`` and epochs that do not fence. Rows that are equal in ``order_by`` are
@@ -127,7 +128,7 @@ class Call:
     rules: Policy
     columns: Columns
     fields: dict[str, StructField]
-    """The identity columns, by their names in `columns`."""
+    """The identity columns, by their names in `columns`. The name of a field of a struct is its path."""
     order: list[Column]
     co_located: bool
     untracked: Literal["keep", "fail"]
@@ -148,7 +149,7 @@ class Call:
         rules = resolve(policy)
         mapped = resolve_columns(rules, columns)
         check_settings(df.sparkSession)
-        order = _as_columns(order_by)
+        order = _as_columns(order_by, df.schema)
         if df.isStreaming:
             raise PolicyError(
                 f"{function}() keeps nothing between micro-batches, so it does not accept a streaming DataFrame: "
@@ -166,7 +167,7 @@ class Call:
     @property
     def identity(self) -> dict[str, Column]:
         """The identity columns by name."""
-        return {name: _column(field.name) for name, field in self.fields.items()}
+        return {name: _column(field.name, self.df.schema) for name, field in self.fields.items()}
 
     @property
     def arrival(self) -> list[Column]:
@@ -187,6 +188,9 @@ class Call:
         """Return the files that are scanned if the DataFrame is a plain scan, and the reason."""
         from fencepost_spark.plain_scan import NotPlainError, plain_scan
 
+        of_struct = next((it.name for it in self.fields.values() if it.name not in self.df.schema.names), None)
+        if of_struct is not None:
+            return None, f"'{of_struct}' is a field of a struct column"
         try:
             scan = plain_scan(self)
         except NotPlainError as problem:
@@ -221,16 +225,37 @@ def check_frame(df: object, what: str) -> None:
         )
 
 
-def _as_columns(order_by: Order | Sequence[Order] | None) -> list[Column]:
+def _as_columns(order_by: Order | Sequence[Order] | None, schema: StructType) -> list[Column]:
     if order_by is None:
         return []
     several = [order_by] if isinstance(order_by, str | Column) else order_by
-    return [_column(it) if isinstance(it, str) else it for it in several]
+    return [_column(it, schema) if isinstance(it, str) else it for it in several]
 
 
-def _column(name: str) -> Column:
-    """Return the top-level column of that name, which may contain any characters."""
-    return functions.col(quoted(name))
+def _column(name: str, schema: StructType) -> Column:
+    """Return the column of that name, which may contain any characters; otherwise the field of a struct column."""
+    field = find_field(schema, name)
+    is_column = field is None or any(field is it for it in schema)
+    return functions.col(quoted(name) if is_column else ".".join(map(quoted, name.split("."))))
+
+
+def find_field(schema: StructType, name: str) -> StructField | None:
+    """Return the column of that name, otherwise the field of a struct column at that path, named by its path.
+
+    Spark resolves names case-insensitively.
+    """
+    columns = {field.name.lower(): field for field in schema}
+    if name.lower() in columns:
+        return columns[name.lower()]
+    path: list[str] = []
+    kind: DataType = schema
+    for part in name.split("."):
+        fields = {field.name.lower(): field for field in kind} if isinstance(kind, StructType) else {}
+        if part.lower() not in fields:
+            return None
+        path.append(fields[part.lower()].name)
+        kind = fields[part.lower()].dataType
+    return StructField(".".join(path), kind)
 
 
 def quoted(name: str) -> str:
@@ -247,12 +272,12 @@ def _after_key(columns: Columns) -> tuple[str, ...]:
 
 
 def identity_fields(schema: StructType, policy: Policy, columns: Columns) -> dict[str, StructField]:
-    """Return the identity columns by their names in ``columns``.
+    """Return the identity columns, or fields of struct columns, by their names in ``columns``.
 
     A table judges zero rows of these types to check them before Spark runs anything. Raises BatchError.
     """
-    of_name = {field.name.lower(): field for field in schema}  # Spark resolves names case-insensitively
-    fields = {name: of_name[name.lower()] for name in columns.names if name.lower() in of_name}
+    found = {name: find_field(schema, name) for name in columns.names}
+    fields = {name: field for name, field in found.items() if field is not None}
     twins = [name for name, count in Counter(name.lower() for name in schema.names).items() if count > 1]
     if twins:
         raise BatchError(f"column '{twins[0]}': occurs twice in the DataFrame; rename one", column=twins[0])
@@ -281,7 +306,7 @@ def _shuffle(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> Da
     Untracked rows have no key. They are spread by their content, because a hash of their pid would send all of them to
     one task. Random spreading would not do: a retried task must send each row to the same task.
     """
-    content = [_column(field.name) for field in df.schema if is_orderable(field.dataType)]
+    content = [functions.col(quoted(field.name)) for field in df.schema if is_orderable(field.dataType)]
     if not _is_deterministic(df, content):
         content = list(identity.values())
     spread = functions.when(is_untracked(df, columns, identity), functions.xxhash64(*content))
@@ -326,7 +351,7 @@ def _tie_breakers(df: DataFrame) -> list[Column]:
     another copy of an identity after the plan above has partly consumed the first one. Rows would then be counted twice
     or not at all.
     """
-    return [_column(field.name) for field in df.schema if is_orderable(field.dataType)]
+    return [functions.col(quoted(field.name)) for field in df.schema if is_orderable(field.dataType)]
 
 
 def _check_deterministic(df: DataFrame, identity: dict[str, Column], order: list[Column]) -> None:

@@ -120,6 +120,13 @@ def analyze(
         )
     schema = table.dataType
     fields = identity_fields(schema, rules, mapped)
+    of_struct = next((name for name, field in fields.items() if field.name not in schema.names), None)
+    if of_struct is not None:
+        raise BatchError(
+            f"column '{of_struct}': a field of a struct column, which {DEDUPLICATE} does not read: select it as a "
+            "column of its own, TABLE(SELECT ...), or use deduplicate(df)",
+            column=of_struct,
+        )
     for name in order:
         if name.lower() not in {field.name.lower() for field in schema}:
             raise BatchError(f"column '{name}': missing; the table has {', '.join(schema.names)}", column=name)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import HERE, classic_only, plan_of, settings
-from fencepost_spark import deduplicate, from_headers
+from fencepost_spark import choose_strategy, deduplicate, explain, from_headers
 from pyspark.errors import PythonException, SparkRuntimeException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -203,6 +203,31 @@ class TestColumns:
             [("a", 7, 0, seq % 3) for seq in range(6)], ["the.cluster", "p`id", "epoch", "verdict"]
         )
         assert deduplicate(df, columns=columns).count() == 3
+
+    def test_fields_of_structs(self, spark: SparkSession, tmp_path: Path) -> None:
+        """Found by their path, but a column of that name comes first; an identity in a null struct is untracked."""
+        rows = [
+            (None if pid is None else (pid, (seq,)), epoch, partition, copy)
+            for pid, epoch, partition, seq, copy in ROWS
+        ]
+        ddl = "payload struct<Pid: long, inner: struct<seq: int>>, epoch short, partition int, copy int"
+        columns = fp.Columns(pid="payload.pid", seq="payload.inner.seq")
+        made = spark.createDataFrame(rows, ddl).repartition(3)
+        made.write.parquet(str(tmp_path / "rows"))
+        df = spark.read.parquet(str(tmp_path / "rows"))
+        assert "'payload.Pid' is a field of a struct column" in choose_strategy(df, columns=columns).reason
+        for frame in (made, df):
+            kept = deduplicate(frame, columns=columns)
+            assert kept.schema == frame.schema
+            assert kept.count() == KEPT
+            found = kept.select("payload.pid", "epoch", "partition", "payload.inner.seq")
+            assert identities(found) == sorted({row[:4] for row in ROWS if row[0] not in (None, -1)})
+        assert explain(df, columns=columns, order_by="payload.pid").where("verdict = 'UNTRACKED'").count() == 100
+        named = df.withColumn("payload.inner.seq", F.lit(0))
+        tracked = {row[:3] for row in ROWS if row[0] not in (None, -1)}
+        assert deduplicate(named, columns=columns).where("payload.pid >= 0").count() == len(tracked)
+        with pytest.raises(fp.BatchError, match=r"column 'payload\.outer': missing"):
+            deduplicate(df, columns=fp.Columns(pid="payload.outer"))
 
     def test_types(self, spark: SparkSession) -> None:
         for kind in ("tinyint", "smallint", "int", "bigint", "string", "binary"):

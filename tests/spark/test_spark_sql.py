@@ -120,6 +120,12 @@ def test_calls_that_make_no_sense(spark: SparkSession, events: str, arguments: s
         spark.sql(f"SELECT * FROM fencepost_deduplicate({arguments})")
 
 
+def test_fields_of_structs_are_refused(spark: SparkSession, events: str) -> None:
+    table = "TABLE(SELECT *, struct(seq) AS head FROM events)"
+    with pytest.raises(AnalysisException, match=r"column 'head.seq': a field of a struct column"):
+        spark.sql(f"SELECT * FROM fencepost_deduplicate({table}, seq => 'head.seq')")
+
+
 def test_a_row_that_is_refused_fails_the_query(spark: SparkSession, events: str) -> None:
     spark.sql("SELECT 1L AS pid, 0 AS epoch, 0 AS partition, -5 AS seq").createOrReplaceTempView("bad")
     with pytest.raises(Exception, match=r"column 'seq', row 0: .*-5"):
