@@ -373,9 +373,7 @@ class _Zone:
                 f"{file.parent.parent} holds a landing zone with other parameters: choose an empty folder"
             )
         if not file.exists() and self.landing.exists() and any(self.landing.iterdir()):
-            raise FileExistsError(
-                f"{self.landing} is not empty and has no truth file beside it: choose an empty folder"
-            )
+            raise FileExistsError(f"{self.landing} is not empty and has no truth file: choose an empty folder")
         for folder in (self.landing, self.truth_path, *(self.truth_path / policy for policy in self.policies)):
             folder.mkdir(parents=True, exist_ok=True)
         file.write_text(text)

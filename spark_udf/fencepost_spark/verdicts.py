@@ -189,7 +189,7 @@ def _from_series(series: Any, name: str) -> pa.Array:
         return array
     if (pc.max(pc.abs(array)).as_py() or 0) >= INEXACT_FLOAT_MIN:
         raise BatchError(
-            f"column '{name}': pandas cannot represent integers of 2^53 and above exactly beside nulls; use "
+            f"column '{name}': pandas cannot represent integers of 2^53 and above exactly in a column with nulls; use "
             "kind='arrow'",
             column=name,
         )

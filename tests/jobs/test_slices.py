@@ -181,7 +181,7 @@ def test_a_watch_does_not_rebase(tmp_path: Path, capsys: pytest.CaptureFixture[s
     land_files(tmp_path)
     places = [str(tmp_path / it) for it in ("source", "state", "sink")]
     assert cli.main(["dedup", *places, "--watch", "1s", "--rebase"]) == 2
-    assert "--watch and --rebase: one of them" in capsys.readouterr().err
+    assert "pass either --watch or --rebase, not both" in capsys.readouterr().err
 
 
 # What of a source is read

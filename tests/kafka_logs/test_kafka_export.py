@@ -77,8 +77,8 @@ def test_damage_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--isolation", "committed"], "--isolation committed: read_uncommitted or read_committed was expected"),
-        (["--rows", "messages"], "--rows messages: records or batches was expected"),
+        (["--isolation", "committed"], "--isolation committed: expected read_uncommitted or read_committed"),
+        (["--rows", "messages"], "--rows messages: expected records or batches"),
         (["--rows", "batches", "--isolation", "read_committed"], "applies to records only"),
     ],
 )

@@ -423,14 +423,14 @@ BAD_CALLS: dict[str, tuple[Callable[[TransactionCoordinator, ProducerIdentity], 
     **{
         f"{bad!r} as a partition of an output": (
             lambda it, who, bad=bad: it.add_partitions(who, [("clicks", 0), bad]),
-            f"partition {bad!r}: (topic, number) was expected, the topic a name of at least one character, the number "
+            f"partition {bad!r}: expected (topic, number), the topic a name of at least one character, the number "
             "0 to 2147483647",
         )
         for bad in (0.5, 0, "clicks", (), ("clicks",), ("clicks", -1), ("clicks", 2**31), ("clicks", True), ("", 0))
     },
     "a question about none": (
         lambda it, who: it.verify(who, ["clicks"]),  # type: ignore[list-item]
-        "partition 'clicks': (topic, number) was expected, the topic a name of at least one character, the number "
+        "partition 'clicks': expected (topic, number), the topic a name of at least one character, the number "
         "0 to 2147483647",
     ),
     "a topic without a route": (
@@ -440,11 +440,11 @@ BAD_CALLS: dict[str, tuple[Callable[[TransactionCoordinator, ProducerIdentity], 
     ),
     "an input that is a truth": (
         lambda it, who: it.add_offsets(who, "group", {True: (0, 5)}),
-        "partition True: a number, a name, or a tuple of numbers and names was expected",
+        "partition True: expected a number, a name, or a tuple of numbers and names",
     ),
     "an input of no name": (
         lambda it, who: it.add_offsets(who, "group", {(): (0, 5)}),
-        "partition (): a number, a name, or a tuple of numbers and names was expected",
+        "partition (): expected a number, a name, or a tuple of numbers and names",
     ),
     "a position below 0": (
         lambda it, who: it.add_offsets(who, "group", {0: (0, 5), 1: (-1, 5)}),
@@ -476,15 +476,15 @@ BAD_CALLS: dict[str, tuple[Callable[[TransactionCoordinator, ProducerIdentity], 
     ),
     "a list of offsets": (
         lambda it, who: it.add_offsets(who, "group", [(0, 5)]),
-        f"offsets=[(0, 5)]: a mapping of partitions to pairs was expected, {PAIR}",
+        f"offsets=[(0, 5)]: expected a mapping of partitions to pairs {PAIR}",
     ),
     "a group with a lone surrogate": (
         lambda it, who: it.add_offsets(who, "\udc80", {0: (0, 5)}),
-        "group='\\udc80': a non-empty text of UTF-8 was expected",
+        "group='\\udc80': expected a non-empty text of UTF-8",
     ),
     "no group": (
         lambda it, who: it.add_offsets(who, "", {0: (0, 5)}),
-        "group='': a non-empty text of UTF-8 was expected",
+        "group='': expected a non-empty text of UTF-8",
     ),
 }
 

@@ -185,7 +185,7 @@ def test_a_retention_shorter_than_what_is_in_flight(events: Engine) -> None:
 
 @pytest.mark.parametrize("retention", [0, -5, 1.5, True])
 def test_retentions_that_are_none(events: Engine, retention: Any) -> None:
-    with pytest.raises(fp.PolicyError, match="a positive number of milliseconds was expected"):
+    with pytest.raises(fp.PolicyError, match="expected a positive number of milliseconds"):
         SqlSink(events, None, "c", columns=TIMED).reap(retention)
 
 
@@ -238,7 +238,7 @@ def test_a_retention_by_processing_that_is_too_short(events: Engine) -> None:
         SqlSink(events, None, "timed", columns=TIMED).reap(10_000, by="processed_time")
     with pytest.raises(fp.PolicyError, match="by='size' is neither"):
         sink.reap(10_000, by="size")  # type: ignore[arg-type]
-    with pytest.raises(fp.PolicyError, match="a positive number of milliseconds was expected"):
+    with pytest.raises(fp.PolicyError, match="expected a positive number of milliseconds"):
         sink.reap(0, by="processed_time")
 
 

@@ -286,10 +286,10 @@ def test_a_name_outlives_an_outage_of_its_registry(engine: Engine) -> None:
 
 BAD_CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "empty": (
-        {"transactional_id": ""}, "transactional_id='': a text of 1 to 1000 characters of UTF-8 was expected, or None"
+        {"transactional_id": ""}, "transactional_id='': expected a text of 1 to 1000 characters of UTF-8, or None"
     ),
     "a number": (
-        {"transactional_id": 7}, "transactional_id=7: a text of 1 to 1000 characters of UTF-8 was expected, or None"
+        {"transactional_id": 7}, "transactional_id=7: expected a text of 1 to 1000 characters of UTF-8, or None"
     ),
     "no time": ({"timeout_ms": 0}, "timeout_ms=0 is outside 1..=900000"),
     "too long a time": ({"timeout_ms": 900_001}, "timeout_ms=900001 is outside 1..=900000"),

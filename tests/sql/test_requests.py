@@ -233,7 +233,7 @@ def test_a_zombie_does_not_get_the_claim_of_an_expired_key(requests: IdempotentR
         (lambda _: "text", "the work returned a str, not a Response"),
         (lambda _: Response(True), "status=True: a code from 200 to 599"),
         (lambda _: Response(101), "status=101"),
-        (lambda _: Response(200, body="text"), "body: bytes were expected, not str"),
+        (lambda _: Response(200, body="text"), "body: expected bytes, not str"),
         (lambda _: Response(200, (("a b", "c"),)), "header 'a b': 'c' is not a valid HTTP field"),
         (lambda _: Response(200, (("a", "b\r\nc: d"),)), "is not a valid HTTP field"),
         (lambda _: Response(200, (("a", "€"),)), "is not a valid HTTP field"),

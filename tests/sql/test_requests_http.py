@@ -211,7 +211,7 @@ def test_what_is_refused(shop: Shop) -> None:
 
 @on_sqlite
 def test_methods_are_a_list(engine: Engine) -> None:
-    with pytest.raises(fp.PolicyError, match="required='POST': a list of methods was expected"):
+    with pytest.raises(fp.PolicyError, match="required='POST': expected a list of methods"):
         WsgiIdempotency(lambda *_: [], IdempotentRequests(engine), caller=lambda _: "7", required="POST")
 
 

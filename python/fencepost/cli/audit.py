@@ -74,7 +74,7 @@ def audit_command(
     kinds = [kind for text in fail_on or () for kind in text.split(",")]
     for kind in kinds:
         if kind not in FINDINGS:
-            raise typer.BadParameter(f"--fail-on {kind}: {', '.join(FINDINGS)} were expected")
+            raise typer.BadParameter(f"--fail-on {kind}: expected one of {', '.join(FINDINGS)}")
     if "reset" in kinds and rules.columns.timestamp is None:
         raise typer.BadParameter("--fail-on reset: needs --timestamp: without it a reset looks like a repeat")
     if "conflict" in kinds and not compare_content:

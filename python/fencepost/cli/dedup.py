@@ -281,7 +281,7 @@ def dedup_command(
         if watch is not None:
             others = {"--rebase": rebase, "--files-from": files_from, "--html": html}
             if any(others.values()):
-                raise typer.BadParameter(f"--watch and {next(it for it in others if others[it])}: one of them")
+                raise typer.BadParameter(f"pass either --watch or {next(it for it in others if others[it])}, not both")
             if paths is not source:
                 raise typer.BadParameter("--watch needs a source of Parquet files or a table")
             _watch(job, milliseconds(watch) or 0, as_json=as_json, quiet=quiet)

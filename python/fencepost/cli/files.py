@@ -13,7 +13,7 @@ import typer
 def check_table_file(option: str, out: Path) -> None:
     """Raise a usage error for an unknown ending, or for a folder that does not exist."""
     if out.suffix not in _WRITERS:
-        raise typer.BadParameter(f"{option}{out}: a name that ends in {', '.join(_WRITERS)} was expected")
+        raise typer.BadParameter(f"{option}{out}: expected a name that ends in one of {', '.join(_WRITERS)}")
     if not out.parent.is_dir():
         raise typer.BadParameter(f"{option}{out}: there is no folder {out.parent}")
 

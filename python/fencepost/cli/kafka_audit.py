@@ -58,7 +58,7 @@ def kafka_audit_command(
     kinds = [kind for text in fail_on or () for kind in text.split(",")]
     for kind in kinds:
         if kind not in FINDINGS:
-            raise typer.BadParameter(f"--fail-on {kind}: {', '.join(FINDINGS)} were expected")
+            raise typer.BadParameter(f"--fail-on {kind}: expected one of {', '.join(FINDINGS)}")
     now, policy = _now(now_ms), policies(cleanup_policy or ())
     if html is not None:
         check_page(html)
@@ -100,6 +100,6 @@ def policies(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         topic, _, policy = text.rpartition("=")
         if policy not in CLEANUP_POLICIES:
-            raise typer.BadParameter(f"--cleanup-policy {text}: {', '.join(CLEANUP_POLICIES)} were expected")
+            raise typer.BadParameter(f"--cleanup-policy {text}: expected one of {', '.join(CLEANUP_POLICIES)}")
         found[topic or "*"] = policy
     return found

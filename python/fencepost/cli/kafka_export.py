@@ -91,7 +91,7 @@ def _hint(salvage: bool) -> Iterator[None]:
 
 def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
-        raise typer.BadParameter(f"{name} {value}: {' or '.join(known)} was expected")
+        raise typer.BadParameter(f"{name} {value}: expected {' or '.join(known)}")
 
 
 def _write_file(out: Path, parts: Sequence[Part], read: Read, rows: str, show: Callable[[int], None]) -> int:

@@ -81,7 +81,7 @@ def migrate_command(database: Database, transports: Transports = None) -> None:
 def _part_and_version(text: str) -> tuple[str, str]:
     name, _, version = text.rpartition("=")
     if not name or not version.isdecimal():
-        raise typer.BadParameter(f"--from {text!r}: expected PART=VERSION, as producers=1")
+        raise typer.BadParameter(f"--from {text!r}: expected PART=VERSION, such as producers=1")
     return name, version
 
 

@@ -113,4 +113,4 @@ def check_kept(run: Run, counts: dict[str, int], outputs: Outputs, marked: Marke
     if not run.job.is_in_place and sum(outputs.rows) != kept:
         raise AssertionError(f"{kept} rows are kept, the outputs have {sum(outputs.rows)}")
     if run.job.is_in_place and sum(marked.refused) != refused:
-        raise AssertionError(f"{refused} rows are refused, {sum(marked.refused)} are taken out")
+        raise AssertionError(f"{refused} rows are refused, but {sum(marked.refused)} are removed")

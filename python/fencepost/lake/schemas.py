@@ -66,8 +66,11 @@ def merged(first: pa.Schema, second: pa.Schema) -> pa.Schema:
     for field in second:
         kind = _wider(fields.get(field.name, field.type), field.type)
         if kind is None:
-            text = f"column '{field.name}': {fields[field.name]} and {field.type}, which readers do not combine"
-            raise BatchError(text, column=field.name)
+            raise BatchError(
+                f"column '{field.name}': {fields[field.name]} in some files, {field.type} in others; readers cannot "
+                "combine them",
+                column=field.name,
+            )
         fields[field.name] = kind
     return pa.schema(list(fields.items()))
 

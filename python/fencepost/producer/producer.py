@@ -590,7 +590,9 @@ class SequencedProducer:
         if not has_room():
             self._send_waiting()
         if not self._changed.wait_for(has_room, block_ms / 1000):
-            waited = f"for max_block_ms={block_ms}" if block_ms else "and a callback of the producer cannot wait"
+            waited = (
+                f"still after max_block_ms={block_ms}" if block_ms else "and a callback of the producer cannot wait"
+            )
             is_rows = self._buffered + rows > rows_max
             held, more, bound, name = (
                 (f"{self._buffered} rows have", f"{rows} more", rows_max, "buffer_rows")
@@ -598,7 +600,8 @@ class SequencedProducer:
                 else (f"{self._buffered_bytes} bytes of rows have", f"{size} more", bytes_max, "buffer_bytes")
             )
             raise CapacityError(
-                f"{held} no outcome yet, and {more} are above {name}={bound} {waited}: nothing of this call was sent",
+                f"{held} no outcome yet, and {more} would exceed {name}={bound}, {waited}. Nothing of this call "
+                "was sent",
                 limit=bound,
             )
         self._check_open()

@@ -505,8 +505,8 @@ class TransactionCoordinator:
         if held.transaction.state in PREPARED:
             topics = ", ".join(map(repr, _topics_of(held)))
             raise ConcurrentTransactionError(
-                f"{_decision_of(held)}, and markers for {topics} have no route here: recover() of a coordinator with "
-                "routes to them writes these, and completes it"
+                f"{_decision_of(held)}, and markers for {topics} have no route here: call recover() on a coordinator "
+                "with routes to them"
             )
         return held.transaction.identity
 
@@ -619,11 +619,11 @@ def _is_pair(pair: object) -> bool:
 def _checked_offsets(group: str, offsets: Offsets) -> list[tuple[str, int, int]]:
     """Return (partition as text, expected, next position), in key order. Raises PolicyError."""
     if not is_text(group) or not group:
-        raise PolicyError(f"group={group!r}: a non-empty text of UTF-8 was expected")
+        raise PolicyError(f"group={group!r}: expected a non-empty text of UTF-8")
     if len(group.encode()) > NAME_BYTES_MAX:
         raise PolicyError(f"group={shown(group)}: has more than {NAME_BYTES_MAX} bytes of UTF-8")
     if not isinstance(offsets, Mapping):
-        raise PolicyError(f"offsets={shown(offsets)}: a mapping of partitions to pairs was expected, {_PAIR}")
+        raise PolicyError(f"offsets={shown(offsets)}: expected a mapping of partitions to pairs {_PAIR}")
     check_inputs(offsets)
     rows = []
     for partition, pair in offsets.items():

@@ -47,7 +47,7 @@ class _Middleware:
         body_bytes_max: int = 1 << 20,
     ) -> None:
         if isinstance(required, str):
-            raise PolicyError(f"required={required!r}: a list of methods was expected")
+            raise PolicyError(f"required={required!r}: expected a list of methods")
         self.app, self.requests, self.caller = app, requests, caller
         self.required = frozenset(required)
         self.body_bytes_max = body_bytes_max
@@ -62,7 +62,7 @@ class _Middleware:
         quoted = _QUOTED.fullmatch(header)
         key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else header
         if len(key) > _KEY_MAX or not (quoted or _BARE.fullmatch(header)):
-            detail = f"One string of 1 to {_KEY_MAX} visible characters of ASCII was expected."
+            detail = f"Expected one string of 1 to {_KEY_MAX} visible characters of ASCII."
             return _problem(400, "Idempotency-Key is malformed", detail)
         return key
 
@@ -153,7 +153,7 @@ class WsgiIdempotency(_Middleware):
                 return _problem(411, "The length of the body is unknown", "Send the Content-Length header.")
             return b""
         if declared and not re.fullmatch("[0-9]{1,18}", declared):
-            return _problem(400, "Content-Length is malformed", "A number was expected.")
+            return _problem(400, "Content-Length is malformed", "Expected a number.")
         wanted = int(declared) if declared else most + 1
         if declared and wanted > most:
             return self._too_large()

@@ -195,11 +195,12 @@ def check_database(engine: Engine) -> None:
 def _check_tables(database: Database, connection: Connection) -> None:
     found = database.version_of(connection, PART.name)
     if found != PART.version:
-        problem = "no tables of producers" if found is None else f"tables of producers of version {found}"
+        place = database.engine.url.render_as_string(hide_password=True)
+        if found is None:
+            raise SchemaError(f"{place}: has no tables of producers. Pass the database that the producers use")
         raise SchemaError(
-            f"{database.engine.url.render_as_string(hide_password=True)}: {problem}, this package knows "
-            f"{PART.version}: "
-            + ("name the database that the producers use" if found is None else "use the producers' fencepost version")
+            f"{place}: the tables of producers have version {found}, but this package supports {PART.version}. Use the "
+            "fencepost version of the producers"
         )
 
 

@@ -157,8 +157,7 @@ class ProducerRegistry:
     def _check(self, transactional_id: str, timeout_ms: int) -> None:
         if not is_text(transactional_id) or not 1 <= len(transactional_id) <= ID_MAX:
             raise PolicyError(
-                f"transactional_id={transactional_id!r}: a text of 1 to {ID_MAX} characters of UTF-8 was expected, or "
-                "None"
+                f"transactional_id={transactional_id!r}: expected a text of 1 to {ID_MAX} characters of UTF-8, or None"
             )
         if self.database.is_mariadb and len(transactional_id.encode()) > ID_MAX:
             raise PolicyError(

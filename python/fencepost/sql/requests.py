@@ -115,7 +115,7 @@ class IdempotentRequests:
     ) -> None:
         for name, value in (("lease_ms", lease_ms), ("keep_ms", keep_ms)):
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**53:
-                raise PolicyError(f"{name}={value!r}: a number of milliseconds from 1 to 2^53 - 1 was expected")
+                raise PolicyError(f"{name}={value!r}: expected a number of milliseconds from 1 to 2^53 - 1")
         self.database = Database(
             engine, attempts=attempts, lock_timeout_ms=lock_timeout_ms, idle_timeout_ms=idle_timeout_ms
         )
@@ -139,7 +139,7 @@ class IdempotentRequests:
         """
         for name, value in (("scope", scope), ("key", key)):
             if not is_text(value) or not 0 < len(value) <= 255 or "\0" in value:
-                raise PolicyError(f"{name}={value!r}: a text of 1 to 255 characters of UTF-8 without NUL was expected")
+                raise PolicyError(f"{name}={value!r}: expected a text of 1 to 255 characters of UTF-8 without NUL")
         fingerprint, owner = hashlib.sha256(request).hexdigest(), uuid.uuid4().hex
 
         def work(connection: Connection) -> RequestClaim | Response:
@@ -220,7 +220,7 @@ class RequestClaim:
             PolicyError: The name is not a text, or the result is not a JSON value.
         """
         if not is_text(name) or not name:
-            raise PolicyError(f"name={name!r}: a non-empty text was expected that names the step")
+            raise PolicyError(f"name={name!r}: expected a non-empty text that names the step")
 
         def settled(connection: Connection) -> dict[str, Any]:
             steps: dict[str, Any] = json.loads(self._own_row(connection).steps)
@@ -319,9 +319,9 @@ def _checked(response: object) -> Response:
         raise PolicyError(f"the work returned a {type(response).__name__}, not a Response: nothing was applied")
     status, body = response.status, response.body
     if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 599:
-        raise PolicyError(f"status={status!r}: a code from 200 to 599 was expected; nothing was applied")
+        raise PolicyError(f"status={status!r}: expected a code from 200 to 599; nothing was applied")
     if not isinstance(body, bytes):
-        raise PolicyError(f"body: bytes were expected, not {type(body).__name__}; nothing was applied")
+        raise PolicyError(f"body: expected bytes, not {type(body).__name__}; nothing was applied")
     for name, value in response.headers:
         if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
             raise PolicyError(f"header {name!r}: {value!r} is not a valid HTTP field; nothing was applied")

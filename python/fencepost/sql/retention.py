@@ -96,7 +96,7 @@ def _too_short(consumer: Consumer, retention_ms: int, replay_ms: int | None, out
     """Return a warning if the retention is shorter than a replay, else None. Raises PolicyError if it is invalid."""
     is_count = isinstance(retention_ms, int) and not isinstance(retention_ms, bool)
     if not is_count or retention_ms <= 0:
-        raise PolicyError(f"retention_ms={retention_ms!r}: a positive number of milliseconds was expected")
+        raise PolicyError(f"retention_ms={retention_ms!r}: expected a positive number of milliseconds")
     if replay_ms is None or retention_ms >= replay_ms:
         return None
     return (

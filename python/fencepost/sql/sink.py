@@ -603,7 +603,7 @@ def _checked(positions: Mapping[str, int]) -> dict[str, int]:
         is_count = isinstance(position, int) and not isinstance(position, bool) and -(2**63) <= position < 2**63
         if not is_text(source) or not 0 < len(source) <= 255 or not is_count:
             raise BatchError(
-                f"positions: {source!r}: {position!r}: a source's name (1 to 255 characters) and a 64-bit integer "
-                "were expected; nothing of this call was applied"
+                f"positions: {source!r}: {position!r}: expected a source's name (1 to 255 characters) and a 64-bit "
+                "integer; nothing of this call was applied"
             )
     return dict(positions)

@@ -330,7 +330,7 @@ def check_inputs(partitions: Iterable[Partition]) -> None:
         parts = it if isinstance(it, tuple) else (it,)
         is_known = parts and all(isinstance(part, (int, str)) and not isinstance(part, bool) for part in parts)
         if not is_known:
-            raise PolicyError(f"partition {it!r}: a number, a name, or a tuple of numbers and names was expected")
+            raise PolicyError(f"partition {it!r}: expected a number, a name, or a tuple of numbers and names")
 
 
 def checked_outputs(partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
@@ -341,7 +341,7 @@ def checked_outputs(partitions: Iterable[TopicPartition]) -> frozenset[TopicPart
         is_number = is_pair and isinstance(it[1], int) and not isinstance(it[1], bool) and 0 <= it[1] < 2**31
         if not is_number:
             raise PolicyError(
-                f"partition {it!r}: (topic, number) was expected, the topic a name of at least one character, the "
+                f"partition {it!r}: expected (topic, number), the topic a name of at least one character, the "
                 "number 0 to 2147483647"
             )
     return frozenset(found)

@@ -67,15 +67,15 @@ class Settings:
         for name in ("format", "semantics", "policy", "columns", "scope", "keep", "source", "sink", "layout"):
             ours, theirs = getattr(self, name), getattr(wanted, name)
             if ours != theirs and name == "keep":
-                was, is_now = ("with max_idle", "without") if ours else ("without max_idle", "with it")
-                reason = (
-                    f"it was created {was}, so that it {'keeps' if ours else 'keeps no'} timestamps, but this job is "
+                changed = (
+                    "it was created with max_idle, so it keeps timestamps, but this job has no max_idle"
+                    if ours
+                    else "it was created without max_idle, so it keeps no timestamps, but this job has max_idle"
                 )
-                reason = f"{reason}{is_now}"
-                raise SnapshotError(f"{uri}: {reason}; use it as it is, or another state folder", reason=reason)
+                raise SnapshotError(f"{uri}: {changed}. Change max_idle, or use another state folder", reason=changed)
             if ours != theirs:
                 reason = f"it was created with {name} {ours!r}, but this job has {theirs!r}"
-                raise SnapshotError(f"{uri}: {reason}; use that, or another state folder", reason=reason)
+                raise SnapshotError(f"{uri}: {reason}. Use that value, or another state folder", reason=reason)
 
 
 class Lists:

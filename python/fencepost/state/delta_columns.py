@@ -39,7 +39,10 @@ def check_columns(table: Table, location: str) -> None:
         if rules or not field["nullable"]:
             rule = rules[0] if rules else "NOT NULL"
             name = field["name"]
-            raise SinkError(f"{location}: column '{name}' has {rule}, which is not checked for added files")
+            raise SinkError(
+                f"{location}: column '{name}' has {rule}, which fencepost cannot check. Remove the rule, or use "
+                "another table"
+            )
 
 
 def check_schema(location: str, known: dict[str, Action], schema: Any, path: str) -> None:

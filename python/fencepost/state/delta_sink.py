@@ -153,7 +153,7 @@ class DeltaSink:
 
     def check_table(self, table: Table) -> None:
         """Raise an error for a table that needs more than appending files. Raises SinkError, SinkChangedError."""
-        check_features(table, self.location, FEATURES, REFUSED | CONSTRAINTS, "adding files")
+        check_features(table, self.location, FEATURES, REFUSED | CONSTRAINTS, "add files")
         check_columns(table, self.location)
 
     def check(self, state: State) -> None:
@@ -346,7 +346,10 @@ class DeltaSink:
                 continue  # another driver has abandoned the version and removed its files
             table = self._later(table)
             if table.version == before:
-                raise SinkError(f"{self.location}: version {before + 1} of the table can neither be read nor written")
+                raise SinkError(
+                    f"{self.location}: version {before + 1} of the table cannot be read, but its name is taken. "
+                    "Run again"
+                )
 
     def _check_follows(self, table: Table, decision: Decision, state: str) -> None:
         """Raise an error if the table is not that of the decision, or is older."""
@@ -620,7 +623,10 @@ def check_features(table: Table, location: str, features: set[str], refused: dic
     for name, value in table.configuration.items():
         for start, feature in refused.items():
             if name.startswith(start) and value not in ("false", "none", None):
-                raise SinkError(f"{location}: the table has {feature} ({name}={value}); {what} is not possible there")
+                raise SinkError(
+                    f"{location}: the table has {feature} ({name}={value}), so fencepost cannot {what}. Remove the "
+                    "property, or use another table"
+                )
     if RETENTION in table.configuration:
         raise SinkChangedError(
             f"{location}: {RETENTION} is set: the table would forget which versions were written. Remove the property"
@@ -630,7 +636,10 @@ def check_features(table: Table, location: str, features: set[str], refused: dic
     has_list = writer == LISTED_WRITER and reader <= LISTED_READER
     if unknown or not (has_list or (reader <= READER_MAX and writer <= WRITER_MAX)):
         found = ", ".join(unknown) or f"protocol {reader}/{writer}"
-        raise SinkError(f"{location}: the table has {found}, under which it is not known whether {what} is right")
+        raise SinkError(
+            f"{location}: the table has {found}, which this version does not know, so it cannot {what} safely. Upgrade "
+            "fencepost, or use another table"
+        )
 
 
 def library_options(options: Mapping[str, Any]) -> dict[str, str]:

@@ -109,7 +109,8 @@ class IcebergSink:
             )
         required = _required_column(table)
         if required is not None:
-            raise SinkError(f"{self.location}: column '{required}' is required, which is not checked in added files")
+            text = f"{self.location}: column '{required}' is required, which fencepost cannot check"
+            raise SinkError(f"{text}. Make it optional, or use another table")
 
     def probe(self, version: int, attempt: str) -> None:
         self._beside().probe(version, attempt)

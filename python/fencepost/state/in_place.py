@@ -63,7 +63,7 @@ class InPlace(DeltaSink):
 
     def check_table(self, table: Table) -> None:
         """See `DeltaSink`."""
-        check_features(table, self.location, IN_PLACE_FEATURES, IN_PLACE_REFUSED, "taking rows out")
+        check_features(table, self.location, IN_PLACE_FEATURES, IN_PLACE_REFUSED, "remove rows")
 
     def check(self, state: State) -> None:
         """See `Sink`."""
@@ -186,7 +186,7 @@ class InPlace(DeltaSink):
             path, old = it["path"], live[it["path"]]
             gone = [(action["remove"]["path"], action["remove"].get("deletionVector")) for action in actions[:1]]
             if gone != [(old["path"], old.get("deletionVector"))]:
-                raise AssertionError(f"{path}: does not go as it is there: {gone}")
+                raise AssertionError(f"{path}: the commit removes {gone}, which is not the file in the table")
             before, left = _deleted_rows(self.store, old), 0
             for action in (action["add"] for action in actions[1:]):
                 if "deletionVector" in action:
@@ -194,7 +194,9 @@ class InPlace(DeltaSink):
                 else:
                     left += json.loads(action["stats"])["numRecords"]
             if left != it["rows"] - len(before) - it["refused"]:
-                raise AssertionError(f"{path}: {left} rows would be left of {it['rows']}, {len(before)} were gone")
+                raise AssertionError(
+                    f"{path}: {left} rows would be left of {it['rows']}, of which {len(before)} were removed before"
+                )
 
     def _rows_left(self, table: Table, action: Action, before: Any, rows: int) -> int:
         """Return the number of rows left after a file's new vector. Raises AssertionError for an invalid vector."""
@@ -202,9 +204,11 @@ class InPlace(DeltaSink):
         if not allows_vectors(table):
             raise AssertionError(f"{action['path']}: the table does not allow deletion vectors")
         if not before <= after:
-            raise AssertionError(f"{action['path']}: rows that were gone would be there again")
+            raise AssertionError(f"{action['path']}: rows that were removed before would appear again")
         if after.max() >= rows or json.loads(action["stats"])["numRecords"] != rows:
-            raise AssertionError(f"{action['path']}: row {after.max()} would be gone of {rows}")
+            raise AssertionError(
+                f"{action['path']}: the vector removes row {after.max()}, but the file has {rows} rows"
+            )
         return rows - len(after)
 
     def _check_read_back(self, version: int, decision: Decision) -> None:

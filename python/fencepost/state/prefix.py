@@ -88,7 +88,7 @@ class RunPrefixes:
         self.store.put(first, b"probe")
         self.store.copy(self.store, first, 5, second)
         if self.store.read_exactly(second, 0, 5, "") != b"probe":
-            raise SinkError(f"{self.location}: this store cannot hold a sink: a copy of an object is not equal to it")
+            raise SinkError(f"{self.location}: this store cannot hold a sink: a copy of an object differs from it")
         self.store.delete([first, second])
 
     def claim(self, state_id: str) -> None:
@@ -129,7 +129,7 @@ class RunPrefixes:
         """Write an object that lists the files (see `Sink`)."""
         name = f"{PREPARE}/{version}-{attempt}/{COLLECTED}"
         if not self.store.put(name, _json(winners)):
-            raise AssertionError(f"{self.store.uri}/{name}: the folder of an attempt is its own")
+            raise AssertionError(f"{self.store.uri}/{name}: exists already, although only this attempt writes here")
         return name
 
     def prepare_changelog(self, version: int, attempt: str, lines: list[Any]) -> tuple[SideFiles, str]:

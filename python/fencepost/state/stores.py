@@ -549,7 +549,7 @@ class RemoteStore:
                 text = f"{self._uri}/{name}: changed while it was read (its etag was {etag}); run again"
                 raise StoreError(text, path=f"{self._uri}/{name}") from None
             if len(data) != length:
-                raise OSError(f"{len(data)} bytes came where {length} were asked for")
+                raise OSError(f"{length} bytes were requested, but {len(data)} received")
             return data
 
         return self._retry("read", name, attempt) if length else b""
@@ -676,7 +676,7 @@ class RemoteStore:
                     raise StoreError(f"{self._uri}/{name}: {problem}") from error
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
-        raise AssertionError("the last try gives or raises")
+        raise AssertionError("the last try returns or raises")
 
 
 @dataclass(frozen=True)

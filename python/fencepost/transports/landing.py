@@ -569,13 +569,13 @@ class Landing:
         except FileNotFoundError:
             raise SourceError(f"{path}: listed in the log, but the file does not exist", path=path) from None
         if len(data) != file.bytes:
-            raise SourceError(f"{path}: {len(data)} bytes, and {file.bytes} are listed", path=path)
+            raise SourceError(f"{path}: has {len(data)} bytes, but the log lists {file.bytes}", path=path)
         try:
             table = pq.read_table(pa.BufferReader(data), partitioning=None)
         except pa.ArrowException as error:
             raise SourceError(f"{path}: {error}", path=path) from error
         if table.num_rows != file.rows:
-            raise SourceError(f"{path}: {table.num_rows} rows, and {file.rows} are listed", path=path)
+            raise SourceError(f"{path}: has {table.num_rows} rows, but the log lists {file.rows}", path=path)
         return table
 
 

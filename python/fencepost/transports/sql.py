@@ -595,7 +595,8 @@ def _check_columns(rows: Table) -> None:
         if name not in rows.c:
             needed = ", ".join(LOG_COLUMNS)
             raise SchemaError(
-                f"the table {rows.name!r} has no column {name!r}; beside the application's columns it needs {needed}"
+                f"the table {rows.name!r} has no column {name!r}; in addition to the application's columns it "
+                f"needs {needed}"
             )
         if not isinstance(rows.c[name].type, Integer):
             raise SchemaError(
