@@ -56,7 +56,7 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("shape", [RUNS, RANDOM, LONE, DENSE], ids=lambda shape: shape.name)
-def test_workload_tells_the_truth(shape: Workload) -> None:
+def test_the_workload_has_the_declared_rows(shape: Workload) -> None:
     made = workload.make(shape, ROWS)
     rows = list(zip(*(made.table[name].to_pylist() for name in workload.COLUMNS), strict=True))
     assert len(rows) == ROWS // shape.run * shape.run
@@ -89,7 +89,7 @@ def test_every_contestant_of_the_producing_end_is_right() -> None:
 
 
 @pytest.mark.parametrize("shape", shapes.SHAPES, ids=lambda shape: shape.name)
-def test_a_shape_tells_the_truth(shape: shapes.Shape) -> None:
+def test_a_generated_shape_has_the_declared_rows(shape: shapes.Shape) -> None:
     made = shapes.make(shape, ROWS)
     rows = list(zip(*(made[name].to_pylist() for name in made.column_names), strict=True))
     assert len(rows) == ROWS // shape.run * shape.run
@@ -248,7 +248,7 @@ def test_a_part_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch:
         run.main()
 
 
-def test_what_is_passed_is_not_a_limit() -> None:
+def test_a_reference_that_is_slower_is_not_a_limit() -> None:
     scan: tuple[str, measure.Role, float] = ("a scan", "limit", 1.0)
     page = report.to_markdown(report.Results(part_of([("a job", "ours", 2.0), scan], "a contest")))
     assert "a scan is 100 %" in page
@@ -359,7 +359,7 @@ def test_figures_of_the_curve_are_judged(measured: curve.Curve) -> None:
     assert f"| **{worst.what}** " in curve.to_markdown(curve.Curve(other))
 
 
-def test_a_curve_that_fails_is_told() -> None:
+def test_a_curve_that_fails_is_reported() -> None:
     facts = curve.measure(["3000"], ["no such shape"], 1, ROWS, profile="dev")
     assert [failure["problem"].split(" is")[0] for failure in facts["failures"]] == ["curve: 'no such shape'"]
     assert "**Failed:**" in curve.to_markdown(curve.Curve(facts))
@@ -387,7 +387,7 @@ def test_every_contestant_on_spark_is_right(tmp_path: Path) -> None:
     assert len(list(results.targets())) == 8
 
 
-def test_what_a_state_costs_is_measured_on_the_same_rows(tmp_path: Path) -> None:
+def test_the_cost_of_a_state_is_measured_on_the_same_rows(tmp_path: Path) -> None:
     for _ in range(2):  # what was seeded is kept, and found again whatever became of it
         found = costs.incremental(
             entries=20_000, rows=2_000, rounds=1, data=tmp_path, engines=[LocalEngine(2)], shards=100
@@ -478,7 +478,7 @@ def test_every_stream_is_right(tmp_path: Path) -> None:
     assert "state on disk" in report.to_markdown(results)
 
 
-def test_what_versions_cost_does_not_grow(tmp_path: Path) -> None:
+def test_the_cost_of_versions_does_not_grow(tmp_path: Path) -> None:
     """Requests of a state of many versions: those of the sink come to it, three where it is a prefix."""
     few, many = (metadata.history(tmp_path / str(versions), versions) for versions in (1_000, 300_000))
     assert {name: it.requests for name, it in few.items()} == {name: it.requests for name, it in many.items()}

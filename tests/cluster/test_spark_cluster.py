@@ -114,7 +114,7 @@ def test_losers_leave_no_trace(spark: SparkSession, tmp_path: Path, marks: Path)
     wait_until(attempts.rescued, "no speculative attempt won")
 
 
-def test_a_job_that_shows_what_losers_wrote_is_found_out(
+def test_a_job_that_shows_files_of_losing_attempts_is_detected(
     spark: SparkSession, tmp_path: Path, marks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its own check, even: so there was something to show."""

@@ -88,7 +88,7 @@ def judged(table: Door, call: Call) -> list[tuple[str, int | None, int | None]]:
     return list(zip(found.verdicts, found.expected, found.offsets, strict=True))
 
 
-def test_it_answers_as_a_real_broker_did() -> None:
+def test_the_table_answers_like_a_real_broker() -> None:
     assert differences(FencepostDoor) == []
 
 
@@ -110,7 +110,7 @@ def test_the_reference_agrees_on_longer_streams() -> None:
             raise AssertionError(f"seed {seed}, {chosen}") from error
 
 
-def test_cuts_are_invisible() -> None:
+def test_the_division_into_batches_has_no_effect() -> None:
     """One call, or a call for each row: the same answers and the same bytes."""
     for seed in range(SEEDS // 3):
         chosen, stream = from_seed(seed)

@@ -38,7 +38,7 @@ def test_the_reference_keeps_the_page(page: str, spelt: str) -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_broken_broker_is_found_out(mutant: type[ReferenceBroker]) -> None:
+def test_a_broken_broker_is_detected(mutant: type[ReferenceBroker]) -> None:
     class Broken(ReferenceDoor):
         judge = mutant
 
@@ -46,7 +46,7 @@ def test_a_broken_broker_is_found_out(mutant: type[ReferenceBroker]) -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_streams_find_a_broken_broker_out(mutant: type[ReferenceBroker]) -> None:
+def test_random_streams_detect_a_broken_broker(mutant: type[ReferenceBroker]) -> None:
     """The streams with which `tests/core/test_broker.py` looks for differences do find some."""
 
     class Broken(ReferenceDoor):
@@ -64,7 +64,7 @@ def test_streams_find_a_broken_broker_out(mutant: type[ReferenceBroker]) -> None
     assert any(differs(seed) for seed in range(600))
 
 
-def test_streams_are_the_same_for_the_same_seed_and_come_to_every_verdict() -> None:
+def test_streams_depend_on_the_seed_only_and_contain_every_verdict() -> None:
     verdicts: Counter[str] = Counter()
     errors: Counter[str] = Counter()
 
@@ -121,7 +121,7 @@ def test_the_reference_answers_as_the_broker_did() -> None:
     assert differences(ReferenceDoor) == []
 
 
-def test_other_answers_than_the_broker_gave_are_found_out() -> None:
+def test_answers_that_differ_from_the_brokers_are_detected() -> None:
     class Broken(ReferenceDoor):
         judge = RestartKeepsFive
 
@@ -209,7 +209,7 @@ ROW = "| 7 | 0..4 | ACCEPTED |\n"
         HEADER.replace("seq", "transactional") + "| 7 | true | ACCEPTED |\n",
     ],
 )
-def test_a_page_that_states_nothing_or_nonsense_is_not_read(text: str) -> None:
+def test_a_page_without_statements_or_with_invalid_ones_is_refused(text: str) -> None:
     with pytest.raises((AssertionError, KeyError, ValueError, IndexError)):
         read_page("page", text)
 

@@ -70,7 +70,7 @@ class Leases:
 
 
 @pytest.mark.parametrize("place", [landing, table, logs])
-def test_producers_go_on_under_the_count_that_is_stored(
+def test_producers_continue_with_the_stored_partition_count(
     place: Callable[[Path], tuple[Make, Read]], tmp_path: Path
 ) -> None:
     make, read = place(tmp_path)
@@ -85,7 +85,9 @@ def test_producers_go_on_under_the_count_that_is_stored(
 
 
 @pytest.mark.parametrize("place", [landing, table, logs])
-def test_a_producer_has_no_count_of_its_own(place: Callable[[Path], tuple[Make, Read]], tmp_path: Path) -> None:
+def test_a_producer_does_not_choose_the_partition_count(
+    place: Callable[[Path], tuple[Make, Read]], tmp_path: Path
+) -> None:
     transport = place(tmp_path)[0](partitions=2)
     try:
         with pytest.raises(fp.PolicyError, match="partitions=3: the transport has 2"):

@@ -147,7 +147,7 @@ def test_the_reference_agrees(case: Case, stream: list[Move], at: list[int]) -> 
 
 @profile
 @given(policies(), streams, cuts)
-def test_cuts_are_invisible(case: Case, stream: list[Move], at: list[int]) -> None:
+def test_the_division_into_batches_has_no_effect(case: Case, stream: list[Move], at: list[int]) -> None:
     rows = rows_of(stream, case)
     whole, parts = FencepostDoor(case), FencepostDoor(case)
     judged = whole.apply(call_of(rows, case))
@@ -161,7 +161,7 @@ def test_cuts_are_invisible(case: Case, stream: list[Move], at: list[int]) -> No
 
 @profile
 @given(policies(), streams, cuts)
-def test_chunks_are_invisible(case: Case, stream: list[Move], at: list[int]) -> None:
+def test_the_division_into_chunks_has_no_effect(case: Case, stream: list[Move], at: list[int]) -> None:
     """One call, its columns in many chunks."""
     rows = rows_of(stream, case)
     call = call_of(rows, case)
@@ -213,7 +213,7 @@ def test_runs_are_judged_as_their_rows(case: Case, stream: list[Move], at: list[
 
 @profile
 @given(policies(), streams, streams)
-def test_restoring_is_invisible(case: Case, before: list[Move], after: list[Move]) -> None:
+def test_restoring_a_snapshot_has_no_effect(case: Case, before: list[Move], after: list[Move]) -> None:
     ours, restored = FencepostDoor(case), FencepostDoor(case)
     ours.apply(call_of(rows_of(before, case), case))
     snapshot = ours.state()
@@ -347,7 +347,7 @@ def test_runs_of_one_timestamp_are_judged_as_their_rows(
 
 @profile
 @given(timed_policies(intervals_max=None), streams, cuts, delays, steps)
-def test_cuts_are_invisible_where_timestamps_are_kept(
+def test_the_division_into_batches_has_no_effect_with_timestamps(
     case: Case, stream: list[Move], at: list[int], delay: list[int], step: Step
 ) -> None:
     """However the rows before an eviction, and those after it, are cut."""
@@ -412,7 +412,7 @@ def test_entries_and_snapshots_lose_nothing(case: Case, stream: list[Move], dela
 
 @profile
 @given(policies(), streams)
-def test_the_type_of_keys_is_invisible(case: Case, stream: list[Move]) -> None:
+def test_the_type_of_keys_has_no_effect(case: Case, stream: list[Move]) -> None:
     """Numbers, texts and composites are judged alike."""
     texts = tuple((f"p{pid}", f"t-{partition}") for pid, partition in KEYS)
     composites = tuple((("c", pid), ("t", partition)) for pid, partition in KEYS)
@@ -472,7 +472,7 @@ JUDGES = [mutant for mutant in MUTANTS if mutant not in (KeysAreGlued, MinusOneI
 
 
 @pytest.mark.parametrize("mutant", JUDGES, ids=lambda mutant: mutant.__name__)
-def test_the_streams_find_a_broken_judge_out(mutant: type) -> None:
+def test_random_streams_detect_a_broken_judge(mutant: type) -> None:
     """The generators reach what each rule is about: some stream tells each broken judge from the reference."""
 
     class Broken(ReferenceDoor):
@@ -516,7 +516,7 @@ SEEDS = {
 
 
 @pytest.mark.parametrize("mutant", FORGETFUL, ids=lambda mutant: mutant.__name__)
-def test_the_steps_find_a_broken_memory_out(mutant: type) -> None:
+def test_random_operations_detect_a_broken_eviction(mutant: type) -> None:
     """The same of what forgets."""
 
     class Broken(ReferenceDoor):

@@ -28,7 +28,7 @@ def door(request: pytest.FixtureRequest) -> type[Door]:
 
 
 @pytest.mark.parametrize("page", PAGE_NAMES)
-def test_a_page_holds_behind_the_door(door: type[Door], page: str) -> None:
+def test_a_page_holds_through_the_public_interface(door: type[Door], page: str) -> None:
     found = [complaint for case in CASES if case.page == page for complaint in complaints(case, door)]
     assert not found, "\n".join(found)
 
@@ -145,13 +145,13 @@ ROW = "| 7 | 0 | 0 | 0 | ACCEPTED |\n"
         HEADER.replace("seq", "sequence") + ROW,
     ],
 )
-def test_a_page_that_states_nothing_or_nonsense_is_not_read(text: str) -> None:
+def test_a_page_without_statements_or_with_invalid_ones_is_refused(text: str) -> None:
     with pytest.raises((AssertionError, KeyError)):
         read_page("page", text)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS + FORGETFUL, ids=lambda mutant: mutant.__name__)
-def test_a_broken_judge_is_found_out(mutant: type[ReferenceTable]) -> None:
+def test_a_broken_judge_is_detected(mutant: type[ReferenceTable]) -> None:
     """By a verdict, by what is missing or by what is stale; the count of border decisions alone does not count."""
 
     class Broken(ReferenceDoor):

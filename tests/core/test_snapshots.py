@@ -88,7 +88,7 @@ def test_deltas_follow_a_saved_table(tmp_path: Path) -> None:
             StateTable.load(tmp_path / "base", deltas=wrong)
 
 
-def test_a_loaded_table_goes_on_with_deltas() -> None:
+def test_a_loaded_table_continues_with_deltas() -> None:
     table = table_of((1, 0, 0))
     base = table.snapshot(as_base=True)
     table.track_changes()

@@ -221,7 +221,7 @@ def test_an_empty_table_knows_no_key_of_any_type() -> None:
         assert empty().get(key, key) is None
 
 
-def test_get_tells_what_entries_tell(table: StateTable) -> None:
+def test_get_returns_the_values_of_entries(table: StateTable) -> None:
     listed = pa.table(table.entries()).to_pylist()
     assert len(listed) == len(table)
     for row in listed:
@@ -258,7 +258,7 @@ ENTRY_TYPES = {
 }
 
 
-def test_entries_stand_in_key_order_with_their_types() -> None:
+def test_entries_are_in_key_order_with_their_types() -> None:
     found = pa.table(plain().entries())
     assert [tuple(row.values())[:5] for row in found.to_pylist()] == [
         (2, 0, 0, 4, 4),
@@ -321,7 +321,7 @@ CARRIERS: dict[str, Callable[[pa.Table], Any]] = {
     sorted(set(itertools.product(TABLES, CARRIERS)) - {("binary", "polars")}),
     indirect=["table"],
 )
-def test_from_entries_takes_them_back_without_loss(table: StateTable, carrier: str) -> None:
+def test_from_entries_restores_a_table_without_loss(table: StateTable, carrier: str) -> None:
     found = CARRIERS[carrier](pa.table(table.entries()))
     # Polars and mappings carry no schema metadata, pandas gives it only in part.
     told = pa.table(found).schema.metadata or {} if carrier != "mapping" else {}
@@ -340,7 +340,7 @@ def test_from_entries_takes_them_back_without_loss(table: StateTable, carrier: s
 
 
 @pytest.mark.parametrize("table", OF_INTEGERS, indirect=True)
-def test_a_table_from_entries_judges_as_the_first_would(table: StateTable) -> None:
+def test_a_table_from_entries_gives_the_same_verdicts(table: StateTable) -> None:
     again = StateTable.from_entries(table.entries(), table.policy)
     restored = StateTable.restore(table.snapshot())
     seqs = [0, 1, 2, 3, 5, 7, 10, 13, 14, 15, 2, 4]
@@ -405,7 +405,7 @@ def test_many_entries_come_in_several_batches() -> None:
 # Forgetting
 
 
-def test_get_tells_what_was_forgotten() -> None:
+def test_get_returns_the_final_range() -> None:
     table = aged()
     assert table.get(7, 0) == {
         **entry(7, 0, 0, 0, 9),
@@ -431,7 +431,7 @@ def test_forgotten_rows_are_counted_and_not_kept() -> None:
     assert fp.deduplicate(asked, table=aged()).num_rows == 1
 
 
-def test_forget_takes_keys_as_get_does() -> None:
+def test_forget_accepts_the_same_keys_as_get() -> None:
     assert plain().forget(7) == 3
     assert plain().forget(7, 0) == 2
     assert plain().forget(7, partition=3) == 1
@@ -456,7 +456,7 @@ def test_forget_takes_keys_as_get_does() -> None:
 # Merging
 
 
-def test_merge_gives_the_overlap_and_leaves_the_other_alone() -> None:
+def test_merge_returns_the_overlap_and_does_not_change_the_other_table() -> None:
     ours, theirs = composite(), composite()
     theirs.apply(rows(("eu", 7, 0, "orders", 0, 2), ("as", 1, 0, "orders", 5, 0), names=SCOPED_NAMES))
     before = theirs.snapshot()
@@ -555,7 +555,7 @@ def test_other_partitions_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_policy_given_to_restore_must_be_the_same(name: str) -> None:
+def test_the_policy_passed_to_restore_must_be_the_same(name: str) -> None:
     data = StateTable(name).snapshot()
     fields = {field.name: getattr(StateTable(name).policy, field.name) for field in dataclasses.fields(Policy)}
     assert StateTable.restore(data, name).policy == StateTable.restore(data, Policy(**fields)).policy
@@ -564,7 +564,7 @@ def test_a_policy_given_to_restore_must_be_the_same(name: str) -> None:
             StateTable.restore(data, other)
 
 
-def test_equal_tables_give_equal_bytes_whatever_came_first() -> None:
+def test_equal_tables_have_equal_bytes_whatever_the_order_of_rows() -> None:
     names = ["delta", "alpha", "charlie", "bravo", "", "échο"]
     identities = [
         (name, epoch, topic, seq) for name in names for epoch in (0, 1) for topic in ("x", "w") for seq in (0, 1, 5)
@@ -768,7 +768,7 @@ def test_a_refused_row_leaves_no_trace() -> None:
 # Policies
 
 
-def test_presets_are_what_the_rules_say() -> None:
+def test_presets_have_the_documented_fields() -> None:
     found = {name: StateTable(name).policy for name in PRESETS}
     assert {name: getattr(Policy, name)() for name in PRESETS} == found
     assert {name: policy.name for name, policy in found.items()} == {name: name for name in PRESETS}
@@ -832,7 +832,7 @@ def test_columns_are_a_value() -> None:
     assert Columns(timestamp="at").read(()) == Columns().names
 
 
-def test_policies_travel_in_a_snapshot() -> None:
+def test_a_snapshot_contains_the_policy() -> None:
     policies = [
         Policy.kafka().replace(window=9, wrap=None, first="zero"),
         Policy.in_order().replace(late="duplicate", gaps="normal", max_jump=77, wrap=4),
@@ -846,7 +846,7 @@ def test_policies_travel_in_a_snapshot() -> None:
 # Verdicts
 
 
-def test_verdicts_are_codes_for_ever() -> None:
+def test_codes_of_verdicts_never_change() -> None:
     assert {verdict.name: (int(verdict), verdict.kafka_error, verdict.is_kept) for verdict in Verdict} == {
         "ACCEPTED": (0, 0, True),
         "DUPLICATE": (1, 0, False),
@@ -887,7 +887,7 @@ def test_rows_at_the_border_of_the_wrap_are_counted() -> None:
     assert verdicts.border == 1
 
 
-def test_runs_that_cannot_be() -> None:
+def test_impossible_spans() -> None:
     """Lines are what errors name, and nothing changes."""
 
     def of_one_key(seqs: list[int]) -> pa.Table:

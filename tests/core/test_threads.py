@@ -38,7 +38,7 @@ WORK: dict[str, Callable[[fp.StateTable, dict[str, np.ndarray]], object]] = {
 
 
 @pytest.mark.parametrize("name", WORK)
-def test_python_goes_on_while_the_core_works(name: str, slow_rows: dict[str, np.ndarray]) -> None:
+def test_other_threads_run_while_the_core_works(name: str, slow_rows: dict[str, np.ndarray]) -> None:
     table = fp.StateTable("any_order")
     table.apply({column: values[:1_000_000] for column, values in slow_rows.items()})
     assert_released(lambda: WORK[name](table, slow_rows))
@@ -58,7 +58,7 @@ BATCH_WORK: dict[str, Callable[[fp.BrokerTable, dict[str, np.ndarray]], object]]
 
 
 @pytest.mark.parametrize("name", BATCH_WORK)
-def test_python_goes_on_while_batches_are_judged(name: str, slow_rows: dict[str, np.ndarray]) -> None:
+def test_other_threads_run_while_batches_are_judged(name: str, slow_rows: dict[str, np.ndarray]) -> None:
     batches = as_batches(slow_rows)
     table = fp.BrokerTable()
     table.apply({column: values[:1_000_000] for column, values in batches.items()})
@@ -88,7 +88,7 @@ def test_no_batch_of_several_threads_is_lost() -> None:
 
 
 @pytest.mark.global_lock
-def test_the_measure_tells_a_held_interpreter() -> None:
+def test_the_measurement_detects_a_held_interpreter() -> None:
     """A call that does hold the interpreter is found out."""
     numbers = np.random.default_rng(7).permutation(1_000_000).tolist()
     with Clock() as clock:
@@ -175,7 +175,7 @@ def test_two_tables_in_two_threads() -> None:
         assert table.snapshot() == alone.snapshot()
 
 
-def test_two_tables_that_merge_into_each_other_do_not_wait_for_ever() -> None:
+def test_two_tables_that_merge_into_each_other_do_not_deadlock() -> None:
     """Both ways at once, over and over, while rows come in: at the end both have accepted everything."""
     count, turns = 2000, 40
     one, other = fp.StateTable("any_order"), fp.StateTable("any_order")
@@ -201,7 +201,7 @@ def test_two_tables_that_merge_into_each_other_do_not_wait_for_ever() -> None:
     assert (entry["first"], entry["last"], entry["holes"]) == (0, 2 * turns - 1, [])
 
 
-def test_check_beside_apply_sees_whole_calls_only() -> None:
+def test_a_concurrent_check_sees_only_complete_calls() -> None:
     """A check comes before or after each apply, never within one: it sees all of a call's rows or none."""
     calls, count = 60, 2000
     table = fp.StateTable("any_order")
@@ -350,7 +350,7 @@ def test_a_call_is_atomic_while_another_thread_writes_to_its_arrays(column: str)
             assert pids == list(range(len(pids)))
 
 
-def test_an_array_that_may_not_be_written_is_read_where_it_lies() -> None:
+def test_a_read_only_array_is_read_in_place() -> None:
     """Only memory that others may write is copied."""
     count = 1_000_000
     columns = rows(count, np.zeros(count, np.int64), np.arange(count, dtype=np.int32))

@@ -37,7 +37,7 @@ def payload(kept: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_kind_that_came_in_comes_out(kind: str) -> None:
+def test_the_result_has_the_type_of_the_input(kind: str) -> None:
     make, wanted = KINDS[kind]
     kept = fp.deduplicate(make(ROWS))
     assert type(kept) is wanted
@@ -50,7 +50,7 @@ def test_the_kind_that_came_in_comes_out(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_anything_else_comes_out_as_arrow(kind: str) -> None:
+def test_other_input_is_returned_as_arrow(kind: str) -> None:
     kept = fp.deduplicate(OTHERS[kind](ROWS))
     assert not isinstance(kept, pa.Table)
     assert hasattr(kept, "__arrow_c_stream__")
@@ -60,7 +60,7 @@ def test_anything_else_comes_out_as_arrow(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS | OTHERS)
-def test_a_table_carries_what_is_known(kind: str) -> None:
+def test_a_table_keeps_its_state_between_calls(kind: str) -> None:
     make = OTHERS.get(kind) or KINDS[kind][0]
     table = StateTable("any_order")
     for delivery, wanted in ((ROWS, KEPT), (LATER, ["nobody's", "nobody's", "a"]), (ROWS, ["nobody's", "nobody's"])):
@@ -72,7 +72,7 @@ def test_a_table_carries_what_is_known(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS | OTHERS)
-def test_no_rows_and_none_to_keep(kind: str) -> None:
+def test_input_without_rows_and_results_without_rows(kind: str) -> None:
     make = OTHERS.get(kind) or KINDS[kind][0]
     tracked = ROWS[:3]
     table = StateTable("any_order")
@@ -161,7 +161,7 @@ def test_an_index_of_pandas_stays(index: pd.Index) -> None:
     assert kept.index.names == index.names
 
 
-def test_columns_of_pandas_that_are_no_arrow_stay() -> None:
+def test_columns_of_pandas_that_arrow_cannot_represent_stay() -> None:
     """Only the identity columns are converted: objects of any kind may stand beside them."""
     things = [object(), {1}, lambda: None, 3 + 4j]
     rows = pandas_rows(things=things, mixed=[1, "a", None, b"b"])
@@ -212,7 +212,7 @@ def test_chunks_of_polars_and_pyarrow() -> None:
         ),
     ],
 )
-def test_a_real_landing_zone_keeps_what_its_truth_says(
+def test_a_real_landing_zone_keeps_the_rows_of_its_truth(
     policy: str, columns: fp.Columns | None, expected: Callable[[dict[str, int]], int]
 ) -> None:
     """What a broker, real producers and a sink that was killed several times left behind, file by file and at once."""
@@ -245,7 +245,7 @@ def test_offsets_by_the_name_of_their_layout(preset: str) -> None:
     assert fp.audit(rows, "kafka_offsets", preset).count_findings() == {"duplicate": 1}
 
 
-def test_a_table_takes_the_name_of_a_layout() -> None:
+def test_a_table_accepts_the_name_of_a_layout() -> None:
     rows = pa.table({"kafka_topic": ["a", "a"], "kafka_partition": [0, 0], "kafka_offset": [5, 5]})
     table = StateTable("kafka_offsets")
     assert table.apply(rows, "kafka-connect").counts[fp.Verdict.DUPLICATE] == 1
@@ -325,7 +325,7 @@ def test_many_rows_are_kept_as_a_table_keeps_them(key: str, order: str) -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_of_many_copies_the_first_is_kept(key: str) -> None:
+def test_the_first_of_many_copies_is_kept(key: str) -> None:
     copies = np.random.default_rng(3).permutation(np.tile(np.arange(0, MANY, 20), 20))
     rows = many_rows(key, "shuffled").take(copies).set_column(4, "row", [np.arange(len(copies))])
     kept = rows.filter(pa.array(StateTable("any_order").apply(rows).kept))

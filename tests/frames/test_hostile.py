@@ -16,7 +16,7 @@ import pytest
 from support.bounded import SPARE_BYTES, attempt, run
 
 
-def test_the_bound_on_memory_is_one() -> None:
+def test_the_limit_of_memory_is_enforced() -> None:
     done = attempt(f"bytearray({2 * SPARE_BYTES})")
     assert done.returncode != 0
     assert "MemoryError" in done.stderr
@@ -118,7 +118,7 @@ def test_every_table_of_produce_batches_can_be_stored(case: str, version: str, o
 
 
 @pytest.mark.parametrize(("version", "offsets"), [("4.3", "assign"), ("4.5", "given")])
-def test_a_log_that_is_full_takes_no_more(version: str, offsets: str) -> None:
+def test_a_full_log_accepts_no_more_batches(version: str, offsets: str) -> None:
     table = fp.BrokerTable(version=version, offsets=offsets)
     last = pa.table(BATCH | {"offset": [TOP - 1], "origin": ["replica"]})
     if offsets == "assign":

@@ -381,7 +381,7 @@ def test_pids_may_be_strings_or_binary(kind: str, policy: str) -> None:
     "kind", ["string", "large_string", "string_view", "binary", "large_binary", "binary_view", "fixed"]
 )
 @pytest.mark.parametrize("is_run_end", [False, True], ids=["", "run-ends"])
-def test_a_null_may_stand_in_the_dictionary_itself(kind: str, is_run_end: bool, policy: str) -> None:
+def test_a_dictionary_may_contain_a_null(kind: str, is_run_end: bool, policy: str) -> None:
     """As `dictionary_encode(null_encoding="encode")` puts it: it is not the key ''."""
     values = as_strings(kind)
     assert isinstance(values, pa.Array)
@@ -628,7 +628,7 @@ NO_COLUMNS = {
 
 @pytest.mark.parametrize("kind", NO_COLUMNS)
 @pytest.mark.parametrize("name", TYPES)
-def test_what_is_no_column_of_numbers_is_refused_by_name(kind: str, name: str) -> None:
+def test_a_column_that_is_not_numeric_is_refused_by_name(kind: str, name: str) -> None:
     values: Any = NO_COLUMNS[kind]
     table = fp.StateTable("any_order")
     with pytest.raises(fp.BatchError) as caught:
@@ -657,7 +657,7 @@ def test_booleans_of_numpy_are_booleans(name: str) -> None:
 # Streams
 
 
-def test_a_stream_may_ask_the_table_that_reads_it() -> None:
+def test_a_stream_may_query_the_table_that_reads_it() -> None:
     """The table is not locked while a stream is read: a generator in it may look at the table."""
     table = fp.StateTable("any_order")
     table.apply(ROWS[:3])
@@ -752,7 +752,7 @@ def test_timestamps_of_any_width(narrow: pa.DataType) -> None:
     assert pa.table(table.entries())["last_timestamp"].to_pylist() == [7, 9]
 
 
-def test_timestamps_of_untracked_rows_are_not_looked_at() -> None:
+def test_timestamps_of_untracked_rows_are_not_read() -> None:
     table = fp.StateTable("any_order", keep=("timestamp",))
     zeros = np.zeros(2, int)
     rows = {"pid": pa.array([None, 7]), "epoch": zeros, "partition": zeros, "seq": zeros}
@@ -852,7 +852,7 @@ def test_fields_that_do_not_exist(name: str) -> None:
         assert caught.value.column == name
 
 
-def test_a_column_goes_before_a_field_of_the_same_name() -> None:
+def test_a_column_takes_precedence_over_a_field_of_the_same_name() -> None:
     rows = nested(ROWS).append_column("at.seq", ROWS["seq"]).drop_columns("at").append_column("at", ROWS["pid"])
     columns = fp.Columns(pid="at", epoch=None, seq="at.seq")
     policy = fp.Policy.any_order().replace(epochs="ignore")
@@ -873,7 +873,7 @@ def test_a_column_goes_before_a_field_of_the_same_name() -> None:
     ],
     ids=lambda it: str(it.type),
 )
-def test_the_remedy_for_an_epoch_that_is_none_works(values: pa.Array) -> None:
+def test_the_remedy_for_an_invalid_epoch_works(values: pa.Array) -> None:
     rows = pa.table({"device": [7] * 3, "boot": values, "partition": [0] * 3, "seq": [0] * 3})
     with pytest.raises(fp.BatchError, match=r"pid=\('device', 'boot'\), epoch=None.*--set epochs=ignore") as caught:
         fp.deduplicate(rows, columns=fp.Columns(pid="device", epoch="boot"))

@@ -97,7 +97,7 @@ def test_standard_input(name: str, tmp_path: Path) -> None:
         ("rows.csv.gz", b"not zipped", "rows.csv.gz: "),
     ],
 )
-def test_what_cannot_be_read_is_one_line_that_names_the_file(
+def test_an_unreadable_file_is_named_in_one_line(
     name: str, content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -107,7 +107,7 @@ def test_what_cannot_be_read_is_one_line_that_names_the_file(
     assert err.count("\n") == 1
 
 
-def test_an_arrow_file_that_is_cut_off_is_no_shorter_file(tmp_path: Path) -> None:
+def test_a_truncated_arrow_file_is_an_error(tmp_path: Path) -> None:
     as_arrow_file(tmp_path / "whole.arrow")
     content = (tmp_path / "whole.arrow").read_bytes()
     for share in (0.2, 0.5, 0.999):
@@ -116,7 +116,7 @@ def test_an_arrow_file_that_is_cut_off_is_no_shorter_file(tmp_path: Path) -> Non
             lake.audit(tmp_path / "cut.arrow")
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(fp.SourceError, match=r"none\.csv"):
         lake.audit(tmp_path / "none.csv")
 

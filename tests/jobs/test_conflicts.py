@@ -96,7 +96,7 @@ def test_dropped_conflicts_are_counted_and_shown(tmp_path: Path) -> None:
     assert "column 'amount' has 9" in str(report)
 
 
-def test_what_is_not_asked_for_is_not_compared(tmp_path: Path) -> None:
+def test_content_is_compared_only_on_request(tmp_path: Path) -> None:
     land(tmp_path / "source", "a.parquet", amounts([0, 0], [1, 2]))
     report = make_job(tmp_path).run()
     assert (report.counts, report.content_compared) == ({"ACCEPTED": 1, "DUPLICATE": 1}, None)
@@ -146,7 +146,7 @@ def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, Any], err
     assert error in str(info.value)
 
 
-def test_a_file_that_changes_before_it_is_compared_is_planned_anew(
+def test_a_file_that_changes_before_it_is_compared_is_planned_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = land(tmp_path / "source", "a.parquet", amounts([0, 0], [1, 2]))
@@ -203,7 +203,7 @@ def test_ranges_of_refused_rows_are_marked_row_by_row(seed: int) -> None:
     assert found.sort_by([("file", "ascending"), ("row", "ascending")]).equals(found)
 
 
-def test_what_a_run_that_stopped_leaves(tmp_path: Path) -> None:
+def test_leftovers_of_a_stopped_run(tmp_path: Path) -> None:
     land(tmp_path / "source", "a.parquet", amounts([0, 0], [1, 2]))
     with pytest.raises(fp.PolicyError):
         make_job(tmp_path, **CONTENT).run()
@@ -258,7 +258,7 @@ def test_an_audit_of_files_some_of_which_cannot_be_read(tmp_path: Path) -> None:
     assert [path for path, _ in report.unreadable] == ["b.parquet"]
 
 
-def test_conflicts_that_were_not_looked_for(tmp_path: Path) -> None:
+def test_conflicts_that_were_not_searched(tmp_path: Path) -> None:
     report = fp.audit(amounts([0, 0], [1, 2]))
     assert (report.conflicts, report.content_compared, report.count_findings()) == (None, None, {"duplicate": 1})
     with pytest.raises(fp.PolicyError, match="content was not compared"):

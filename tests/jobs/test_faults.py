@@ -59,13 +59,13 @@ def test_a_fault_with_state_and_sink_in_an_object_store(tmp_path: Path, endpoint
     CASES[pick(begin)].act(tmp_path, endpoint=endpoint)
 
 
-def test_a_broken_sink_in_an_object_store_is_objected_to(tmp_path: Path, endpoint: str) -> None:
+def test_a_broken_sink_in_an_object_store_is_detected(tmp_path: Path, endpoint: str) -> None:
     with pytest.raises(Broken, match="what others see has changed before"):
         stored(tmp_path, endpoint, killed_at_a_step, "collect", "after", mutant="shows_undecided")
 
 
 @pytest.mark.parametrize("mutant", BROKEN)
-def test_a_broken_job_is_objected_to(tmp_path: Path, mutant: str) -> None:
+def test_a_broken_job_is_detected(tmp_path: Path, mutant: str) -> None:
     name, act, facts = next(it for it in OBJECTIONS if it[0] == mutant)
     with pytest.raises(Broken):
         act(tmp_path, mutant=name, **facts)

@@ -122,7 +122,7 @@ def test_the_sink_keeps_no_folder_of_a_folded_version_without_output(
         go_on(tmp_path, 1)
 
 
-def test_what_is_folded_is_refused_by_name(tmp_path: Path) -> None:
+def test_folded_versions_are_refused_by_name(tmp_path: Path) -> None:
     go_on(tmp_path, 12)
     own = opened(tmp_path)
     assert own.floor() == 8
@@ -253,7 +253,7 @@ def test_a_crash_at_any_change_to_the_disk_while_versions_fold(tmp_path: Path, m
     assert crashes > 15
 
 
-def test_a_run_goes_on_behind_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on(tmp_path, 7)
     real = State.floor
     asked = [0]
@@ -407,7 +407,7 @@ def test_a_table_keeps_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     polars.testing.assert_frame_equal(found.select(IDENTITY).sort(IDENTITY), wanted.select(IDENTITY).sort(IDENTITY))
 
 
-def test_files_below_the_floor_count_for_nothing(tmp_path: Path) -> None:
+def test_files_below_the_floor_do_not_count(tmp_path: Path) -> None:
     """A paused driver may have put them, and the hint."""
     go_on(tmp_path, 3)
     state = tmp_path / "state"
@@ -428,7 +428,7 @@ def test_files_below_the_floor_count_for_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["hint", "log/", pytest.param("done/", marks=pytest.mark.matrix)])
-def test_versions_that_fold_while_somebody_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_versions_that_fold_during_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     go_on(tmp_path, 3)
     own = opened(tmp_path)
     if name != "hint":

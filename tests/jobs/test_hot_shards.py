@@ -213,7 +213,7 @@ def test_how_shards_are_split() -> None:
 
 
 @pytest.mark.parametrize("case", WHOLE_POLICIES)
-def test_what_depends_on_the_order_is_one_tasks(tmp_path: Path, case: str) -> None:
+def test_order_dependent_policies_use_one_task(tmp_path: Path, case: str) -> None:
     deliveries = [make_rows(it, 300, 200, 2) for it in range(2)]
     assert compare(tmp_path, deliveries, FEW, shards=1, plan="interval", **WHOLE_POLICIES[case]) == 0
     plan = plan_of(tmp_path / "parted")
@@ -334,7 +334,9 @@ def test_mutants_are_seen(
         compare(tmp_path / "broken", deliveries, FEW, **options)
 
 
-def test_who_ignores_the_zone_before_the_wrap_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_that_ignores_the_zone_before_the_wrap_is_detected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A key passes the wrap, and no part has rows of both sides: nothing but the zone tells."""
     monkeypatch.setattr(runs, "BLOCK_BITS", 8)
     seqs = (3_900 + np.random.default_rng(1).permutation(400)) % 4_096

@@ -196,7 +196,7 @@ def test_conflicts_over_three_runs_are_shown_and_quarantined(tmp_path: Path) -> 
     assert json.loads(report.to_json())["checksums_kept"] == 5
 
 
-def test_added_columns_of_nulls_and_other_types_are_no_conflict(tmp_path: Path) -> None:
+def test_added_columns_of_nulls_and_other_types_are_not_a_conflict(tmp_path: Path) -> None:
     land(tmp_path / "source", "a.parquet", amounts([0, 1], [1, 2]))
     make_job(tmp_path, **KEEP).run()
     more = amounts([0, 1], [1, 2]).append_column("added", pa.array([None, 5]))
@@ -353,7 +353,7 @@ def test_without_the_option_a_state_is_what_it_was(tmp_path: Path) -> None:
     assert [it.read_bytes() for it in files[0]] == [it.read_bytes() for it in files[1]]
 
 
-def test_what_a_row_costs(tmp_path: Path) -> None:
+def test_the_memory_of_a_row(tmp_path: Path) -> None:
     count = 200_000
     report = run(tmp_path, "a", list(range(count)), [1] * count)
     found = newest(tmp_path).checksums
@@ -373,7 +373,7 @@ def test_what_a_row_costs(tmp_path: Path) -> None:
 # What becomes of them
 
 
-def test_rollback_takes_them_back_and_a_rerun_keeps_them_anew(tmp_path: Path) -> None:
+def test_a_rollback_removes_checksums_and_a_rerun_keeps_them_again(tmp_path: Path) -> None:
     run(tmp_path, "a", [0, 1], [1, 2])
     run(tmp_path, "b", [2], [3])
     run(tmp_path, "c", [3], [4])
@@ -396,7 +396,7 @@ def test_rollback_takes_them_back_and_a_rerun_keeps_them_anew(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["any_order", "composite", "no partition"])
-def test_a_reshard_deals_them_anew(tmp_path: Path, name: str) -> None:
+def test_a_reshard_assigns_checksums_to_the_new_shards(tmp_path: Path, name: str) -> None:
     alone = fp.Policy.any_order().replace(epochs="ignore", columns=fp.Columns(epoch=None, partition=None))
     policy = (policies() | {"no partition": alone})[name]
     options: dict[str, Any] = DROP | {"policy": policy, "compare_content": ["x"]}
@@ -636,7 +636,7 @@ def test_pieces_are_joined_as_dicts_are_updated(seed: int, wrap: int | None) -> 
 @pytest.mark.parametrize("wrap", [None, 16])
 @pytest.mark.parametrize("rows_max", [None, 1, 5])
 @pytest.mark.parametrize("seed", range(6))
-def test_what_lives(seed: int, rows_max: int | None, wrap: int | None) -> None:
+def test_checksums_are_kept_while_rows_can_repeat(seed: int, rows_max: int | None, wrap: int | None) -> None:
     rng = np.random.default_rng(seed)
     policy = fp.Policy.any_order().replace(wrap=wrap, columns=fp.Columns(epoch=None, partition=None))
     policy = policy.replace(epochs="ignore", columns=fp.Columns(epoch=None, partition=None))

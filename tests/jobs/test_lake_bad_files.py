@@ -82,7 +82,7 @@ def test_damage_is_deferred_from_when_it_was_first_seen(
     assert make_job(tmp_path).run().version is None
 
 
-def test_a_file_that_changes_is_seen_anew(tmp_path: Path, clock: Clock) -> None:
+def test_a_file_that_changes_is_new(tmp_path: Path, clock: Clock) -> None:
     land_some(tmp_path)
     file = tmp_path / "source" / "2.parquet"
     whole = file.read_bytes()
@@ -157,7 +157,7 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("case", MISFITS)
-def test_misfits_are_set_aside_where_that_is_asked_for(tmp_path: Path, clock: Clock, case: str) -> None:
+def test_unsuitable_files_are_quarantined_on_request(tmp_path: Path, clock: Clock, case: str) -> None:
     land_some(tmp_path, [0])
     make_job(tmp_path).run()
     land_some(tmp_path, [1, 2])
@@ -196,7 +196,7 @@ def test_columns_that_no_file_has_are_the_jobs_fault(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
-def test_types_that_nobody_knows_yet_are_a_question(tmp_path: Path) -> None:
+def test_types_that_are_not_known_yet_are_unresolved(tmp_path: Path) -> None:
     land_some(tmp_path, [0])
     land(tmp_path / "source", "bad.parquet", MISFITS["another type of key"])
     with pytest.raises(fp.BatchError, match=r"column 'pid': string; in .*0.parquet it is integer"):
@@ -219,7 +219,7 @@ def kept(root: Path) -> list[int]:
 
 @pytest.mark.parametrize("order_by", [(), ("seq",)])
 @pytest.mark.parametrize("policy", ["in_order", "strict"])
-def test_what_follows_a_deferred_file_waits_for_it(
+def test_files_after_a_deferred_file_wait_for_it(
     tmp_path: Path, clock: Clock, policy: str, order_by: tuple[str, ...]
 ) -> None:
     options: dict[str, Any] = {"policy": policy, "order_by": order_by}
@@ -260,7 +260,7 @@ def test_a_deferred_file_has_its_turn_among_what_a_run_may_read(tmp_path: Path, 
     assert kept(tmp_path) == list(range(60))
 
 
-def test_what_waits_goes_on_without_a_file_that_is_set_aside(tmp_path: Path, clock: Clock) -> None:
+def test_waiting_files_continue_after_a_file_is_quarantined(tmp_path: Path, clock: Clock) -> None:
     for number in range(4):
         land(tmp_path / "source", f"{number}.parquet", numbered(number * 10))
     for bad in ("1.parquet", "2.parquet"):
@@ -289,7 +289,7 @@ def delta_job(root: Path, **options: Any) -> DedupJob:
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("damage", [cut, lambda file: file.write_bytes(bytes(file.stat().st_size))])
-def test_a_table_goes_on_and_the_bad_file_is_looked_at_again(
+def test_a_job_continues_and_checks_the_bad_file_again(
     tmp_path: Path, clock: Clock, first: bool, damage: Callable[[Path], None]
 ) -> None:
     """The position moves past it; it is read when it is whole again, though no commit names it any more."""
@@ -311,7 +311,7 @@ def test_a_table_goes_on_and_the_bad_file_is_looked_at_again(
     assert sorted(kept(tmp_path)) == sorted([*range(30), *([] if first else range(100, 110))])
 
 
-def test_a_table_whose_bad_file_is_set_aside_or_stops(tmp_path: Path, clock: Clock) -> None:
+def test_a_bad_file_of_a_table_is_quarantined_or_stops_the_run(tmp_path: Path, clock: Clock) -> None:
     bad = append(tmp_path, numbered(0))
     append(tmp_path, numbered(10))
     cut(bad)

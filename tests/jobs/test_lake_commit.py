@@ -428,7 +428,9 @@ def test_names_that_a_dead_run_did_not_wait_for_are_made_durable_before_they_are
             make_job(tmp_path).run()
 
 
-def test_shared_folders_are_made_durable_whoever_made_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_folders_are_synced_by_every_process_that_uses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "state" / "segments" / "2").mkdir(parents=True)  # by a run that died before it synced
     synced = []
     real = os.fsync

@@ -169,7 +169,7 @@ def test_a_folder_of_text_after_numbers(tmp_path: Path, region: str) -> None:
     assert job.run().counts == {"ACCEPTED": 2}
 
 
-def test_a_name_that_is_no_utf8(tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
     land(tmp_path / "source", "a.parquet", few(1, [1]))
     Path(os.fsdecode(os.fsencode(tmp_path / "source") + b"/\xff.parquet")).touch()
     with pytest.raises(fp.SourceError, match=r"\\xff.parquet: the name is not UTF-8"):
@@ -217,7 +217,7 @@ def break_footer(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, replace_by_text, empty, break_footer])
-def test_a_file_that_is_no_parquet(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_a_file_that_is_not_parquet(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     land_some(tmp_path)
     make_job(tmp_path).run()
     land_some(tmp_path, [5])
@@ -309,7 +309,7 @@ def test_same_size_and_time_but_other_bytes(tmp_path: Path) -> None:
         make_job(tmp_path, plan="interval").run(rewrite_in_place)
 
 
-def test_files_of_other_names_are_told(tmp_path: Path) -> None:
+def test_files_with_other_names_are_reported(tmp_path: Path) -> None:
     land_some(tmp_path, [0])
     for name in ("x.parq", "X.PARQUET", "part-00000", "day=1/notes.txt", "_SUCCESS", ".hidden"):
         (tmp_path / "source" / name).parent.mkdir(exist_ok=True)
@@ -321,7 +321,7 @@ def test_files_of_other_names_are_told(tmp_path: Path) -> None:
         assert re.search(r"\n  ignored +4  files whose names do not end in .parquet: ", str(told))
 
 
-def test_sources_that_are_none(tmp_path: Path) -> None:
+def test_invalid_sources(tmp_path: Path) -> None:
     with pytest.raises(fp.SourceError, match="no such folder"):
         make_job(tmp_path).run()
 
@@ -334,7 +334,7 @@ def test_a_column_twice(tmp_path: Path) -> None:
         make_job(tmp_path).run()
 
 
-def test_a_full_disk_is_no_fault_of_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_make_a_file_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     land_some(tmp_path)
 
     def full(*arguments: object, **options: object) -> None:

@@ -51,7 +51,7 @@ def test_a_remount_brings_nothing_new(tmp_path: Path) -> None:
     assert (report.files, report.counts) == (1, {"UNTRACKED": 7})
 
 
-def test_footers_are_looked_at_once_a_remount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_footers_are_read_once_after_a_remount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, looked = asking.footers, [0]
 
     def counted(storage: Any, item: asking.FileItem) -> list[int | None]:

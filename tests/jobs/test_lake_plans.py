@@ -193,7 +193,7 @@ def test_groups() -> None:
 # What is set aside
 
 
-def test_refused_rows_are_set_aside(tmp_path: Path) -> None:
+def test_refused_rows_are_written_to_rejects(tmp_path: Path) -> None:
     land_some(tmp_path, range(3))
     source = read_source(tmp_path)
     for rejects, expected in (
@@ -277,7 +277,7 @@ def test_ranges_that_are_missing_in_two_laps_are_two(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("admit", ["any", "forward"])
-def test_what_a_replaced_epoch_left_open_is_given_up(tmp_path: Path, admit: str) -> None:
+def test_open_ranges_of_a_replaced_epoch_become_final(tmp_path: Path, admit: str) -> None:
     """Its rows have not come."""
     policy = fp.Policy.any_order().replace(admit=admit, epochs="fence")
     changes = []
@@ -317,7 +317,7 @@ def test_idle_producers_are_forgotten_by_the_clock_of_the_data(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("act", ["evict", "reshard", "run"])
-def test_the_changelog_says_what_was_given_up_when_a_shard_is_looked_at(tmp_path: Path, act: str) -> None:
+def test_the_changelog_has_the_final_ranges_when_a_shard_is_processed(tmp_path: Path, act: str) -> None:
     """The horizon moves for all shards, and most of them learn of it later; their FINAL lines come then."""
     source = tmp_path / "source"
     options = {"max_idle_ms": 1_000, "clock_gap_max_ms": 10**9, "shards": 64}
@@ -340,7 +340,7 @@ def test_the_changelog_says_what_was_given_up_when_a_shard_is_looked_at(tmp_path
     assert told(tmp_path) == still_missing(tmp_path) != Counter()
 
 
-def test_one_row_of_the_far_future_forgets_nobody(tmp_path: Path) -> None:
+def test_a_row_of_the_far_future_evicts_no_producer(tmp_path: Path) -> None:
     source = tmp_path / "source"
     options = {"max_idle_ms": 10_000, "shards": 1}
     land(source, "1.parquet", timed(1, [0], [1_000]))
@@ -352,7 +352,7 @@ def test_one_row_of_the_far_future_forgets_nobody(tmp_path: Path) -> None:
     assert make_job(tmp_path, **options).run().counts == {"ACCEPTED": 1, "DUPLICATE": 1}
 
 
-def test_counters_that_begin_anew_stop_the_run(tmp_path: Path) -> None:
+def test_restarted_counters_stop_the_run(tmp_path: Path) -> None:
     source = tmp_path / "source"
     land(source, "1.parquet", timed(1, list(range(3_000)), list(range(3_000))))
     make_job(tmp_path, max_idle_ms=10**9).run()
@@ -367,7 +367,7 @@ def test_counters_that_begin_anew_stop_the_run(tmp_path: Path) -> None:
     ]
 
 
-def test_resets_are_not_looked_for_without_timestamps_and_the_report_says_so(tmp_path: Path) -> None:
+def test_without_timestamps_the_report_says_that_resets_were_not_searched(tmp_path: Path) -> None:
     land(tmp_path / "source", "1.parquet", timed(1, list(range(3_000)), list(range(3_000))))
     assert "not looked for" not in str(make_job(tmp_path).run())
     land(tmp_path / "source", "2.parquet", timed(1, list(range(2_000)), list(range(10_000, 12_000))))
@@ -386,7 +386,7 @@ def test_rows_that_are_older_than_what_is_forgotten(tmp_path: Path) -> None:
         make_job(tmp_path, max_idle_ms=100).run()
 
 
-def test_new_rows_that_come_three_times_are_no_reset(tmp_path: Path) -> None:
+def test_new_rows_that_come_three_times_are_not_a_reset(tmp_path: Path) -> None:
     land(tmp_path / "source", "1.parquet", timed(1, [0], [0]))
     make_job(tmp_path, max_idle_ms=10**9).run()
     for name in ("2", "3", "4"):
@@ -395,7 +395,7 @@ def test_new_rows_that_come_three_times_are_no_reset(tmp_path: Path) -> None:
     assert (report.counts, len(report.suspected_resets)) == ({"ACCEPTED": 2_000, "DUPLICATE": 4_000}, 0)
 
 
-def test_an_old_file_that_is_delivered_again_is_no_reset(tmp_path: Path) -> None:
+def test_an_old_file_that_is_delivered_again_is_not_a_reset(tmp_path: Path) -> None:
     rows = timed(1, list(range(3_000)), list(range(3_000)))
     land(tmp_path / "source", "1.parquet", rows)
     make_job(tmp_path, max_idle_ms=10**9).run()
@@ -407,7 +407,7 @@ def test_an_old_file_that_is_delivered_again_is_no_reset(tmp_path: Path) -> None
 # Files
 
 
-def test_a_file_without_a_footer_is_left_for_later_and_then_set_aside(tmp_path: Path) -> None:
+def test_a_file_without_a_footer_is_deferred_and_then_quarantined(tmp_path: Path) -> None:
     land_some(tmp_path, [0])
     bad = tmp_path / "source" / "bad.parquet"
     bad.write_bytes(b"PAR1 and no end")
@@ -444,7 +444,7 @@ class Between(LocalEngine):
 
 
 @pytest.mark.parametrize("stage", ["scan", "write"])
-def test_files_that_vanish_or_change_are_planned_anew(tmp_path: Path, stage: str) -> None:
+def test_files_that_vanish_or_change_are_planned_again(tmp_path: Path, stage: str) -> None:
     land_some(tmp_path, range(4))
 
     def act() -> None:

@@ -168,7 +168,7 @@ def _failing(self: LocalStorage, path: str) -> Facts:
         raise OSError(errno.ESTALE, "Stale file handle")
 
 
-def test_a_file_is_no_source(tmp_path: Path) -> None:
+def test_a_single_file_is_not_a_source(tmp_path: Path) -> None:
     land_some(tmp_path)
     path = tmp_path / "source" / "0.parquet"
     with pytest.raises(fp.SourceError, match="no such folder"):

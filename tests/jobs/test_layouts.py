@@ -93,7 +93,7 @@ def test_a_large_file_is_cut_between_row_groups(tmp_path: Path) -> None:
     assert report.kept == 1000
 
 
-def test_what_needs_no_change_is_copied_as_bytes(tmp_path: Path) -> None:
+def test_row_groups_without_a_change_are_copied_as_bytes(tmp_path: Path) -> None:
     rows = rows_of(0).slice(0, 50)
     land(tmp_path / "source", "one.parquet", rows)
     land(tmp_path / "source/day=2", "two.parquet", rows_of(1).slice(0, 50))
@@ -124,7 +124,7 @@ def test_files_of_other_folders_or_columns_are_not_put_together(tmp_path: Path) 
 # Folders
 
 
-def test_rows_lie_in_the_folders_of_their_dates(tmp_path: Path) -> None:
+def test_rows_are_in_the_folders_of_their_dates(tmp_path: Path) -> None:
     land_files(tmp_path)
     report = make(tmp_path, partition_by="day(at)", target_file_bytes=LARGE).run()
     make(tmp_path, "0").run()
@@ -212,7 +212,7 @@ def test_folders_and_order_together_keep_every_type(tmp_path: Path) -> None:
 # Memory
 
 
-def test_what_is_held_is_bounded_and_nothing_gets_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffered_rows_are_bounded_and_none_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lake.arranging, "HELD_ROWS", 70)
     monkeypatch.setattr(lake.arranging, "ROWS_READ", 16)
     land_files(tmp_path, row_group_size=20)
@@ -257,7 +257,7 @@ def test_a_version_of_a_killed_driver_is_finished_as_it_was_decided(
     assert hashes(tmp_path / "sink/run=1") == hashes(tmp_path / "sink0/run=1")
 
 
-def test_refused_rows_are_set_aside_file_by_file(tmp_path: Path) -> None:
+def test_refused_rows_are_written_to_rejects_file_by_file(tmp_path: Path) -> None:
     for number in range(4):
         land(tmp_path / "source", f"{number}.parquet", make_rows(number))
     make(tmp_path, "0", rejects="all").run()
@@ -309,7 +309,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("layout", "problem"), REFUSED)
-def test_what_cannot_be_laid_out_is_refused_before_anything_is_decided(
+def test_an_impossible_layout_is_refused_before_the_decision(
     tmp_path: Path, layout: dict[str, Any], problem: str
 ) -> None:
     rows = rows_of(0).append_column("list", pa.array([[1]] * 55)).append_column("empty", pa.array([""] * 55))

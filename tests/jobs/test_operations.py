@@ -245,7 +245,7 @@ def test_no_such_version_to_go_back_to(world: World, version: int) -> None:
 
 
 @pytest.mark.parametrize("removed", ["nothing", "rows", "everything", "some", "all lines"])
-def test_after_a_rollback_the_changelog_tells_the_old_state(world: World, removed: str) -> None:
+def test_after_a_rollback_the_changelog_gives_the_old_state(world: World, removed: str) -> None:
     assert fold(world.sink.path) == missing(world.state)
     gone = {"nothing": [], "some": ["run=2/_missing/*"], "all lines": ["run=*/_missing/*"]}
     gone |= {"rows": ["run=[23]/kept.txt"], "everything": ["run=[23]/kept.txt", "run=[23]/_missing/*"]}
@@ -297,7 +297,7 @@ def test_changes_are_the_difference_of_two_lists(is_text: bool, wrap: int) -> No
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_people_do_the_changelog_tells_what_is_missing(tmp_path: Path, seed: int) -> None:
+def test_the_changelog_gives_the_missing_ranges_after_any_operation(tmp_path: Path, seed: int) -> None:
     world, draw, kinds = World(tmp_path, keep=("timestamp",)), np.random.default_rng(seed), set()
     for number in range(1, 25):
         act = "run" if number < 3 else draw.choice(["run", "run", "evict", "reshard", "rollback"])
@@ -373,7 +373,7 @@ def test_abandon_the_first_version(tmp_path: Path) -> None:
     assert glance(world.state) == [(1, "run", "abandoned", 0), (2, "run", "applied", 0)]
 
 
-def test_what_is_shown_cannot_be_abandoned(world: World) -> None:
+def test_a_visible_version_cannot_be_abandoned(world: World) -> None:
     with pytest.raises(fp.StateConflictError, match="version 3 is applied"):
         world.state.abandon(3)
     stuck = world.run(rows_of(4), "4.txt", until="decide")
@@ -395,7 +395,9 @@ def test_a_version_without_output_is_fenced_too(world: World) -> None:
 
 
 @pytest.mark.parametrize("marker", ["_empty", "_abandoned"])
-def test_who_is_overtaken_while_it_makes_its_marker(world: World, monkeypatch: pytest.MonkeyPatch, marker: str) -> None:
+def test_a_driver_that_is_overtaken_while_it_writes_its_marker(
+    world: World, monkeypatch: pytest.MonkeyPatch, marker: str
+) -> None:
     """Another shows the version meanwhile, and takes the marker's folder for rubbish."""
     world.run(rows_of(3), "3 again.txt", until="decide")
     write, overtaken = Disk.write, []
@@ -434,7 +436,7 @@ def test_a_run_that_is_abandoned_while_it_applies(world: World, monkeypatch: pyt
     assert glance(world.state)[-1] == (4, "run", "abandoned", 3)
 
 
-def test_a_sink_without_rights_is_not_taken_for_one_that_shows_the_version(
+def test_a_sink_without_permissions_does_not_count_as_showing_the_version(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.run(rows_of(4), "4.txt", until="decide")
@@ -664,7 +666,7 @@ def test_versions_that_are_not_kept(world: World, log_bytes_max: int, monkeypatc
     assert content(world.state)["ledger"] == [f"{seed}.txt" for seed in range(1, 8)]
 
 
-def test_what_a_rollback_refers_to_is_never_collected(world: World) -> None:
+def test_files_that_a_rollback_needs_are_never_collected(world: World) -> None:
     world.state.rollback(1, accept_duplicates=True)
     before = content(world.state)
     world.state.collect_garbage(keep_versions=1)
@@ -746,7 +748,9 @@ def test_abandon_that_dies_anywhere(world: World, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("faster", ["run", "rollback"])
-def test_the_slower_writer_is_told(world: World, name: str, faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slower_writer_gets_a_conflict(
+    world: World, name: str, faster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decide = State.decide
 
     def overtaken(self: State, decision: Decision) -> bool:

@@ -110,7 +110,7 @@ def everything_happened(sink: str, bounds: Bounds, seen: Exploration) -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_broken_protocol_is_caught(mutant: type[Mutant]) -> None:
+def test_a_broken_protocol_is_detected(mutant: type[Mutant]) -> None:
     seen = explore(mutant())
     print(seen)
     assert mutant.caught_by in seen.violated, seen

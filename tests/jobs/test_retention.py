@@ -41,7 +41,7 @@ def test_the_newest_versions_are_kept(tmp_path: Path, clock: list[int]) -> None:
         opened(tmp_path).rollback(9)
 
 
-def test_what_was_the_newest_of_late_is_kept(tmp_path: Path, clock: list[int]) -> None:
+def test_versions_that_were_recently_the_newest_are_kept(tmp_path: Path, clock: list[int]) -> None:
     """Runs every two hours, and a day to go back: whichever keeps more, the number or the time."""
     for number in range(16):
         newest = go(tmp_path, number, keep=3, keep_ms=24 * HOUR_MS)
@@ -53,9 +53,7 @@ def test_what_was_the_newest_of_late_is_kept(tmp_path: Path, clock: list[int]) -
     assert opened(tmp_path).version(17).oldest == 4, "what was given up stays given up"
 
 
-def test_a_version_that_someone_may_be_reading_is_kept_for_an_hour(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_is_kept_for_an_hour_for_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the real clock: all of this test's versions are younger."""
     go(tmp_path, 0, keep=1)
     reader = opened(tmp_path)
@@ -71,7 +69,7 @@ def test_a_version_that_someone_may_be_reading_is_kept_for_an_hour(
     check(tmp_path)
 
 
-def test_a_slow_run_whose_version_was_given_up_is_told_of_the_conflict(
+def test_a_slow_run_whose_version_was_abandoned_gets_a_conflict(
     tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go(tmp_path, 0)
@@ -142,7 +140,7 @@ def test_any_history(
     )
 
 
-def test_what_is_undone_can_be_redone_within_what_is_kept(tmp_path: Path, clock: list[int]) -> None:
+def test_a_rollback_can_be_undone_within_the_retention(tmp_path: Path, clock: list[int]) -> None:
     """Version 8 goes back to 4. Nothing between goes before 8 itself is old enough, for 8 needs what 4 needs."""
     for number in range(7):
         go(tmp_path, number, keep=5)
@@ -198,7 +196,7 @@ def test_a_crash_at_any_change_to_the_disk(tmp_path: Path, clock: list[int], mon
     assert newest.oldest == newest.version - 1
 
 
-def test_what_is_left_of_a_version_that_was_collected(
+def test_the_description_of_a_collected_version(
     tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its log: what it did is told still, and nobody goes back to where its rows would have to be looked for."""
@@ -234,7 +232,7 @@ class Counting(LocalStore):
         return super().list(prefix)
 
 
-def test_what_it_costs_does_not_grow_with_the_versions(tmp_path: Path, clock: list[int]) -> None:
+def test_the_cost_of_a_run_does_not_grow_with_the_versions(tmp_path: Path, clock: list[int]) -> None:
     costs = []
     for number in range(30):
         land(tmp_path / "source", f"{number:04}.parquet", make_rows(number % 3, 40))

@@ -105,7 +105,7 @@ def test_other_columns_stop_a_run_before_anything_is_decided(job: Folders, other
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_other_columns_can_be_set_aside_by_name(job: Folders, other: str) -> None:
+def test_files_with_other_columns_can_be_quarantined_by_name(job: Folders, other: str) -> None:
     columns, _, text = OTHERS[other]
     job.land("a.parquet", events(0, x=ints(pa.int32())))
     job.run()

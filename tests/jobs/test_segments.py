@@ -124,7 +124,7 @@ def test_settings_come_back() -> None:
         ("}\n", ""),
     ],
 )
-def test_a_decision_that_is_none(old: str, new: str) -> None:
+def test_a_malformed_decision_is_refused(old: str, new: str) -> None:
     text = to_json(DECISION).decode()
     assert old in text
     with pytest.raises(fp.SnapshotError, match=r"x: not a file of a fencepost state"):
@@ -245,7 +245,7 @@ def test_a_large_change_is_a_base(store: MemoryStore) -> None:
     assert second.pieces[0] != first.pieces[0]
 
 
-def test_no_change_is_no_piece(store: MemoryStore) -> None:
+def test_without_a_change_no_piece_is_written(store: MemoryStore) -> None:
     first = step(store, None, 1, rows_of(1))
     again = step(store, first, 2, rows_of(1))
     assert again == first
@@ -323,7 +323,7 @@ def listing(*numbers: int, mtime_ns: int = 5) -> pa.Table:
     return file_table(columns)
 
 
-def test_what_is_new(store: MemoryStore) -> None:
+def test_files_that_are_new_to_a_ledger(store: MemoryStore) -> None:
     ledger = None
     assert new_files(store, ledger, listing(2, 4)) == ([0, 1], {})
     ledger = extend_ledger(store, ledger, 1, "a", [listing(3), listing(1, 2)])
@@ -342,7 +342,7 @@ def changed(column: str) -> pa.Table:
     return file_table({name: other if name == column else listing(2)[name].to_pylist() for name in COLUMNS})
 
 
-def test_other_inodes_are_told_by_footers(store: MemoryStore) -> None:
+def test_footers_distinguish_files_with_another_inode(store: MemoryStore) -> None:
     ledger = extend_ledger(store, None, 1, "a", [changed("footer_crc"), listing(1)])
     assert new_files(store, ledger, listing(2)) == ([], {})
     assert new_files(store, ledger, changed("inode")) == ([], {0: {99}})

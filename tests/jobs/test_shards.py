@@ -110,13 +110,13 @@ def test_a_large_state_is_split_by_tasks(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("options", [{"shards": 4, "shard_bytes_max": 1}, {"shard_bytes_max": None}, {}])
-def test_who_wants_no_more_shards_gets_none(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_without_a_limit_shards_are_not_split(tmp_path: Path, options: dict[str, Any]) -> None:
     for seed in range(2):
         land_some(tmp_path, [seed])
         assert make_job(tmp_path, **options).run().shards_all == options.get("shards", SHARDS)
 
 
-def test_a_run_without_news_splits_nothing(tmp_path: Path) -> None:
+def test_a_run_without_new_files_splits_nothing(tmp_path: Path) -> None:
     land_some(tmp_path)
     make_job(tmp_path).run()
     assert make_job(tmp_path, shard_bytes_max=1).run().version is None

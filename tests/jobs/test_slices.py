@@ -118,7 +118,7 @@ def test_a_watch_runs_until_nothing_is_left_and_sees_what_lands_later(tmp_path: 
     assert [it.version for it in found] == [1, 2, 3, 4]
 
 
-def test_a_watch_goes_on_where_another_run_was_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_continues_if_another_run_was_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     land_files(tmp_path)
     stop, job = threading.Event(), make_job(tmp_path)
     ours = job.run
@@ -224,7 +224,7 @@ def test_patterns_say_what_is_read(tmp_path: Path, only: str | list[str], days: 
     assert read(make_job(tmp_path, only=only).run()) == sorted(f"{day}/a.parquet" for day in days)
 
 
-def test_a_bad_file_outside_of_the_slice_is_looked_at_again(tmp_path: Path) -> None:
+def test_a_bad_file_outside_of_the_slice_is_checked_again(tmp_path: Path) -> None:
     land_days(tmp_path)
     path = tmp_path / "source" / DAYS[0] / "a.parquet"
     path.write_bytes(path.read_bytes()[:-50])
@@ -272,7 +272,7 @@ def test_several_paths_are_one_source(tmp_path: Path) -> None:
     assert DedupJob(one, tmp_path / "other", tmp_path / "out").seed().files == 2
 
 
-def test_what_is_no_source(tmp_path: Path) -> None:
+def test_invalid_source_and_sink_folders(tmp_path: Path) -> None:
     root = tmp_path / "data"
     inside = [root / "eu", root / "us"]
     DedupJob(inside, tmp_path / "state", root / "clean")
@@ -311,7 +311,7 @@ def test_the_command_line_reads_slices(
     assert cli.main(["dedup", *places, "--files-from", "-", "--watch", "1s"]) == 2
 
 
-def test_a_path_object_is_no_glob(tmp_path: Path) -> None:
+def test_a_path_object_is_not_a_glob(tmp_path: Path) -> None:
     places = tmp_path / "source[1]", tmp_path / "state", tmp_path / "sink"
     job = DedupJob(*places)  # before there is such a folder
     land(places[0], "a.parquet", make_rows(0))

@@ -27,7 +27,7 @@ def some_versions(root: Path, count: int = 2) -> state.State:
     return state.open(root / "state")
 
 
-def test_what_a_version_says(tmp_path: Path) -> None:
+def test_the_description_of_a_version(tmp_path: Path) -> None:
     land_some(tmp_path, [0, 1])
     report = make_job(tmp_path, scope="east").run()
     opened = state.open(tmp_path / "state")
@@ -228,7 +228,7 @@ def test_put_if_absent(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_who_finds_a_name_taken_waits_until_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loser_waits_until_the_name_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who put it may have died before the name was on disk, and what is done now builds on it."""
     Disk(sync=False).put(tmp_path / "x", b"theirs")
     sealed: list[Path] = []
@@ -280,7 +280,7 @@ def test_settings_are_text_that_people_can_read(tmp_path: Path) -> None:
 # -- States of earlier versions, and the hint
 
 
-def test_a_state_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+def test_a_state_of_an_earlier_version_continues(tmp_path: Path) -> None:
     """As it was before there were hints, and indexes of ledgers: never written again (`tests/data`)."""
     shutil.copytree(ROOT / "data" / "state-v1", tmp_path, dirs_exist_ok=True)
     settings = tmp_path / "state" / "state.json"
@@ -320,7 +320,7 @@ HINTS = {
 }
 
 
-def test_a_hint_never_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hint_never_decides_which_versions_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "PROBES_MAX", 3)
     opened = some_versions(tmp_path, 4)
     path, done = tmp_path / "state" / "hint", tmp_path / "state" / "done" / "4"
@@ -369,7 +369,7 @@ def test_a_gap_behind_the_hint_is_damage(tmp_path: Path) -> None:
         make_job(tmp_path).run()
 
 
-def test_what_was_listed_before_is_not_compared_again(tmp_path: Path) -> None:
+def test_an_unchanged_listing_is_not_compared_again(tmp_path: Path) -> None:
     """An equal listing needs no ledger: not even a damaged one. Any other one is compared."""
     opened = some_versions(tmp_path)
     latest = opened.latest()

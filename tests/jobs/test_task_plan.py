@@ -65,7 +65,7 @@ def test_a_job_whose_tasks_are_processes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", ["scan", "judge", "write", "align"])
 @pytest.mark.parametrize("kind", ["pickle", "other numbers", "cut"])
-def test_a_plan_that_someone_else_wrote_is_refused(tmp_path: Path, stage: str, kind: str) -> None:
+def test_a_plan_of_another_writer_is_refused(tmp_path: Path, stage: str, kind: str) -> None:
     land_some(tmp_path, range(2))
     bomb = pickle.dumps(Bomb(tmp_path / "exploded"))
     changes: dict[str, Callable[[bytes], bytes]] = {
@@ -166,6 +166,6 @@ def test_a_policy_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", [open_store("/tmp/x"), print, {1, 2}, object()])
-def test_what_is_no_data_goes_into_no_plan(tmp_path: Path, what: Any) -> None:
+def test_plans_contain_data_only(tmp_path: Path, what: Any) -> None:
     with pytest.raises(TypeError, match="a plan of a stage contains data only"):
         write_plan(FolderScratch(str(tmp_path), Disk()), "judge", [{"store": what}])

@@ -179,7 +179,7 @@ def header(batch: bytes) -> dict[str, int]:
     return {"pid": pid, "epoch": epoch, "base_seq": base_seq}
 
 
-def test_sequences_that_the_broker_lost_are_told(tmp_path: Path) -> None:
+def test_sequences_that_the_broker_lost_are_reported(tmp_path: Path) -> None:
     rows = rows_of(kafka.read_batches(DATA / "clicks-0"))
     # Of each of three producers what lies between its first and its last batch.
     of_pids = [[at for at, row in enumerate(rows) if row["pid"] == pid] for pid in sorted({row["pid"] for row in rows})]
@@ -204,7 +204,7 @@ def test_sequences_that_the_broker_lost_are_told(tmp_path: Path) -> None:
     assert {row["pid"] for row in told} == {rows[at]["pid"] for at in lost}
 
 
-def test_a_batch_that_was_written_twice_is_told(tmp_path: Path) -> None:
+def test_a_batch_that_was_written_twice_is_reported(tmp_path: Path) -> None:
     folder = rewritten(tmp_path, "clicks-1", lambda batches: [*batches[:12], batches[4], *batches[12:]])
     (found,) = kafka.audit(folder).partitions
     rows = rows_of(kafka.read_batches(folder))
@@ -218,7 +218,7 @@ def test_a_batch_that_was_written_twice_is_told(tmp_path: Path) -> None:
     assert found.count_findings()["repeated"] == 1
 
 
-def test_a_fenced_producer_that_wrote_all_the_same_is_told(tmp_path: Path) -> None:
+def test_a_fenced_producer_that_wrote_nevertheless_is_reported(tmp_path: Path) -> None:
     def zombie(batches: list[bytes]) -> list[bytes]:
         epochs = [header(batch)["epoch"] for batch in batches]
         at = epochs.index(max(epochs))
@@ -276,7 +276,7 @@ def test_a_log_that_retention_cut_begins_with_its_snapshot(tmp_path: Path) -> No
     assert found.count_findings()["missing"] == 0
 
 
-def test_an_idle_producer_that_the_broker_forgot_is_no_difference(tmp_path: Path) -> None:
+def test_an_idle_producer_that_the_broker_forgot_is_not_a_difference(tmp_path: Path) -> None:
     folder = tmp_path / "clicks-1"
     shutil.copytree(DATA / "clicks-1", folder)
     last = sorted(folder.glob("*.snapshot"))[-1]
@@ -294,7 +294,7 @@ def test_an_idle_producer_that_the_broker_forgot_is_no_difference(tmp_path: Path
     assert found.count_findings()["snapshot"] == 1
 
 
-def test_what_compaction_left_of_a_transaction_does_not_hang(tmp_path: Path) -> None:
+def test_a_compacted_transaction_is_not_hanging(tmp_path: Path) -> None:
     folder = rewritten(tmp_path, "orders-0", lambda batches: batches)
     (path,) = folder.glob("*.log")
     end = offsets_of(moved(batches_of(folder)[-1], 0))[1] + offsets_of(batches_of(folder)[-1])[0] + 1
@@ -369,7 +369,7 @@ def test_a_batch_that_was_cut_out_is_missing_unless_the_log_is_compacted(name: s
         assert (found.compacted, found.count_findings()["missing"], len(found.holes)) == (True, 0, 1)
 
 
-def test_a_segment_that_is_gone_is_missing_whoever_wrote_it(tmp_path: Path) -> None:
+def test_a_removed_segment_is_missing_for_every_writer(tmp_path: Path) -> None:
     """A middle one, the first batches of the first one, and the last ones where the broker's own files tell of them."""
     names = ["clicks-0", "orders-0", "events-0"]
     for name in names:
@@ -386,7 +386,7 @@ def test_a_segment_that_is_gone_is_missing_whoever_wrote_it(tmp_path: Path) -> N
         assert found.count_findings()["missing"] == hole["count"]
 
 
-def test_a_batch_with_fewer_records_than_offsets_tells_of_compaction() -> None:
+def test_a_batch_with_fewer_records_than_offsets_shows_compaction() -> None:
     (found,) = kafka.audit(DATA / "profiles-0").partitions
     assert (found.compacted, found.cleanup_policy, found.removed > 0) == (True, "unknown", True)
     lost = sum(found.holes["count"].to_pylist()) + found.removed
@@ -412,7 +412,7 @@ def test_a_compacted_log_says_over_how_many_numbers_it_steps(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["orders-0", "frames-0"])
-def test_checksums_tell_every_batch_that_was_changed(name: str, tmp_path: Path) -> None:
+def test_checksums_detect_every_batch_that_was_changed(name: str, tmp_path: Path) -> None:
     """One bit anywhere behind the length of a batch, in one batch, in several, in one behind the other."""
     rows = rows_of(kafka.read_batches(DATA / name))
     (clean,) = kafka.audit(DATA / name, checksums=True).partitions
@@ -534,7 +534,7 @@ def test_an_audit_that_read_no_batch_does_not_pass(tmp_path: Path, capsys: pytes
         capsys.readouterr()
 
 
-def test_the_command_tells_by_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_has_an_exit_code_for_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     carts = ["kafka", "audit", str(DATA / "carts-0"), "--fail-on", ",".join(FINDINGS)]
     assert cli.main([*carts, "--now-ms", "newest"]) == cli.EXIT_CLEAN
     assert "stable to 15" in capsys.readouterr().out

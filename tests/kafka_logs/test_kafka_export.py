@@ -41,7 +41,7 @@ def test_a_file_per_segment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert found.equals(pa.table(kafka.read_batches(DATA / name)))
 
 
-def test_a_folder_that_does_not_lie_below_one(
+def test_a_folder_that_is_not_below_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paths as they are typed: relative ones, a slash at the end, a segment by its name alone."""
@@ -89,7 +89,7 @@ def test_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: li
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_what_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_does_not_overwrite_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.parquet"
     out.write_text("mine")
     code, _, err = run(capsys, DATA / "orders-0", out)
@@ -112,9 +112,7 @@ def segments_of(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("out", ["one.parquet", "many"])
 @pytest.mark.parametrize("rows", ["records", "batches"])
-def test_a_segment_that_is_missing_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str, rows: str
-) -> None:
+def test_a_missing_segment_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str, rows: str) -> None:
     shutil.copytree(DATA / "clicks-0", tmp_path / "logs" / "clicks-0")
     shutil.copytree(DATA / "orders-0", tmp_path / "logs" / "orders-0")
     before = batches_of(tmp_path / "logs" / "clicks-0")
@@ -139,7 +137,7 @@ def written(out: Path) -> str:
     return f"{sum(pq.ParquetFile(it).metadata.num_rows for it in files):,}"
 
 
-def test_a_segment_that_is_empty_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_segment_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "clicks-0"
     shutil.copytree(DATA / "clicks-0", folder)
     segments_of(folder)[1].write_bytes(b"")
@@ -175,7 +173,7 @@ def offsets_in(out: Path) -> list[int]:
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
 @pytest.mark.parametrize("place", ["last", "middle"])
-def test_salvage_exports_what_lies_before_a_torn_tail(
+def test_salvage_exports_the_batches_before_a_torn_tail(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], isolation: str, place: str
 ) -> None:
     """The segment is cut at any byte of a batch; what lies behind it in the others is exported too."""

@@ -188,7 +188,7 @@ def test_a_log_that_ends_before_its_position(tmp_path: Path, isolation: Isolatio
     assert report.source_position == {"offsets": {"clicks": {"0": 480}}, "ids": {}}
 
 
-def test_a_topic_that_was_made_anew_and_has_grown(tmp_path: Path) -> None:
+def test_a_topic_that_was_recreated_and_has_grown(tmp_path: Path) -> None:
     """Only its id tells it from the one before; the folder of a broker has it."""
 
     def lay(source: str, name: str, topic_id: str) -> None:
@@ -305,7 +305,7 @@ def test_a_seed_knows_what_the_log_holds(tmp_path: Path) -> None:
     assert set(make_job(tmp_path).run().counts) == {"DUPLICATE"}
 
 
-def test_timestamps_tell_who_is_idle(tmp_path: Path) -> None:
+def test_timestamps_determine_idle_producers(tmp_path: Path) -> None:
     copy_upto("clicks-0", tmp_path / "logs", 10**9)
     report = make_job(tmp_path, max_idle_ms=86_400_000).run()
     newest = max(it["timestamp"] for it in read_log(tmp_path))
@@ -325,7 +325,7 @@ def test_a_state_is_of_one_log(tmp_path: Path, change: str) -> None:
         other.run()
 
 
-def test_what_a_job_does_not_read(tmp_path: Path) -> None:
+def test_files_that_a_job_does_not_read(tmp_path: Path) -> None:
     folder = copy_upto("orders-0", tmp_path / "logs", 10**9)
     segment = sorted(folder.glob("*.log"))[0]
     shutil.copytree(folder, tmp_path / "backup")
@@ -346,7 +346,7 @@ def test_what_a_job_does_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["orders", "orders-00", "orders-x", "-1"])
-def test_a_folder_of_segments_without_a_partition_s_name_is_told(name: str, tmp_path: Path) -> None:
+def test_a_folder_of_segments_without_the_name_of_a_partition_is_reported(name: str, tmp_path: Path) -> None:
     folder = copy_upto("orders-0", tmp_path / "logs", 10**9)
     shutil.copytree(folder, tmp_path / "logs" / name)
     with pytest.raises(fp.SourceError, match=f"the folder {name} has segments, but its name has no topic"):

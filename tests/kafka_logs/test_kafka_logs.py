@@ -99,7 +99,7 @@ def test_the_columns_have_the_names_and_types_of_the_interface() -> None:
     assert {field.name: field.type for field in records} == kinds
 
 
-def test_markers_agree_with_what_became_of_the_transactions(truth: dict[str, Any]) -> None:
+def test_markers_agree_with_the_outcomes_of_the_transactions(truth: dict[str, Any]) -> None:
     for name in PARTITIONS:
         batches = rows_of(kafka.read_batches(DATA / name))
         aborted = {int(it["last_offset"]) for it in read_csv("aborted.csv") if it["file"].startswith(f"{name}/")}
@@ -176,7 +176,7 @@ def test_read_committed_is_what_such_a_consumer_got(truth: dict[str, Any]) -> No
     assert shown == 2074
 
 
-def test_a_single_segment_is_decided_by_what_lies_beside_it() -> None:
+def test_outcomes_of_a_single_segment_come_from_its_transaction_index() -> None:
     """Each segment's committed records are those of the folder, or it says that the folder is needed."""
     decided = undecided = 0
     for name in PARTITIONS:
@@ -267,7 +267,7 @@ def test_whole_folders_hold_no_damage_and_compacted_ones_have_gaps() -> None:
         ("-7", (None, None)),
     ],
 )
-def test_folders_tell_topic_and_partition(folder: str, wanted: tuple[str | None, int | None], tmp_path: Path) -> None:
+def test_folders_give_topic_and_partition(folder: str, wanted: tuple[str | None, int | None], tmp_path: Path) -> None:
     assert topic_and_partition(folder) == wanted
     shutil.copytree(DATA / "carts-0", tmp_path / folder)
     rows = rows_of(kafka.read_batches(tmp_path / folder))
@@ -285,7 +285,7 @@ def test_a_segment_has_any_name(tmp_path: Path) -> None:
     assert len(rows_of(kafka.read_records(f"file://{path}", isolation="read_uncommitted"))) == 30
 
 
-def test_what_is_no_log_is_said_so(tmp_path: Path) -> None:
+def test_a_source_that_is_not_a_log_is_reported(tmp_path: Path) -> None:
     with pytest.raises(fp.SourceError, match="no such file or folder") as caught:
         kafka.read_batches(tmp_path / "nowhere")
     assert caught.value.path == str(tmp_path / "nowhere")
@@ -399,7 +399,7 @@ READ_ALL = partial(kafka.read_records, isolation="read_uncommitted")
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_told_with_file_position_and_reason(name: str, tmp_path: Path) -> None:
+def test_damage_is_reported_with_file_position_and_reason(name: str, tmp_path: Path) -> None:
     change, reason = DAMAGE[name]
     path = damaged(tmp_path, change)
     for read in (kafka.read_batches, READ_ALL):
@@ -496,7 +496,7 @@ def test_a_segment_that_is_cut_while_it_is_read_is_an_error() -> None:
         pa.table(stream)
 
 
-def test_a_store_that_fails_is_told(tmp_path: Path) -> None:
+def test_a_store_that_fails_is_reported(tmp_path: Path) -> None:
     class Failing(Counted):
         def read(self, offset: int, length: int) -> bytes:
             raise fp.StoreError("the store is away")
@@ -505,7 +505,7 @@ def test_a_store_that_fails_is_told(tmp_path: Path) -> None:
         pa.table(fp._native.kafka_batches([("object", None, Failing(b"x" * 100))]))
 
 
-def test_segments_that_overlap_or_leave_gaps_are_told(tmp_path: Path) -> None:
+def test_segments_that_overlap_or_leave_gaps_are_reported(tmp_path: Path) -> None:
     folder = tmp_path / "clicks-0"
     shutil.copytree(DATA / "clicks-0", folder)
     _, second, third = sorted(folder.glob("*.log"))[:3]
@@ -633,7 +633,7 @@ def test_nothing_is_opened_before_the_first_row_is_asked_for(tmp_path: Path) -> 
     assert len(open_log(folder).segments) == 1
 
 
-def test_records_are_the_committed_ones_unless_told_otherwise() -> None:
+def test_records_are_the_committed_ones_by_default() -> None:
     found = rows_of(kafka.read_records(DATA / "orders-0"))
     assert found == rows_of(kafka.read_records(DATA / "orders-0", isolation="read_committed"))
     assert len(found) < len(rows_of(kafka.read_records(DATA / "orders-0", isolation="read_uncommitted")))

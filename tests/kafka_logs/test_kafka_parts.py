@@ -161,7 +161,7 @@ def test_what_cannot_hold_a_row_is_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
-def test_damage_is_told_where_it_stands(tmp_path: Path, isolation: Isolation) -> None:
+def test_damage_is_reported_with_its_place(tmp_path: Path, isolation: Isolation) -> None:
     """Also where only some batches of the segment are read."""
     folder = tmp_path / "orders-0"
     shutil.copytree(DATA / "orders-0", folder)
@@ -180,7 +180,7 @@ def test_damage_is_told_where_it_stands(tmp_path: Path, isolation: Isolation) ->
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
-def test_what_comes_after_a_look_is_not_seen(tmp_path: Path, isolation: Isolation) -> None:
+def test_batches_after_the_plan_are_not_read(tmp_path: Path, isolation: Isolation) -> None:
     folder = tmp_path / "orders-0"
     shutil.copytree(DATA / "orders-0", folder)
     last = sorted(folder.glob("*.log"))[-1]

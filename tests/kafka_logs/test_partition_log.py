@@ -117,7 +117,7 @@ def test_a_client_library_decodes_what_was_written(tmp_path: Path, compression: 
     assert told == [(it.offset, it.key, it.value, it.headers) for it in theirs]
 
 
-def test_a_byte_that_lies_is_found_by_the_client_library_and_by_us(tmp_path: Path) -> None:
+def test_a_changed_byte_is_found_by_the_client_library_and_by_us(tmp_path: Path) -> None:
     folder = tmp_path / "orders-0"
     with PartitionLog(folder) as log:
         log.append(7, 0, 0, [(b"key", b"value"), b"another"], now_ms=TIME)
@@ -512,7 +512,7 @@ def run(program: str, *arguments: object, **options: Any) -> subprocess.Popen[st
 
 
 @pytest.mark.parametrize("sync", ["each", "group", "interval"])
-def test_a_killed_writer_loses_nothing_that_it_was_told(tmp_path: Path, sync: str) -> None:
+def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path: Path, sync: str) -> None:
     path, seqs, offsets, last = tmp_path / "orders-0", [0, 0], 0, {}
     dice = random.Random(sync)
     for number in range(4):
@@ -738,7 +738,7 @@ BAD: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_no_batch_can_be_changes_nothing(tmp_path: Path, name: str) -> None:
+def test_an_impossible_batch_changes_nothing(tmp_path: Path, name: str) -> None:
     message, arguments = BAD[name]
     with PartitionLog(tmp_path / "orders-0") as log:
         with pytest.raises(fp.BatchError) as raised:
@@ -829,7 +829,7 @@ def test_records_from_any_offset(tmp_path: Path, isolation: Any) -> None:
         assert found == [row for row in everything if row["offset"] >= start]
 
 
-def test_what_lies_before_is_not_read(tmp_path: Path) -> None:
+def test_segments_before_from_offset_are_not_read(tmp_path: Path) -> None:
     """The records of segments that are damaged there, and those of segments that were deleted."""
     log_of_transactions(tmp_path / "orders-0").close()
     segments = sorted((tmp_path / "orders-0").glob("*.log"))

@@ -66,7 +66,7 @@ def test_without_a_value_a_row_is_json(tmp_path: Path) -> None:
     assert record["timestamp"] == int(at.timestamp() * 1000)
 
 
-def test_a_column_that_is_not_there_fails_its_batch(transport: PartitionLogTransport) -> None:
+def test_a_missing_column_fails_its_batch(transport: PartitionLogTransport) -> None:
     producer = fp.SequencedProducer(transport)
     with pytest.raises(fp.DeliveryError, match=r"INVALID_RECORD \(column 'user': missing"):
         producer.send([{"value": b"x"}])[0].result(10)
@@ -75,7 +75,7 @@ def test_a_column_that_is_not_there_fails_its_batch(transport: PartitionLogTrans
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_behind_a_network_that_lies_each_record_is_there_once(tmp_path: Path, seed: int) -> None:
+def test_each_record_is_written_once_despite_a_faulty_network(tmp_path: Path, seed: int) -> None:
     with PartitionLogTransport(tmp_path, partitions=2) as log:
         transport = FaultyTransport(Waits(log), seed)
         with fp.SequencedProducer(transport, partition_by="to", request_timeout_ms=100, **QUICK) as producer:
@@ -116,7 +116,9 @@ class LosesTheFirstAnswer:
         return lost
 
 
-def test_what_a_log_has_is_not_sent_again_under_a_new_epoch(transport: PartitionLogTransport, tmp_path: Path) -> None:
+def test_batches_in_the_log_are_not_sent_again_under_a_new_epoch(
+    transport: PartitionLogTransport, tmp_path: Path
+) -> None:
     good, bad = {"user": ["ann"], "value": [b"one"]}, {"value": [b"no user"]}
     producer = fp.SequencedProducer(LosesTheFirstAnswer(transport), retry_backoff_ms=500)
     first, refused = producer.send(good)[0], producer.send(bad)[0]
@@ -150,7 +152,7 @@ def test_where_batches_are_refused_as_well_each_record_is_there_once(tmp_path: P
         assert [int(it) for it in found] == [it for it in range(number, 60, 2) if it % 7 != 3]
 
 
-def test_a_fence_tells_what_there_is(transport: PartitionLogTransport, tmp_path: Path) -> None:
+def test_a_fence_reports_the_existing_batches(transport: PartitionLogTransport, tmp_path: Path) -> None:
     table = pa.table({"user": ["ann", "bob"], "value": [b"x", b"y"]})
     assert transport.send(batch(7, 0, 0, table)).result(10).error is fp.Verdict.ACCEPTED
     assert transport.send(batch(7, 0, 0, table)).result(10).error is fp.Verdict.DUPLICATE

@@ -65,7 +65,7 @@ class StandIn:
         return Appended(*judged)
 
 
-def test_what_comes_while_the_log_syncs_shares_the_next_sync() -> None:
+def test_batches_during_a_sync_share_the_next_sync() -> None:
     log = StandIn()
     log.may_go_on.clear()
     with PartitionLogTransport([log]) as transport:
@@ -96,7 +96,7 @@ def test_an_append_that_fails_is_the_failure_of_its_batch_alone() -> None:
     assert log.calls == [1, 2, 1, 1]
 
 
-def test_a_full_disk_is_tried_again_and_told_in_the_end() -> None:
+def test_a_full_disk_is_retried_and_then_reported() -> None:
     full = OSError(28, "No space left on device")
     with (
         PartitionLogTransport([StandIn((full, full))]) as transport,

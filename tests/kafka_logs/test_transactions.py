@@ -138,7 +138,7 @@ def committed_offsets(name: str, index: TransactionIndex, outcome: Sequence[str]
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
-def test_what_is_committed_is_what_a_consumer_got(name: str) -> None:
+def test_committed_rows_are_those_of_a_real_consumer(name: str) -> None:
     index = TransactionIndex()
     outcome = outcomes(index, LOGS[name])
     topic, _, partition = name.rpartition("-")
@@ -147,7 +147,7 @@ def test_what_is_committed_is_what_a_consumer_got(name: str) -> None:
     assert committed_offsets(name, index, outcome) == sorted(got)
 
 
-def test_the_fates_that_producers_were_told() -> None:
+def test_outcomes_agree_with_those_that_producers_know() -> None:
     """Where a producer knows what became of its transaction, so does the log; nothing acknowledged is passed over."""
     compared = 0
     for name, log in LOGS.items():
@@ -242,7 +242,7 @@ def test_resolved_is_of_the_last_call_alone() -> None:
     assert rows_of(index.resolved()) == []
 
 
-def test_what_was_aborted_can_be_forgotten() -> None:
+def test_aborted_transactions_can_be_forgotten() -> None:
     index = TransactionIndex()
     index.apply(log_rows((7, 0, None), (7, 1, "abort"), (7, 2, None), (7, 3, "abort")))
     before = index.memory_bytes
@@ -381,7 +381,7 @@ def test_timestamps_of_any_unit() -> None:
         assert rows_of(index.open())[1]["last_timestamp"] == expected
 
 
-def test_the_last_offset_is_the_offset_where_there_is_none() -> None:
+def test_without_a_last_offset_the_offset_is_the_last() -> None:
     index = TransactionIndex()
     last = pa.array([None, 2, 3, None, None, None], pa.int64())
     assert outcomes(index, SOME.append_column("last_offset", last)) == SOME_OUTCOMES
@@ -472,7 +472,7 @@ def test_errors_name_the_columns_of_the_input() -> None:
     assert refused.value.column == "first"
 
 
-def test_columns_that_tell_nothing_are_refused() -> None:
+def test_columns_without_information_are_refused() -> None:
     with pytest.raises(fp.PolicyError, match=r"BatchColumns\(control=None\)"):
         TransactionIndex().apply(SOME, fp.BatchColumns(control=None))
     with pytest.raises(fp.PolicyError, match=r"columns=Columns\(.*fencepost.BatchColumns"):

@@ -170,7 +170,7 @@ def test_many_targets_and_files_without_rows(tmp_path: Path) -> None:
     check_arranged(sources, orders)
 
 
-def test_what_cannot_be_arranged_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_layout_leaves_no_file(tmp_path: Path) -> None:
     sources = write_sources(tmp_path, 2, 20, kinds=[pa.int32()])
     other = tmp_path / "other.parquet"
     pq.write_table(everything(20, 1, [pa.int64()]), other)

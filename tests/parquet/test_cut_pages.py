@@ -106,7 +106,7 @@ def chunk_bytes(path: Path, column: int) -> bytes:
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("has_nulls", [False, True])
-def test_what_loses_nothing_is_copied_as_it_is(version: str, has_nulls: bool, tmp_path: Path) -> None:
+def test_files_that_lose_nothing_are_copied_as_bytes(version: str, has_nulls: bool, tmp_path: Path) -> None:
     """The dictionary and the pages that come before and behind the one that loses a row."""
     source, target = tmp_path / "source.parquet", tmp_path / "target.parquet"
     rng = random.Random(version)
@@ -160,7 +160,7 @@ def test_readers_that_pass_over_pages_find_every_row(form: str, tmp_path: Path) 
             assert pq.read_table(target, filters=[(name, "==", value)])["rising"].to_pylist() == expected
 
 
-def test_lists_that_go_on_over_many_pages(tmp_path: Path) -> None:
+def test_lists_that_span_many_pages(tmp_path: Path) -> None:
     """Rows of one item, of none, of null, and of more items than a page has: a page may begin within a row."""
     source, target = tmp_path / "source.parquet", tmp_path / "target.parquet"
     rng = random.Random(3)
@@ -174,7 +174,7 @@ def test_lists_that_go_on_over_many_pages(tmp_path: Path) -> None:
             cut_out(source, target, lose(ROWS, 10 * number + seed, share))
 
 
-def test_bounds_that_footers_do_not_tell_are_counted(tmp_path: Path) -> None:
+def test_bounds_that_footers_lack_are_computed(tmp_path: Path) -> None:
     """Some writers cut bounds, and tell no counts of nulls; others tell bounds that do not hold."""
     source, target = tmp_path / "source.parquet", tmp_path / "target.parquet"
     texts = [f"{row:04}" + "x" * 90 for row in range(ROWS)]

@@ -401,7 +401,7 @@ def read_all(path: Path, target: Path) -> None:
     rewrite(path, target, np.array([1]), np.array([1]))
 
 
-def test_every_cut_short_file_is_told(tmp_path: Path) -> None:
+def test_every_truncated_file_is_reported(tmp_path: Path) -> None:
     path, target = tmp_path / "short.parquet", tmp_path / "target.parquet"
     data = small_file(path)
     read_all(path, target)
@@ -446,7 +446,7 @@ def test_a_damaged_file_is_an_error_or_other_data(options: dict[str, Any], tmp_p
     assert failed > len(places) // 4
 
 
-def test_checksums_of_pages_are_looked_at(tmp_path: Path) -> None:
+def test_checksums_of_pages_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "damaged.parquet"
     table = pa.table({"pid": [1] * 99, "partition": [0] * 99, "seq": range(99), "epoch": [0] * 99})
     pq.write_table(table, path, compression="NONE", use_dictionary=False, write_page_checksum=True)
@@ -580,7 +580,7 @@ def test_runs_are_the_rows(seed: int, options: dict[str, Any], runs_max: int, tm
         assert sorted(runs) == expected
 
 
-def test_runs_go_on_over_the_borders_of_batches_and_row_groups(tmp_path: Path) -> None:
+def test_spans_continue_across_batches_and_row_groups(tmp_path: Path) -> None:
     """Rows are decoded 65536 at a time."""
     path = tmp_path / "events.parquet"
     rows = 300_000
@@ -771,7 +771,7 @@ def test_a_bad_value_is_named_with_its_row_of_the_file(
         scan.next(1)
 
 
-def test_columns_that_are_not_there_or_of_no_use(tmp_path: Path) -> None:
+def test_missing_or_unusable_columns(tmp_path: Path) -> None:
     path = tmp_path / "events.parquet"
     pq.write_table(pa.table({"pid": [1.0], "epoch": [0], "partition": [[1]], "seq": [0]}), path)
     with pytest.raises(fp.BatchError, match="column 'nothing': missing; it has pid, epoch, partition, seq") as raised:
@@ -798,7 +798,7 @@ def test_empty_files(tmp_path: Path) -> None:
     assert (scan.rows, scan.runs, scan.untracked, scan.newest_timestamp) == (0, 0, 0, None)
 
 
-def test_what_a_scan_gives_is_judged_as_the_rows_are(tmp_path: Path) -> None:
+def test_spans_of_a_scan_are_judged_as_their_rows(tmp_path: Path) -> None:
     """Each run's rows, in the order of the file, by shard: the verdicts of the whole."""
     path = tmp_path / "events.parquet"
     table = events(4000, 21)
@@ -817,7 +817,7 @@ def test_what_a_scan_gives_is_judged_as_the_rows_are(tmp_path: Path) -> None:
 # Footers
 
 
-def test_footers_tell_rows_and_bounds(tmp_path: Path) -> None:
+def test_footers_give_rows_and_bounds(tmp_path: Path) -> None:
     path = tmp_path / "events.parquet"
     table = pa.table(
         {

@@ -115,7 +115,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda kind: kind.__name__)
-def test_the_pages_object_to_a_broken_producer(broken: type[Sequencer]) -> None:
+def test_the_rule_pages_detect_a_broken_producer(broken: type[Sequencer]) -> None:
     def objects(case: Case) -> bool:
         try:
             run(case, broken)
@@ -126,7 +126,7 @@ def test_the_pages_object_to_a_broken_producer(broken: type[Sequencer]) -> None:
     assert any(objects(case) for case in CASES)
 
 
-def test_the_pages_object_to_plain_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rule_pages_detect_plain_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Kafka's client compares, which goes wrong around the wrap."""
     monkeypatch.setattr(sequencer, "is_after", lambda seq, other: seq > other)
 
@@ -158,7 +158,7 @@ HEADER = "client: row=X\n\n| do | then |\n|---|---|\n"
         f"{HEADER}| poll | |\n",
     ],
 )  # fmt: skip
-def test_a_page_that_states_nothing_or_nonsense_is_not_read(text: str) -> None:
+def test_a_page_without_statements_or_with_invalid_ones_is_refused(text: str) -> None:
     with pytest.raises((AssertionError, ValueError)):
         read_page("page", text)
 

@@ -103,7 +103,7 @@ def test_events_share_batches_and_come_to_the_log_once(gateway: Gateway) -> None
     assert gateway.batches() < 500
 
 
-def test_what_is_acknowledged_survives_a_kill(gateway: Gateway) -> None:
+def test_acknowledged_batches_survive_a_kill(gateway: Gateway) -> None:
     answers: list[tuple[int, httpx.Response]] = []
 
     async def run() -> None:

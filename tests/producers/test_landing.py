@@ -65,7 +65,7 @@ def values(landing: Any) -> list[Any]:
     return [value for table in landing.tables() for value in table["value"].to_pylist()]
 
 
-def test_what_was_sent_is_read(place: tuple[str, Any]) -> None:
+def test_rows_that_were_sent_are_read(place: tuple[str, Any]) -> None:
     folder, options = place
     transport = LandingTransport(folder, partitions=2, options=options)
     with fp.SequencedProducer(transport, partition_by="to") as producer:
@@ -158,7 +158,7 @@ def test_leases_of_a_folder_still_fence(tmp_path: Path) -> None:
     assert values(read_landing(tmp_path)) == [1, 2]
 
 
-def test_what_a_crash_leaves_is_told_and_not_read(tmp_path: Path) -> None:
+def test_leftovers_of_a_crash_are_reported_and_not_read(tmp_path: Path) -> None:
     transport = LandingTransport(tmp_path, sync=False)
     transport.send(batch(7, 0, 0, [1]))
     (tmp_path / "data" / "partition=0" / "torn.parquet").write_bytes(b"PAR1")
@@ -212,7 +212,7 @@ def test_a_listed_file_that_is_not_what_was_listed_is_an_error(tmp_path: Path, d
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"version":2}', '{"version":1,"kind":"x"}', '{"version":1}'])
-def test_a_log_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_malformed_log_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "_log").mkdir()
     (tmp_path / entry_name(0)).write_text(content)
     transport = LandingTransport(tmp_path, sync=False)
@@ -296,9 +296,7 @@ def test_a_null_where_the_schema_takes_none_is_refused(tmp_path: Path) -> None:
         LandingTransport(tmp_path, sync=False).send(of_rows(1, {"value": pa.nulls(1, pa.int64())}))
 
 
-def test_the_first_batch_decides_whoever_writes_at_the_same_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_batch_decides_under_concurrent_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another writer lists its first batch while the file of this one is being written."""
     mine, other = (LandingTransport(tmp_path, sync=False) for _ in range(2))
     write = mine._write
@@ -374,7 +372,7 @@ def test_an_entry_that_cannot_be_taken_is_read_again(tmp_path: Path, kind: str, 
     assert transport.send(batch(7, 0, 0, [1])) == Answer(fp.Verdict.FENCED)
 
 
-def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+def test_a_batch_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     transport = LandingTransport(tmp_path, sync=False)
     with pytest.raises(fp.PolicyError, match=r"fence: epoch 32768: expected 0 to 32767"):
         transport.fence(7, 2**15, None)
@@ -412,7 +410,7 @@ def test_writers_of_one_folder_agree_on_one_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_behind_a_network_that_lies_each_row_lands_once(tmp_path: Path, seed: int) -> None:
+def test_each_row_lands_once_despite_a_faulty_network(tmp_path: Path, seed: int) -> None:
     transport = FaultyTransport(LandingTransport(tmp_path, sync=False, partitions=2), seed)
     with fp.SequencedProducer(
         transport, partition_by="to", name="a", registry=names(tmp_path), request_timeout_ms=80, **QUICK
@@ -440,7 +438,7 @@ def test_an_entry_with_a_wrong_offset_changes_nothing_for_those_behind_it(tmp_pa
     assert values(read_landing(tmp_path)) == [1, 2]
 
 
-def test_a_fence_holds_where_it_was_put_and_tells_what_is_there(tmp_path: Path) -> None:
+def test_a_fence_applies_to_its_partition_and_reports_the_batches_there(tmp_path: Path) -> None:
     transport = LandingTransport(tmp_path, sync=False)
     transport.send(batch(7, 0, 0, [1, 2]))
     transport.send(batch(7, 0, 0, [3], partition=1))
@@ -515,7 +513,7 @@ def test_positions_that_are_there_are_dropped_row_by_row(tmp_path: Path) -> None
     assert transport.send(positions(8, 0, [6, 2**40])) == Answer(fp.Verdict.DUPLICATE), "the name counts, not the pid"
 
 
-def test_positions_without_a_name_are_no_entry(tmp_path: Path) -> None:
+def test_positions_without_a_name_are_not_an_entry(tmp_path: Path) -> None:
     """As they were once written: nobody could tell whose they are, and their rows would be taken again."""
     LandingTransport(tmp_path, sync=False).send(positions(7, 0, [0, 1]))
     path = tmp_path / entry_name(0)

@@ -96,7 +96,7 @@ def test_a_retry_has_the_same_numbers_and_a_copy_is_a_success() -> None:
 
 
 @pytest.mark.parametrize("rows", [{"value": 1}, [{"value": "\udc80"}], {"value": ["\udc80"]}, [{"value": object()}]])
-def test_rows_that_are_none_leave_the_producer_as_it_was(rows: Any) -> None:
+def test_invalid_rows_do_not_change_the_producer(rows: Any) -> None:
     transport = MemoryTransport(partitions=1)
     with fp.SequencedProducer(transport) as producer:
         with pytest.raises((fp.BatchError, TypeError), match=r"'value'.*(; nothing of this call was sent|as a list)"):
@@ -118,7 +118,7 @@ def test_callbacks_may_use_the_producer() -> None:
     assert transport.log == {0: [1, 2]}
 
 
-def test_what_was_refused_is_told_by_its_delivery_and_by_flush() -> None:
+def test_refusals_are_reported_by_delivery_and_flush() -> None:
     transport = Script(Answer(ErrorCode.INVALID_RECORD, message="too odd"), Answer(offset=0))
     producer = fp.SequencedProducer(transport, **QUICK)
     refused, taken = producer.send(rows(1))[0], producer.send(rows(2))[0]
@@ -132,7 +132,7 @@ def test_what_was_refused_is_told_by_its_delivery_and_by_flush() -> None:
     producer.close()
 
 
-def test_what_expires_is_told() -> None:
+def test_expired_batches_are_reported() -> None:
     transport = Script(Future())
     producer = fp.SequencedProducer(transport, delivery_timeout_ms=200, request_timeout_ms=100, **QUICK)
     sent = producer.send(rows(1))[0]
@@ -248,7 +248,7 @@ def test_rows_with_other_columns_are_another_batch() -> None:
     assert transport.log == {0: [1, 2, 3, 4]}
 
 
-def test_what_waits_for_more_rows_is_refused_together() -> None:
+def test_rows_of_one_batch_are_refused_together() -> None:
     transport = Script(Answer(ErrorCode.INVALID_RECORD), Answer(offset=0))
     producer = fp.SequencedProducer(transport, linger_ms=60_000)
     sent = [producer.send(rows(it))[0] for it in range(3)]
@@ -312,7 +312,7 @@ def test_the_last_epoch_brings_a_fresh_pid() -> None:
     assert [(it.pid, it.epoch) for it in transport.batches] == [(8, 2**15 - 1), (9, 0)]
 
 
-def test_what_the_log_has_is_not_sent_again_under_a_new_epoch() -> None:
+def test_rows_in_the_log_are_not_sent_again_under_a_new_epoch() -> None:
     """The answer says out of order though the batch is there: a fence tells."""
     transport = MemoryTransport(partitions=1)
 
@@ -384,12 +384,12 @@ def test_a_registry_that_gives_the_same_epoch_again_is_refused() -> None:
         ({"version": 1, "name": None, "pid": 1, "epoch": 0}, None, "only a producer with the same name can resume"),
     ],
 )
-def test_a_checkpoint_of_somebody_else_is_refused(checkpoint: Any, name: Any, message: str) -> None:
+def test_a_checkpoint_of_another_producer_is_refused(checkpoint: Any, name: Any, message: str) -> None:
     with pytest.raises(fp.PolicyError, match=message):
         fp.SequencedProducer(MemoryTransport(), name=name, registry=MemoryTransport(), resume=checkpoint)
 
 
-def test_without_a_name_there_is_no_checkpoint() -> None:
+def test_a_producer_without_a_name_has_no_checkpoint() -> None:
     with fp.SequencedProducer(MemoryTransport()) as producer, pytest.raises(fp.PolicyError, match="without a name"):
         producer.checkpoint()
 
@@ -499,7 +499,7 @@ def test_a_block_asks_for_its_commit_again_and_does_not_abort() -> None:
     assert [it for it in coordinator.calls if it in ("commit", "abort")] == ["commit", "commit", "abort"]
 
 
-def test_what_is_sent_while_a_commit_is_being_decided_is_refused() -> None:
+def test_rows_sent_during_a_commit_are_refused() -> None:
     transport = MemoryTransport(partitions=1)
     refused: list[BaseException] = []
 
@@ -659,7 +659,7 @@ def test_nonsense_stops_the_producer_and_loses_nothing_silently(answer: Any, mes
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_the_network_does_each_row_is_there_once_and_in_order(seed: int) -> None:
+def test_each_row_is_written_once_and_in_order_despite_any_network_fault(seed: int) -> None:
     behind = MemoryTransport(partitions=2)
     transport = FaultyTransport(behind, seed)
     with fp.SequencedProducer(transport, partition_by="to", request_timeout_ms=40, **QUICK) as producer:
@@ -677,7 +677,7 @@ def test_whatever_the_network_does_each_row_is_there_once_and_in_order(seed: int
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_could_not_be_delivered_is_nowhere_twice(seed: int) -> None:
+def test_undelivered_rows_are_nowhere_twice(seed: int) -> None:
     behind = MemoryTransport(partitions=2)
     transport = FaultyTransport(behind, seed, share=0.9)
     settings = {"delivery_timeout_ms": 100, "request_timeout_ms": 30, **QUICK}
@@ -696,7 +696,7 @@ def test_what_could_not_be_delivered_is_nowhere_twice(seed: int) -> None:
         assert refused.isdisjoint(log)
 
 
-def test_a_transport_that_numbers_anew_is_found_out() -> None:
+def test_a_transport_that_renumbers_is_detected() -> None:
     """The property above, shown a log that does not judge."""
 
     class Believes(MemoryTransport):

@@ -197,7 +197,7 @@ def test_a_callback_may_send_what_fits() -> None:
     producer.close()
 
 
-def test_what_a_callback_is_told_says_what_to_do() -> None:
+def test_an_error_within_a_callback_has_a_remedy() -> None:
     told, producer = told_within("acknowledged", False, "flush")
     assert isinstance(told, fp.PolicyError)
     assert "flush()" in told.message

@@ -36,7 +36,7 @@ def test_with_time_enough_every_row_is_delivered_once_and_in_order(weather: str)
 
 
 @pytest.mark.parametrize("weather", WEATHER)
-def test_what_expires_is_nowhere_twice_and_takes_nothing_with_it(weather: str) -> None:
+def test_expired_batches_are_nowhere_twice_and_affect_no_other(weather: str) -> None:
     failed = bumps = 0
     for seed in SEEDS:
         simulation = Simulation(seed, WEATHER[weather], HASTY)
@@ -72,7 +72,7 @@ class Forgetful(Sequencer):
         partition.next_seq = step(partition.next_seq, batch.count)
 
 
-def test_the_simulation_objects_to_a_producer_that_numbers_retries_anew() -> None:
+def test_the_simulation_detects_a_producer_that_renumbers_retries() -> None:
     simulations = [Simulation(seed, WEATHER["lost answers"], HASTY, kind=Forgetful) for seed in range(20)]
     found = []
     for simulation in simulations:

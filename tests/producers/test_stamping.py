@@ -147,7 +147,7 @@ def test_a_column_says_the_partition(kind: pa.DataType) -> None:
         (pa.array([0.0]), None, "column 'p': double, but a partition is an integer"),
     ],
 )
-def test_partitions_that_are_none_are_refused(column: pa.Array, row: int | None, message: str) -> None:
+def test_invalid_partitions_are_refused(column: pa.Array, row: int | None, message: str) -> None:
     with pytest.raises(fp.BatchError) as caught:
         Router(3, partition_by="p").deal(pa.table({"p": column}))
     assert (caught.value.message, caught.value.column, caught.value.row) == (message, "p", row)
@@ -163,7 +163,7 @@ def test_columns_that_are_missing_or_taken_are_refused() -> None:
     assert dealt(Router(2, partition_by="partition"), pa.table({"partition": [1], "v": [5]})) == {1: [5]}
 
 
-def test_what_rows_may_be() -> None:
+def test_accepted_types_of_rows() -> None:
     wanted = pa.table({"a": [1, 2], "b": ["x", None]})
     batch = wanted.to_batches()[0]
     given = [wanted, batch, wanted.to_reader(), pl.DataFrame({"a": [1, 2], "b": ["x", None]}), wanted.to_pandas()]
@@ -172,7 +172,7 @@ def test_what_rows_may_be() -> None:
         assert read(rows).to_pylist() == wanted.to_pylist()
 
 
-def test_rows_that_are_none_are_refused() -> None:
+def test_invalid_rows_are_refused() -> None:
     for given in (5, "rows", [{"a": 1}, 2]):
         with pytest.raises(TypeError, match=f"{type(given).__name__} is not tabular"):
             read(given)

@@ -116,7 +116,7 @@ def test_columns_are_found_by_their_names(names: list[str], columns: Columns) ->
 @pytest.mark.parametrize(
     "values", [["6f1c", "6f1c", "aa01"], [1_700_000_000_000] * 3, [40_000] * 3], ids=["text", "boot time", "wide"]
 )
-def test_an_epoch_that_is_none_becomes_part_of_the_producer(values: list[Any]) -> None:
+def test_a_column_that_is_not_an_epoch_becomes_part_of_the_producer(values: list[Any]) -> None:
     rows = pa.table({"device": ["a", "a", "a"], "boot_id": values, "seq": [0, 1, 0]})
     advice = fp.advise(rows)
     assert advice.policy.columns == Columns(pid=("device", "boot_id"), epoch=None, partition=None, seq="seq")
@@ -124,7 +124,7 @@ def test_an_epoch_that_is_none_becomes_part_of_the_producer(values: list[Any]) -
     assert len(fp.deduplicate(rows, advice.policy)) == 3 - (len(set(values)) == 1)
 
 
-def test_columns_that_are_not_found_are_named_with_what_there_is() -> None:
+def test_missing_columns_are_named_with_the_existing_ones() -> None:
     with pytest.raises(fp.PolicyError, match=r"a sequence number.*`seq`.*device, value"):
         fp.advise({"device": np.arange(3), "value": np.arange(3)})
     with pytest.raises(fp.PolicyError, match=r"a producer.*`pid`.*who, seq"):
@@ -132,7 +132,7 @@ def test_columns_that_are_not_found_are_named_with_what_there_is() -> None:
     assert fp.advise({"who": np.arange(3), "seq": np.arange(3)}, {"pid": "who"}).policy.columns.pid == "who"
 
 
-def test_a_counter_that_restarts_is_seen() -> None:
+def test_a_counter_that_restarts_is_found() -> None:
     rows = pa.concat_tables([contiguous(50, 1)] * 2).append_column("timestamp", pa.array(np.arange(100)))
     assert answers(fp.advise(rows))["Do counters restart?"] == "probably"
 

@@ -233,7 +233,7 @@ def test_a_gap_has_the_time_at_which_it_was_skipped() -> None:
 
 
 @pytest.mark.parametrize("policy", ["any_order", "in_order", "kafka", "strict", "watermark", "narrow", "fenced"])
-def test_calls_do_not_show(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+def test_the_division_into_calls_does_not_matter(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
     """However rows are cut into calls, the report is that of one call, under every policy."""
     made = {"narrow": Policy.any_order().replace(wrap=256), "fenced": FENCED}
     rules = made.get(policy) or getattr(Policy, policy)()
@@ -261,7 +261,7 @@ def stream(pid: int, seqs: Any, timestamps: Any) -> pa.Table:
     )
 
 
-def test_a_counter_that_began_anew_is_suspected_and_a_redelivery_is_not() -> None:
+def test_a_restarted_counter_is_suspected_and_a_redelivery_is_not() -> None:
     began_anew = pa.concat_tables(
         [stream(1, range(3_000), range(3_000)), stream(1, range(2_900), range(9_000, 11_900))]
     )
@@ -313,7 +313,7 @@ def test_every_kind_of_rows(kind: str) -> None:
     json.loads(nothing.to_json())
 
 
-def test_numpy_arrays_and_frames_with_what_is_no_arrow() -> None:
+def test_numpy_arrays_and_frames_with_columns_that_arrow_cannot_represent() -> None:
     arrays = {
         "pid": np.array([7, 7]),
         "epoch": np.zeros(2, int),
@@ -435,7 +435,7 @@ def missing_in(report: AuditReport) -> set[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("policy", [FENCED, Policy.in_order()], ids=["any", "forward"])
-def test_what_a_replaced_epoch_left_open_never_came(policy: Policy) -> None:
+def test_open_ranges_of_a_replaced_epoch_never_came(policy: Policy) -> None:
     rows = pa.table({"pid": [7] * 6, "epoch": [0, 0, 1, 1, 2, 2], "partition": [0] * 6, "seq": [0, 5, 0, 2, 4, 6]})
     assert missing_in(fp.audit(rows, policy)) == {(7, 0, 0, 1, 4, 4), (7, 0, 1, 1, 1, 1), (7, 0, 2, 5, 5, 1)}
     table = StateTable(policy)
@@ -464,7 +464,7 @@ def test_missing_of_every_epoch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 @pytest.mark.parametrize(
     "kind", [pa.int32(), pa.string(), pa.binary(2), pa.dictionary(pa.int8(), pa.string())], ids=str
 )
-def test_what_a_table_missed_of_replaced_epochs(kind: pa.DataType) -> None:
+def test_missing_rows_of_replaced_epochs_in_a_table(kind: pa.DataType) -> None:
     """What it still lists when it is given, and what is replaced from then on."""
     data = bumped_rows(4, 300)
     if not pa.types.is_integer(kind):
@@ -526,7 +526,7 @@ def test_a_table_is_not_touched() -> None:
     assert report.suspected_resets is not None
 
 
-def test_policies_that_do_not_agree() -> None:
+def test_policies_that_do_not_fit_the_table_or_the_rows() -> None:
     with pytest.raises(fp.PolicyError, match=r"the table has another policy"):
         fp.audit(make_rows(0), "kafka", table=StateTable("any_order"))
     with pytest.raises(fp.PolicyError, match=r"this policy ignores epochs"):
@@ -565,7 +565,7 @@ def test_a_missing_package_is_named_with_its_remedy(package: str) -> None:
 # Memory
 
 
-def test_a_stream_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_is_read_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditor, "CALL_ROWS", 1_000)
     pulled = 0
 
@@ -790,7 +790,7 @@ def test_policies_that_depend_on_order_over_files(zone: Path) -> None:
         assert found.order == "file names, then rows"
 
 
-def test_a_sink_is_clean_and_one_file_will_do(zone: Path, tmp_path: Path) -> None:
+def test_a_sink_is_clean_and_one_file_can_be_audited(zone: Path, tmp_path: Path) -> None:
     for until in ("d0001", "d0003"):
         (tmp_path / "landing").mkdir(exist_ok=True)
         for file in (zone / "landing").glob("*.parquet"):
@@ -875,7 +875,7 @@ def test_a_bad_file_is_named_and_the_others_are_audited(tmp_path: Path, kind: st
     assert json.loads(report.to_json())["unreadable"] == [[path, reason]]
 
 
-def test_a_file_that_is_damaged_behind_rows_that_were_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_damaged_after_rows_that_were_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named; the rows before count, and the files after it are placed behind them."""
     monkeypatch.setattr(auditing, "RUNS", 20_000)
     rows = stream(1, range(0, 600_000, 2), range(300_000))

@@ -212,9 +212,7 @@ def test_a_policy_from_a_file(
         ("--policy kafka --policy-file {here}/bad.json", "Invalid value: {here}/bad.json: Expecting value: line 1"),
     ],
 )
-def test_policies_that_make_no_sense(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, message: str
-) -> None:
+def test_invalid_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, message: str) -> None:
     (tmp_path / "bad.json").write_text("no")
     (tmp_path / "odd.json").write_text('{"odd": 1}')
     for command in (["audit", tmp_path], ["dedup", "a", "b", "c"]):
@@ -228,7 +226,7 @@ def test_policies_that_make_no_sense(
 # audit
 
 
-def test_audit_tells_people_and_programs(zone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_prints_text_and_json(zone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = lake.audit(zone / "landing", columns=Columns(partition=("topic", "partition")))
     assert run(capsys, "audit", zone / "landing", *KEYS) == (0, f"{report}\n", "")
     code, out, err = run(capsys, "audit", zone / "landing", *KEYS, "--json", "--top", "2", "--threads", "1")
@@ -259,7 +257,7 @@ def test_findings_are_exit_code_3(zone: Path, job: tuple[Path, Path, Path], caps
 # state
 
 
-def test_state_show_tells_what_a_run_did(job: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_state_show_describes_a_run(job: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     source, state, sink = job
     run(capsys, "dedup", *job, "--no-sync")
     land(source, "b.parquet", make_rows(1))
@@ -470,7 +468,7 @@ def test_doctor_runs_the_python_of_workers(
         (
             ["audit", "{here}", "--fail-on", "loss"],
             2,
-            "Invalid value: --fail-on loss: missing, duplicate, stale, reset",
+            "Invalid value: --fail-on loss: expected one of missing, duplicate, stale, reset",
         ),
         (["audit", "{here}", "--fail-on", "reset"], 2, "Invalid value: --fail-on reset: needs --timestamp"),
         (["audit", "{here}", "--threads", "0"], 2, "Invalid value for '--threads': "),
@@ -504,7 +502,7 @@ def commands() -> list[list[str]]:
     return found
 
 
-def test_every_command_is_there_and_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_exists_and_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     found = [" ".join(it) for it in commands()]
     operations = ["show", "export", "evict", "rollback", "abandon", "gc", "reshard", "seed"]
     operations = [*(f"state {it}" for it in operations), "kafka audit", "kafka export"]
@@ -517,7 +515,7 @@ def test_every_command_is_there_and_has_help(capsys: pytest.CaptureFixture[str])
         assert "Usage:" in out
 
 
-def test_the_parts_go_their_own_ways_in_a_process(job: tuple[Path, Path, Path]) -> None:
+def test_commands_run_as_processes(job: tuple[Path, Path, Path]) -> None:
     ended = as_process("dedup", *job, "--json")
     assert (ended.returncode, ended.stderr) == (0, ""), "no progress without a terminal"
     assert json.loads(ended.stdout)["version"] == 1
@@ -583,7 +581,7 @@ def on_terminal(*arguments: object) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("command", ["dedup", "audit", "generate"])
-def test_a_terminal_sees_a_bar_and_stdout_does_not(zone: Path, tmp_path: Path, command: str) -> None:
+def test_progress_bars_go_to_a_terminal_and_not_to_stdout(zone: Path, tmp_path: Path, command: str) -> None:
     arguments = {
         "dedup": [zone / "landing", tmp_path / "state", tmp_path / "clean", *KEYS],
         "audit": [zone / "landing", *KEYS],
@@ -604,7 +602,7 @@ def test_a_terminal_sees_a_bar_and_stdout_does_not(zone: Path, tmp_path: Path, c
         assert on_terminal(command, *rest, "--quiet") == (0, "", "")
 
 
-def test_an_interrupt_is_said_in_one_line(tmp_path: Path) -> None:
+def test_an_interrupt_is_reported_in_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fencepost.cli", "generate", str(tmp_path), "--rows", "100_000_000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: list(tmp_path.glob("landing/*")), "nothing is generated")
@@ -624,7 +622,7 @@ def test_an_interrupt_of_a_job(
     assert (code, out, err.strip()) == (1, "", "fencepost: interrupted")
 
 
-def test_who_has_seen_enough_may_leave(job: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reader_may_close_the_pipe(job: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "dedup", *job, "--no-sync")
     command = f"{sys.executable} -m fencepost.cli state export {job[1]} | head -1"
     ended = subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True)
@@ -673,7 +671,7 @@ def test_an_audit_that_read_nothing_does_not_pass(tmp_path: Path, capsys: pytest
     assert (code, "1 .parquet files without rows" in err) == (4, True)
 
 
-def test_an_audit_names_a_bad_file_and_says_so_in_its_exit_code(
+def test_an_audit_names_a_bad_file_and_has_an_exit_code_for_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     land(tmp_path, "a.parquet", make_rows(0))

@@ -94,7 +94,7 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert broken_links(path.read_text("utf-8"), path) == []
 
 
-def test_a_broken_link_is_found_out(tmp_path: Path) -> None:
+def test_a_broken_link_is_detected(tmp_path: Path) -> None:
     page = tmp_path / "a.md"
     page.write_text("# A title, `quoted`\n\n```\n# no heading\n```\n\n## A title, `quoted`\n")
     text = "[1](a.md) [2](a.md#a-title-quoted-1) [3](#b) [4](a.md#no-heading) ![5](b.svg) [6](https://example.org)"
@@ -163,7 +163,7 @@ def wrong_usage(arguments: list[str]) -> str | None:
 
 
 @pytest.mark.parametrize("path", linked_pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_commands_have_the_options_that_pages_give_them(path: Path) -> None:
+def test_commands_on_pages_have_existing_options(path: Path) -> None:
     commands = commands_in(path.read_text("utf-8"))
     wrong = {" ".join(it): said for it in commands if (said := wrong_usage(it)) is not None}
     assert wrong == {}
@@ -191,7 +191,7 @@ def test_pages_name_options_that_exist() -> None:
     assert unknown_options("with `--task-bytes-max`, not `--task-bites-max 3`", known) == ["--task-bites-max"]
 
 
-def test_a_command_that_is_wrong_is_found_out() -> None:
+def test_a_wrong_command_is_detected() -> None:
     text = "```sh\nls | fencepost audit a --fail-un b && fencepost odit a  # says\n```\n"
     assert commands_in(text) == [["audit", "a", "--fail-un", "b"], ["odit", "a"]]
     assert [wrong_usage(it) is None for it in commands_in(text)] == [False, False]

@@ -25,7 +25,7 @@ def collected() -> Any:
     return error_pages.collect()
 
 
-def test_the_pages_are_what_the_sources_say(collected: Any) -> None:
+def test_the_pages_match_the_sources(collected: Any) -> None:
     """A new wording is reviewed as a change of these pages."""
     wanted = error_pages.pages(*collected)
     outdated = [path.name for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]
@@ -45,7 +45,7 @@ def test_each_class_has_a_code_of_its_own(collected: Any) -> None:
     assert all(it[2] in error_pages.GROUPS for it in codes)
 
 
-def test_each_class_says_its_cause_and_what_to_do(collected: Any) -> None:
+def test_each_class_has_a_cause_and_a_remedy(collected: Any) -> None:
     for kind in collected[0].values():
         assert kind.cause.endswith("."), kind.name
         assert kind.remedy.endswith("."), kind.name
@@ -129,7 +129,7 @@ def test_pages_show_no_code() -> None:
     assert [it for it in holes if re.search(r"[._A-Z]|^(it|self)$", it.strip())] == []
 
 
-def test_a_subclass_without_a_code_has_that_of_its_class() -> None:
+def test_a_subclass_without_a_code_has_the_code_of_its_class() -> None:
     class Mine(fp.SourceError):
         """An error of an application."""
 
@@ -138,7 +138,7 @@ def test_a_subclass_without_a_code_has_that_of_its_class() -> None:
     assert error.path == "a"
 
 
-def test_a_code_is_in_front_of_the_text_once() -> None:
+def test_a_message_has_its_code_once() -> None:
     inner = fp.BatchError("column 'a': missing", column="a")
     outer = fp.BatchError(f"x.parquet: {fencepost.errors.message_of(inner)}")
     assert str(outer) == "[FP101] x.parquet: column 'a': missing"

@@ -296,7 +296,7 @@ def known_rows(table: fp.StateTable) -> pa.Table:
 
 
 @pytest.mark.parametrize("method", ["apply", "check"])
-def test_a_bad_call_says_why_and_changes_nothing(bad: Bad, method: str) -> None:
+def test_a_bad_call_gives_the_reason_and_changes_nothing(bad: Bad, method: str) -> None:
     table = fp.StateTable(bad.policy, **bad.options)
     table.apply(known_rows(table))
     before, entries = table.snapshot(), len(table)
@@ -428,7 +428,7 @@ BAD_POLICIES: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_POLICIES)
-def test_a_policy_that_makes_no_sense(name: str) -> None:
+def test_an_invalid_policy(name: str) -> None:
     make, message = BAD_POLICIES[name]
     with pytest.raises(fp.PolicyError) as caught:
         make()
@@ -444,7 +444,7 @@ def test_a_wrap_out_of_range_names_the_range(wrap: int) -> None:
 # Capacity
 
 
-def test_a_table_at_its_bound_refuses_new_keys_only() -> None:
+def test_a_table_at_its_limit_refuses_only_new_keys() -> None:
     table = fp.StateTable("any_order", entries_max=2)
     table.apply(rows())
     before = table.snapshot()
@@ -475,7 +475,7 @@ def test_a_table_with_as_many_holes_as_it_may_have_refuses_every_call() -> None:
 # Forgetting and merging
 
 
-def test_what_needs_timestamps_says_so() -> None:
+def test_calls_that_need_timestamps_say_so() -> None:
     with pytest.raises(fp.PolicyError) as caught:
         fp.StateTable("any_order").evict(1000, 0)
     assert_says(caught.value, "evict|timestamps")
@@ -713,7 +713,7 @@ BAD_ENTRIES: dict[str, tuple[Callable[[pa.Table], Any], type[fp.FencepostError],
 
 
 @pytest.mark.parametrize("name", BAD_ENTRIES)
-def test_entries_that_are_none(name: str) -> None:
+def test_invalid_entries(name: str) -> None:
     change, error, message = BAD_ENTRIES[name]
     entries = pa.table(fp.StateTable.restore(snapshot()).entries())
     with pytest.raises(error) as caught:
@@ -743,7 +743,7 @@ def test_a_key_of_another_type(pid: Any, partition: Any, message: str) -> None:
 # Files
 
 
-def test_a_missing_file_is_the_systems_own_error(tmp_path: Path) -> None:
+def test_a_missing_file_raises_the_error_of_the_system(tmp_path: Path) -> None:
     missing = tmp_path / "none" / "state.fp"
     for call in (fp.StateTable.load, fp.StateTable("kafka").save):
         with pytest.raises(FileNotFoundError) as caught:
@@ -818,7 +818,7 @@ def test_a_call_that_gets_no_memory_to_begin_with_changes_nothing() -> None:
     )
 
 
-def test_a_call_that_breaks_off_midway_poisons_its_table() -> None:
+def test_a_call_that_fails_midway_poisons_its_table() -> None:
     run_short_of_memory(
         """
         table, many, one = fp.StateTable("any_order"), rows(range(200_000)), rows([1], seq=1)
@@ -847,7 +847,7 @@ def test_a_call_that_breaks_off_midway_poisons_its_table() -> None:
 NOT_REACHED = {
     fp.DependencyError: "of what is not installed: test_package.py",
     fp.LockedError: "of logs: test_partition_log.py",
-    fp.PoisonedError: "of memory that runs out: test_a_call_that_breaks_off_midway_poisons_its_table",
+    fp.PoisonedError: "of memory that runs out: test_a_call_that_fails_midway_poisons_its_table",
     fp.SourceError: "of jobs over files: test_lake_input.py",
     fp.SinkError: "of jobs over files: test_lake*.py",
     fp.SinkChangedError: "of jobs over files: test_lake*.py",
@@ -909,7 +909,7 @@ def test_the_classes_tested_are_the_classes_that_exist() -> None:
     ids=lambda it: type(it).__name__,
 )
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_errors_travel_with_their_attributes(
+def test_pickled_errors_keep_their_attributes(
     error: fp.FencepostError, attributes: dict[str, Any], protocol: int
 ) -> None:
     again = pickle.loads(pickle.dumps(error, protocol))
@@ -917,7 +917,7 @@ def test_errors_travel_with_their_attributes(
     assert (str(again), again.message, vars(again)) == (f"[{error.code}] m", "m", attributes)
 
 
-def test_a_raised_error_travels_too() -> None:
+def test_a_raised_error_can_be_pickled() -> None:
     with pytest.raises(fp.BatchError) as caught:
         fp.StateTable("any_order").apply(rows(seq=[1, 2, -1]))
     again = pickle.loads(pickle.dumps(caught.value))

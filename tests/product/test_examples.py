@@ -33,7 +33,7 @@ def test_the_notebook_for_a_laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert notebook.run(EXAMPLES / "notebooks" / "laptop.ipynb") >= 4
 
 
-def test_a_notebook_that_is_wrong_is_found_out(tmp_path: Path) -> None:
+def test_a_wrong_notebook_is_detected(tmp_path: Path) -> None:
     cells = json.loads((EXAMPLES / "notebooks" / "laptop.ipynb").read_text())
     cells["cells"] = [{**cells["cells"][1], "source": ["1 / 0"]}]
     (tmp_path / "wrong.ipynb").write_text(json.dumps(cells))
@@ -137,7 +137,7 @@ def manifests() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((EXAMPLES / "kubernetes" / "dedup-job.yaml").read_text()))
 
 
-def test_kubernetes_takes_the_spark_job() -> None:
+def test_the_spark_job_matches_the_schema_of_kubernetes() -> None:
     for document in manifests():
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
     account, role, binding, service, cron = manifests()

@@ -189,11 +189,11 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ORDER_FREE)
 @pytest.mark.parametrize("delivery", range(RICH.deliveries))
-def test_truth_is_what_the_files_say(rich: Path, name: str, delivery: int) -> None:
+def test_the_truth_file_matches_the_files(rich: Path, name: str, delivery: int) -> None:
     assert_truth_holds(rich, name, delivery, read_rows(landing_files(rich, delivery + 1)))
 
 
-def test_a_lost_file_does_not_pass_for_the_truth(rich: Path) -> None:
+def test_a_lost_file_does_not_match_the_truth(rich: Path) -> None:
     rows = read_rows(landing_files(rich, 4)[:-1])
     for name in ORDER_FREE:
         with pytest.raises(AssertionError):
@@ -277,7 +277,7 @@ def as_reference_row(name: str, row: Row) -> SimpleNamespace:
         ("untracked_share", ["null", "minus_one"]),
     ],
 )
-def test_each_ingredient_occurs_unless_its_share_is_0(
+def test_each_kind_of_row_occurs_unless_its_share_is_0(
     rich: Path, tmp_path: Path, share: str, ingredients: list[str]
 ) -> None:
     there = measure(rich, RICH.producers)
@@ -289,7 +289,7 @@ def test_each_ingredient_occurs_unless_its_share_is_0(
     assert all(gone[name] > 0 for name in gone if name not in ingredients), gone
 
 
-def test_summary_counts_the_ingredients(rich: Path) -> None:
+def test_the_summary_counts_each_kind_of_row(rich: Path) -> None:
     counted = json.loads((rich / "truth" / "d0003.json").read_text())
     rows = read_rows(landing_files(rich))
     distinct = len({(row.place, row.offset) for row in rows})
@@ -361,7 +361,7 @@ def test_a_repeat_is_the_same_row_and_a_retry_the_same_event(rich: Path) -> None
     assert untracked == {(None, None, None), (-1, -1, -1)}
 
 
-def test_co_located_keys_lie_whole_and_in_order_in_one_file(tmp_path: Path) -> None:
+def test_co_located_keys_are_complete_and_in_order_in_one_file(tmp_path: Path) -> None:
     spec = dataclasses.replace(RICH, co_located=True, files=4)
     generate(tmp_path, spec)
     for delivery in range(spec.deliveries):
@@ -406,7 +406,7 @@ def test_deliveries_one_by_one_are_the_same_bytes(tmp_path: Path, co_located: bo
     assert (whole.truth, whole.ingredients) == (parts[-1].truth, parts[-1].ingredients)
 
 
-def test_a_delivery_brings_late_and_repeated_rows(rich: Path) -> None:
+def test_a_delivery_has_late_and_repeated_rows(rich: Path) -> None:
     before = {(row.place, row.offset) for row in read_rows(landing_files(rich, 3))}
     top = dict(sorted(before))  # the highest offset of each partition comes last
     names = [file for file in landing_files(rich) if file.name.startswith("d0003")]
@@ -424,7 +424,7 @@ def test_another_zone_is_not_overwritten(rich: Path, tmp_path: Path) -> None:
         generate(tmp_path, RICH)
 
 
-def test_an_earlier_delivery_that_is_needed_and_not_there(tmp_path: Path) -> None:
+def test_a_missing_earlier_delivery_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"d0000-f0000\.parquet is missing"):
         generate(tmp_path, RICH, deliveries=range(1, 2), truth_policies=["kafka"])
 
@@ -462,7 +462,7 @@ def test_a_parameter_out_of_range_is_named(field: str) -> None:
         ),
     ],
 )
-def test_parameters_that_do_not_go_together(parameters: dict[str, Any], message: str) -> None:
+def test_parameters_that_contradict_each_other(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole message is compared below
         LandingZone(**parameters)
     assert str(caught.value) == message
@@ -479,14 +479,14 @@ def test_parameters_that_do_not_go_together(parameters: dict[str, Any], message:
         ),
     ],
 )
-def test_requests_that_cannot_be(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+def test_impossible_requests(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole message is compared below
         generate(tmp_path, RICH, **arguments)
     assert str(caught.value) == message
     assert not list(tmp_path.iterdir())
 
 
-def test_ordered_policies_have_a_bound(tmp_path: Path) -> None:
+def test_ordered_policies_have_a_limit_of_rows(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="rows with truth of 'kafka' must be from 1 to 5000000, found 5000001"):
         generate(tmp_path, LandingZone(rows=5_000_001), truth_policies=["kafka"])
 
@@ -495,7 +495,7 @@ def test_ordered_policies_have_a_bound(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_does_not_follow_rows(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
     program = (
         "import resource, sys; from fencepost.generate import *;"
         "generate(sys.argv[1], LandingZone(rows=int(sys.argv[2]), payload_bytes=4, row_group_rows=65_536));"
@@ -508,7 +508,7 @@ def test_memory_does_not_follow_rows(tmp_path: Path) -> None:
     assert peak_kib[4_000_000] - peak_kib[1_000_000] < 32 * 1024, peak_kib
 
 
-def test_the_package_does_not_open_this_door() -> None:
+def test_importing_the_package_does_not_import_the_generator() -> None:
     program = (
         "import sys, fencepost;"
         "heavy = {'numpy', 'pyarrow', 'typer', 'rich', 'fencepost.generate', 'fencepost.cli'} & sys.modules.keys();"
@@ -520,7 +520,7 @@ def test_the_package_does_not_open_this_door() -> None:
 # Command line
 
 
-def test_the_command_writes_a_zone_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_zone_and_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["generate", str(tmp_path / "cli"), "--rows", "10_000", "--seed", "3", "--payload-bytes", "4"]
     assert cli.main([*command, "--json"]) == 0
     out, err = capsys.readouterr()

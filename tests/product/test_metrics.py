@@ -36,7 +36,7 @@ def test_sources_share_families() -> None:
     assert families["nothing"].samples == []
 
 
-def test_a_registration_asks_no_source() -> None:
+def test_registering_a_collector_does_not_query_its_sources() -> None:
     class Away(Source):
         def collect(self) -> Iterator[prometheus_client.Metric]:
             raise fp.StoreError("no answer")

@@ -72,7 +72,7 @@ def test_alerts_use_metrics_that_exist() -> None:
         assert used_by(str(rule["expr"])) <= metrics()
 
 
-def test_a_metric_that_does_not_exist_is_found_out() -> None:
+def test_a_metric_that_does_not_exist_is_detected() -> None:
     assert used_by('sum by (fencepost_state) (fencepost_job_row_total{fencepost_verdict="DUPLICATE"})') - metrics()
 
 

@@ -49,7 +49,7 @@ def run_python(program: str, *arguments: str) -> str:
 # What an import costs
 
 
-def test_import_brings_no_other_package() -> None:
+def test_the_import_loads_no_other_package() -> None:
     out = run_python("""
         import sys
         before = set(sys.modules)
@@ -255,11 +255,11 @@ def test_imports_go_downwards() -> None:
         ("fencepost.state.versions", "class C:\n    import pyarrow"),
     ],
 )
-def test_an_import_upwards_is_found_out(module: str, source: str) -> None:
+def test_an_import_upwards_is_detected(module: str, source: str) -> None:
     assert len(import_complaints(module, source)) >= 1
 
 
-def test_an_import_downwards_is_no_complaint() -> None:
+def test_an_import_downwards_is_accepted() -> None:
     fine = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy\ndef f():\n    import pyarrow\n"
     assert import_complaints("fencepost.dedup", f"{fine}from fencepost import _native\n") == []
     assert import_complaints("fencepost_spark.jobs", "import pyspark\nfrom fencepost.lake import DedupJob") == []
@@ -392,7 +392,7 @@ def code_of(rust: str) -> str:
     return re.sub(r"//.*", "", rust)
 
 
-def test_unsafe_stands_where_the_architecture_says() -> None:
+def test_unsafe_code_is_only_where_the_design_decisions_list_it() -> None:
     sources = files("*.rs")
     assert len(sources) >= 25
     found = {str(path.relative_to(ROOT)) for path in sources if re.search(r"\bunsafe\b", code_of(path.read_text()))}
@@ -441,7 +441,7 @@ def test_the_version_is_written_once() -> None:
 
 
 @pytest.mark.parametrize("module", ["fencepost._native", pytest.param("fencepost", marks=pytest.mark.matrix)])
-def test_stubs_say_what_the_extension_is(module: str, tmp_path: Path) -> None:
+def test_stubs_match_the_extension(module: str, tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     # Names that an import that fails binds while it fails; types with an option in them, which stubtest takes for
     # classes; a function behind a cache, whose arguments it does not see.
@@ -465,7 +465,7 @@ def test_stubs_say_what_the_extension_is(module: str, tmp_path: Path) -> None:
     assert re.search(r"^Success: no issues found in \d+ module", done.stdout)
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_the_package_is_marked_as_typed() -> None:
     folder = Path(fp.__file__).parent
     assert {"py.typed", "_native.pyi"} <= {path.name for path in folder.iterdir()}
     assert Path(importlib.import_module("fencepost._native").__file__ or "").name == "_native.abi3.so"
@@ -514,7 +514,7 @@ def test_paths_that_documents_name_exist(path: Path) -> None:
     assert missing_paths(path.read_text(), path.parent) == set()
 
 
-def test_a_path_that_does_not_exist_is_found_out() -> None:
+def test_a_path_that_does_not_exist_is_detected() -> None:
     named = sum(len(paths_named(path.read_text())) for path in documents())
     assert named >= 30, f"{named} paths were looked at"
     text = "see `rust/core/src/judge.rs`, `rust/core/src/jury.rs`, [there](README.md#x) and [here](nowhere.md)"

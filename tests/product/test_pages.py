@@ -187,7 +187,7 @@ def test_a_report_without_findings_says_so() -> None:
     check_page(nothing.to_html())
 
 
-def test_without_timestamps_the_page_says_what_is_not_known() -> None:
+def test_without_timestamps_the_page_says_what_is_unknown() -> None:
     report = fp.audit(rows_of(list(range(5))))
     sections = {it.name: it for it in audit_page(report).sections}
     assert (sections["since"].mood, sections["restarts"].mood) == ("unknown", "unknown")
@@ -339,19 +339,19 @@ def test_the_page_of_advice(zone: Path, tmp_path: Path, capsys: pytest.CaptureFi
 # Parts
 
 
-def test_what_is_not_html_is_escaped() -> None:
+def test_text_of_reports_is_escaped() -> None:
     assert tag("p", "<b>", Html("<i>"), None, ["x", 1], title='"', hidden=True, lang=None) == (
         '<p title="&quot;" hidden>&lt;b&gt;<i>x1</p>'
     )
 
 
-def test_shares_are_not_rounded_to_nothing_or_all() -> None:
+def test_shares_are_not_rounded_to_0_or_100_percent() -> None:
     assert [share(it) for it in (0, 1e-9, 0.5, 1 - 1e-9, 1)] == [
         "0.00%", "< 0.01%", "50.00%", "> 99.99%", "100.00%"
     ]  # fmt: skip
 
 
-def test_a_page_is_small_whatever_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_page_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(many_producers(50_000).to_html()) < 1_000_000
 
 

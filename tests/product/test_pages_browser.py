@@ -104,7 +104,7 @@ def test_pages_load_nothing_and_fit(browser: Any, pages: dict[str, Path], width:
         assert browser.execute_script(TOUCHING) == [], name
 
 
-def test_the_checks_object_to_a_broken_page(browser: Any, pages: dict[str, Path]) -> None:
+def test_the_checks_detect_a_broken_page(browser: Any, pages: dict[str, Path]) -> None:
     show(browser, pages["audit"])
     browser.execute_script("""
         for (const it of document.querySelectorAll("#producers figure .normal g.role-axis-label text"))
@@ -190,7 +190,7 @@ def test_the_keyboard_reaches_everything(browser: Any, pages: dict[str, Path]) -
     assert len(seen) == all_of_them
 
 
-def test_a_mark_says_what_it_is(browser: Any, pages: dict[str, Path]) -> None:
+def test_a_mark_of_a_chart_has_a_description(browser: Any, pages: dict[str, Path]) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.by import By
 

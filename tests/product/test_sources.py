@@ -52,7 +52,7 @@ def test_several_text_files(zone: Path, texts: list[Path]) -> None:
     assert lake.advise(texts).rows == sum(both.values())
 
 
-def test_sources_that_do_not_go_together(zone: Path, texts: list[Path], tmp_path: Path) -> None:
+def test_invalid_combinations_of_sources(zone: Path, texts: list[Path], tmp_path: Path) -> None:
     deltalake.write_deltalake(tmp_path / "table", pq.read_table(next(zone.glob("*.parquet"))))
     (tmp_path / "other.csv").write_text("pid,epoch,partition\n1,0,0\n")
     (tmp_path / "words.csv").write_text("pid,epoch,partition,seq\n1,0,0,one\n")
@@ -99,7 +99,7 @@ def test_a_job_reads_text_once(
     assert lake.dataset(job[1]).count_rows() == counts["ACCEPTED"] + counts["UNTRACKED"]
 
 
-def test_text_for_a_job_stands_alone(zone: Path, texts: list[Path], tmp_path: Path) -> None:
+def test_a_text_file_cannot_be_one_of_several_sources_of_a_job(zone: Path, texts: list[Path], tmp_path: Path) -> None:
     job = [f"{tmp_path}/state", f"{tmp_path}/clean"]
     assert cli.main(["dedup", str(texts[0]), str(zone), *job]) == 2
     assert cli.main(["dedup", str(texts[0]), *job, "--watch", "1s"]) == 2

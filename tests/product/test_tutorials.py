@@ -9,7 +9,7 @@ from support import tutorial
 
 
 @pytest.mark.parametrize("name", ["laptop", "kafka-operator", "database-consumer"])
-def test_a_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
+def test_a_tutorial_prints_what_its_page_shows(name: str, tmp_path: Path) -> None:
     done = tutorial.do(tutorial.DOCS / "tutorials" / f"{name}.md", tmp_path)
     assert len(done) >= 4
 
@@ -24,7 +24,7 @@ def test_a_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
         ("```sh\nfalse | cat\n```\n", "exit code 1"),
     ],
 )
-def test_a_page_that_is_wrong_is_found_out(page: str, problem: str, tmp_path: Path) -> None:
+def test_a_wrong_page_is_detected(page: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text(page)
     with pytest.raises(AssertionError) as raised:
         tutorial.do(tmp_path / "page.md", tmp_path)

@@ -147,7 +147,7 @@ class TestShuffled:
         with settings(spark, spark_sql_adaptive_advisoryPartitionSizeInBytes=2000):
             assert identities(deduplicate(cut(df))) == sorted({row[:4] for row in ROWS if row[0] not in (None, -1)})
 
-    def test_who_asks_for_some_rows_gets_kept_ones(self, df: DataFrame) -> None:
+    def test_queries_for_some_rows_get_only_kept_ones(self, df: DataFrame) -> None:
         kept = set(identities(deduplicate(df)))
         for use in (lambda it: it.limit(30), lambda it: it.where("seq % 7 = 3"), lambda it: it.orderBy("seq").limit(9)):
             some = identities(use(deduplicate(df).where("pid >= 0")))
@@ -398,7 +398,9 @@ class TestRefused:
             lambda df: df.withColumn("pid", F.uuid()).union(df.withColumn("pid", F.lit("x"))),
         ],
     )
-    def test_identities_that_are_drawn_anew(self, df: DataFrame, change: Callable[[DataFrame], DataFrame]) -> None:
+    def test_identities_that_change_with_each_evaluation(
+        self, df: DataFrame, change: Callable[[DataFrame], DataFrame]
+    ) -> None:
         for co_located in (False, True):
             with pytest.raises(fp.PolicyError, match=r"pid, epoch, partition, seq, .* changes whenever"):
                 deduplicate(change(df), co_located=co_located)
@@ -415,7 +417,7 @@ class TestRefused:
         with pytest.raises(fp.PolicyError, match="depend on the order of the rows"):
             deduplicate(df, fp.Policy.any_order().replace(reach=10))
 
-    def test_other_columns_may_be_drawn_anew(self, df: DataFrame) -> None:
+    def test_other_columns_may_change_with_each_evaluation(self, df: DataFrame) -> None:
         drawn = df.withColumn("noise", F.rand()).withColumn("id", F.uuid()).sample(1.0, seed=1)
         assert deduplicate(drawn).count() == deduplicate(df).count() == KEPT
 
@@ -439,7 +441,7 @@ class TestRefused:
             deduplicate(spark.createDataFrame([], f"{ddl}, payload string"))
         assert error.value.column == column
 
-    def test_a_missing_column_is_told_from_those_there(self, spark: SparkSession) -> None:
+    def test_a_missing_column_is_named_with_the_existing_ones(self, spark: SparkSession) -> None:
         with pytest.raises(fp.BatchError, match="payload"):
             deduplicate(spark.createDataFrame([], "pid long, epoch short, partition int, payload string"))
 

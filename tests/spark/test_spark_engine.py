@@ -151,7 +151,7 @@ def test_a_worker_of_another_version_refuses(spark: SparkSession, monkeypatch: p
         SparkEngine(spark).run("square", square, [1])
 
 
-def test_a_worker_that_is_kept_does_not_look_at_its_modules_for_garbage_after_every_task(spark: SparkSession) -> None:
+def test_a_reused_worker_does_not_collect_its_modules_after_every_task(spark: SparkSession) -> None:
     runs = SparkEngine(spark)
     runs.run("first", square, range(20))
     found = dict(runs.run("objects", watched_objects, range(20)))

@@ -79,13 +79,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_what_is_no_identity_fails_by_name(spark: SparkSession, message: str) -> None:
+def test_malformed_identities_are_errors_that_name_them(spark: SparkSession, message: str) -> None:
     with pytest.raises(SparkRuntimeException) as caught:
         from_headers(frame(spark, headers(), WRONG[message])).collect()
     assert f"fencepost: {message} (topic t, partition 0, offset 1)" in str(caught.value)
 
 
-def test_what_is_no_identity_may_be_untracked(spark: SparkSession) -> None:
+def test_malformed_identities_may_be_untracked(spark: SparkSession) -> None:
     found = from_headers(frame(spark, headers(), *WRONG.values()), malformed="untracked")
     assert columns(found) == [(7, 0, 5), *[(None, None, None)] * len(WRONG)]
     assert deduplicate(found, columns="kafka-producer").count() == 1 + len(WRONG)
@@ -132,7 +132,7 @@ def test_topics_that_are_not_what_they_were(
     assert message in str(error.value)
 
 
-def test_offsets_of_a_topic_that_was_made_anew_are_others() -> None:
+def test_offsets_of_a_recreated_topic_are_different_rows() -> None:
     read = [KafkaSource({}, {}, OFFSETS)]
     assert are_the_same(read, {"a": Topic("x", {0: 0}), "b": Topic("y", {0: 0})}, BEFORE)
     assert are_the_same(read, {}, BEFORE)
@@ -140,7 +140,7 @@ def test_offsets_of_a_topic_that_was_made_anew_are_others() -> None:
     assert not are_the_same(read, {"b": Topic("z", {0: 0})}, BEFORE)
 
 
-def test_topics_that_go_on() -> None:
+def test_topics_that_continue() -> None:
     topics = {"a": Topic("x", {0: 5}), "b": Topic("y", {0: 0})}
     check_continuity("state", [KafkaSource({}, OFFSETS, MORE)], topics, BEFORE, same=True)
     check_continuity("state", [KafkaSource({}, {}, {"a": {"0": 1}})], {}, BEFORE, same=False)

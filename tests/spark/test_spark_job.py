@@ -72,7 +72,7 @@ def test_spark_and_threads_agree(
     assert found == sum(truth[name] for name in kept)
 
 
-def test_one_may_go_on_where_the_other_stopped(spark: SparkSession, tmp_path: Path, truth: Any) -> None:
+def test_one_engine_continues_where_the_other_stopped(spark: SparkSession, tmp_path: Path, truth: Any) -> None:
     files, source = landed(), tmp_path / "source"
     folders = (source, tmp_path / "state", tmp_path / "sink")
     for make, delivery in ((DedupJob, files[:13]), (lake.DedupJob, files[13:26]), (DedupJob, files[26:])):

@@ -246,7 +246,7 @@ def test_rows_that_are_named_beforehand(spark: SparkSession, some: Path, unfilte
         "pid = 3 AND",
     ],
 )
-def test_conditions_that_are_none(condition: str) -> None:
+def test_invalid_conditions(condition: str) -> None:
     with pytest.raises(ValueError, match="where: "):
         KafkaLogReader({"path": "p", "where": condition}, KafkaLog({}).schema())
 
@@ -292,12 +292,12 @@ def test_a_batch_that_is_too_large_fails_the_query(spark: SparkSession) -> None:
         (DATA, {"startingOffsets": "earliest"}, "option startingoffsets: path, rows"),
     ],
 )
-def test_what_makes_no_sense(spark: SparkSession, path: Path, options: dict[str, str], message: str) -> None:
+def test_invalid_options_are_refused(spark: SparkSession, path: Path, options: dict[str, str], message: str) -> None:
     with pytest.raises(Exception, match=message):
         load(spark, path, **options).collect()
 
 
-def test_a_schema_of_ones_own(spark: SparkSession) -> None:
+def test_a_schema_is_refused(spark: SparkSession) -> None:
     with pytest.raises(Exception, match="a schema cannot be passed"):
         spark.read.format(NAME).schema("offset bigint").load(str(DATA)).collect()
 

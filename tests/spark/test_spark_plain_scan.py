@@ -477,7 +477,7 @@ class TestTheGeneralWay:
         assert df.count() == 2 * spark.read.parquet(f"{folder}/0.parquet").count()
         assert choose_strategy(df) == ("shuffle", "a file is listed twice")
 
-    def test_too_much(self, spark: SparkSession, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_limits_are_enforced(self, spark: SparkSession, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
         df = spark.read.parquet(folder)
         with monkeypatch.context() as patch:
             patch.setattr(plain_scan, "FILES_MAX", 2)

@@ -101,7 +101,7 @@ def test_the_book_holds(spark: SparkSession, tmp_path: Path, whole_files: None, 
     assert rows == sum(len(call.rows) for case in CASES for call in case.calls if call.error is None) > 1_000
 
 
-def test_a_broken_book_is_found_out(spark: SparkSession, tmp_path: Path, whole_files: None) -> None:
+def test_a_broken_rule_book_is_detected(spark: SparkSession, tmp_path: Path, whole_files: None) -> None:
     """The harness objects where one verdict of one page differs, and where a stream was not judged at all."""
     streams = [one for one in right_streams() if one.case.page == "any_order"]
     judged = judge(spark, tmp_path, streams, "arrow")

@@ -324,7 +324,7 @@ class Rows:
             return sorted(row[0] for row in database.execute("select origin from rows"))
 
 
-def test_a_sink_of_ones_own_sees_each_version_and_can_tell_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_custom_sink_gets_each_version_and_its_number(spark: SparkSession, tmp_path: Path) -> None:
     sink = Rows(tmp_path / "rows.db")
     folder = tmp_path / "kept"
     land_some(tmp_path, 0)
@@ -369,7 +369,7 @@ def test_outside_a_query(spark: SparkSession, tmp_path: Path) -> None:
         writer(tmp_path)(spark.range(1), 0)
 
 
-def test_a_driver_that_wakes_up_when_others_have_gone_on(
+def test_a_driver_that_wakes_up_after_others_have_continued(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def frame(seed: int) -> DataFrame:
@@ -506,7 +506,7 @@ class NoKafka:
     end: ClassVar[dict[str, Any]] = {}
 
 
-def test_a_decision_that_does_not_tell_the_content_is_no_proof(
+def test_a_decision_without_the_content_proves_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fencepost_spark.streams.content_of", lambda observation: None)
@@ -543,7 +543,7 @@ def test_a_checkpoint_taken_back_by_one(
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_function_is_not_called_for_a_version_that_is_given_up(
+def test_a_function_is_not_called_for_an_abandoned_version(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
     """Given up between the decision and the call; or by someone who died before the state had it."""
@@ -621,7 +621,7 @@ def test_arguments_are_checked_when_they_are_given(
     assert not list(tmp_path.iterdir())
 
 
-def test_columns_that_are_not_there_are_refused_at_the_first_batch_even_if_it_is_empty(
+def test_missing_columns_are_refused_at_the_first_batch_even_if_it_is_empty(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     with pytest.raises(fp.BatchError, match="column 'number': missing in the batch, which has pid, epoch") as error:

@@ -171,7 +171,7 @@ def assert_kept(root: Path, *seeds: int) -> None:
     )
 
 
-def test_what_spark_appends_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_that_spark_appends_are_read_once(spark: SparkSession, tmp_path: Path) -> None:
     append(spark, tmp_path, 0, 1)
     make_job(tmp_path).run()
     spark.sql(f"optimize delta.`{tmp_path / 'source'}`")
@@ -185,7 +185,7 @@ def test_what_spark_appends_is_read_once(spark: SparkSession, tmp_path: Path) ->
         make_job(tmp_path).run()
 
 
-def test_rows_that_spark_has_deleted_by_vectors_are_not_there(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_that_spark_has_deleted_by_vectors_are_not_read(spark: SparkSession, tmp_path: Path) -> None:
     append(spark, tmp_path, 0, 1)
     spark.sql(f"alter table delta.`{tmp_path / 'source'}` set tblproperties ('delta.enableDeletionVectors' = 'true')")
     spark.sql(f"delete from delta.`{tmp_path / 'source'}` where seq % 7 = 3 or pid is null")

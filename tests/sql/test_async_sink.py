@@ -127,7 +127,7 @@ def test_many_tasks_share_a_sink(events: Engine, run: Callable[[Work], Any]) -> 
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_the_event_loop_goes_on_while_a_call_waits(
+def test_the_event_loop_runs_while_a_call_waits(
     events: Engine, run: Callable[[Work], Any], new_engine: Callable[[], Engine]
 ) -> None:
     async def work(engine: AsyncEngine) -> None:

@@ -26,7 +26,7 @@ def test_every_acknowledged_event_is_applied_once(seed: int, server: PostgresSer
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_broken_chain_is_found_out(mutant: str, server: PostgresServer, tmp_path: Path) -> None:
+def test_a_broken_chain_is_detected(mutant: str, server: PostgresServer, tmp_path: Path) -> None:
     wrong = "lost" if "ahead" in mutant else "more than once"
     with pytest.raises(Broken, match=rf"{wrong} \['"):
         run_seed(0, server.new_database(), tmp_path / "chain", mutant=mutant)

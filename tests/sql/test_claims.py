@@ -169,7 +169,7 @@ def test_sequences_that_a_log_has_not_leave_no_holes(engine: Engine) -> None:
     assert claims(engine) == [("7", "0", 0, 0, 58, None)]
 
 
-def test_in_log_order_is_a_setting_for_ever_and_of_policies_without_order(engine: Engine) -> None:
+def test_in_log_order_cannot_change_and_needs_a_policy_without_order(engine: Engine) -> None:
     with pytest.raises(fp.PolicyError, match="in_log_order requires a policy with admit='any'"):
         in_log_order(engine, policy="in_order")
     with pytest.raises(fp.PolicyError, match="in_log_order=True is for claim='sequence' only"):
@@ -195,7 +195,7 @@ def test_a_position_that_another_process_has_moved(engine: Engine, new_engine: C
     assert verdicts(one, offsets(6)) == [ACCEPTED], "nothing was claimed"
 
 
-def test_what_is_skipped_commits_with_its_work(engine: Engine) -> None:
+def test_skipped_positions_commit_with_the_work(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE letters (n INTEGER)"))
     sink = by_offset(engine)

@@ -274,7 +274,7 @@ def test_a_partition_that_was_taken_away_in_an_outage_is_read_when_it_returns(or
     assert client.paused == set()
 
 
-def test_poison_is_set_aside_and_its_neighbors_are_applied(orders: Engine) -> None:
+def test_a_poison_message_becomes_a_dead_letter_and_its_neighbors_are_applied(orders: Engine) -> None:
     cluster = Cluster()
     good = [order(number) for number in range(6)]
     cluster.send("orders", good[0], "no JSON", good[1], '{"customer": "a", "cents": 1180591620717411303424}', good[2])
@@ -296,7 +296,7 @@ def test_poison_is_set_aside_and_its_neighbors_are_applied(orders: Engine) -> No
     assert counts["dead_letters"] == counts["retries"] == 5
 
 
-def test_what_fails_once_is_tried_again(orders: Engine) -> None:
+def test_an_operation_that_fails_once_is_tried_again(orders: Engine) -> None:
     cluster = Cluster()
     cluster.send("orders", *map(order, range(4)))
     failed: list[int] = []
@@ -334,7 +334,7 @@ def test_too_many_dead_letters_in_a_row_stop_it(orders: Engine) -> None:
         (lambda it: {**decode(it), "offset": 1}, fp.PolicyError),
     ],
 )
-def test_what_is_no_message_s_fault_stops_it(orders: Engine, decoder: Any, error: type[Exception]) -> None:
+def test_an_error_that_no_message_causes_stops_the_loop(orders: Engine, decoder: Any, error: type[Exception]) -> None:
     cluster = Cluster()
     cluster.send("orders", order(1))
     sink = new_sink(orders)

@@ -164,7 +164,7 @@ def test_work_that_passes_over_an_error_decides_nothing(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_connection_lost_in_the_decision_is_told_by_the_next_call(coordinator: TransactionCoordinator) -> None:
+def test_a_connection_lost_in_the_decision_is_reported_by_the_next_call(coordinator: TransactionCoordinator) -> None:
     identity = coordinator.init_producer("an id")
     coordinator.begin(identity)
 
@@ -220,7 +220,7 @@ def test_two_workers_of_one_input_cannot_both_commit(coordinator: TransactionCoo
     assert coordinator.positions("group") == Positions({0: 100, 1: 60}, frozenset())
 
 
-def test_positions_of_one_transaction_go_on_where_it_stands(coordinator: TransactionCoordinator) -> None:
+def test_positions_of_one_transaction_continue_where_it_is(coordinator: TransactionCoordinator) -> None:
     identity = coordinator.init_producer("worker")
     coordinator.add_offsets(identity, "group", {0: (0, 10)})
     coordinator.add_offsets(identity, "group", {0: (0, 10)})
@@ -292,7 +292,7 @@ def test_a_marker_that_cannot_be_written_leaves_the_decision(engine: Engine) -> 
 
 
 @pytest.mark.parametrize("routes", [{}, {"out": None}])
-def test_who_has_no_route_cannot_complete(engine: Engine, routes: dict[str, None]) -> None:
+def test_a_coordinator_without_a_route_cannot_complete(engine: Engine, routes: dict[str, None]) -> None:
     """Nor can who believes that nobody waits for markers: what was registered counts."""
     with_route = TransactionCoordinator(engine, routes={"out": Route(lambda *_: None)})
     without = TransactionCoordinator(engine, routes=routes)
@@ -307,7 +307,7 @@ def test_who_has_no_route_cannot_complete(engine: Engine, routes: dict[str, None
     assert without.recover() == Recovered(0, 0)
 
 
-def test_who_waits_for_markers_is_asked_in_each_call(engine: Engine) -> None:
+def test_waiting_for_markers_is_checked_in_each_call(engine: Engine) -> None:
     """A partition that was named by one who writes no marker waits for one once its transport is known."""
     written = []
     silent = TransactionCoordinator(engine, routes={"out": None})
@@ -382,7 +382,7 @@ def test_a_log_under_kafkas_rules_takes_markers_twice_and_late(engine: Engine) -
 # Time
 
 
-def test_what_is_open_for_too_long_is_aborted(coordinator: TransactionCoordinator) -> None:
+def test_transactions_that_are_open_for_too_long_are_aborted(coordinator: TransactionCoordinator) -> None:
     late = coordinator.init_producer("late", timeout_ms=1000)
     patient = coordinator.init_producer("patient", timeout_ms=900_000)
     for it in (late, patient):
@@ -490,7 +490,7 @@ BAD_CALLS: dict[str, tuple[Callable[[TransactionCoordinator, ProducerIdentity], 
 
 
 @pytest.mark.parametrize("name", BAD_CALLS)
-def test_a_bad_call_says_why_and_changes_nothing(coordinator: TransactionCoordinator, name: str) -> None:
+def test_a_bad_call_gives_the_reason_and_changes_nothing(coordinator: TransactionCoordinator, name: str) -> None:
     call, message = BAD_CALLS[name]
     identity = coordinator.init_producer("an id")
     with pytest.raises(fp.PolicyError) as caught:
@@ -500,7 +500,7 @@ def test_a_bad_call_says_why_and_changes_nothing(coordinator: TransactionCoordin
     assert coordinator.positions("group") == Positions({}, frozenset())
 
 
-def test_an_identity_that_nobody_has(coordinator: TransactionCoordinator) -> None:
+def test_an_unknown_identity(coordinator: TransactionCoordinator) -> None:
     stranger = ProducerIdentity(coordinator.registry.init_producer().pid, 0)
     message = (
         f"no transactional id has the pid {stranger.pid}: it expired, or was never assigned; "

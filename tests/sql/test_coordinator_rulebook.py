@@ -50,7 +50,7 @@ def test_the_first_version_is_as_the_page_says() -> None:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_machine_is_found_out(name: str) -> None:
+def test_a_broken_state_machine_is_detected(name: str) -> None:
     module = mutant(name)
     complaining = [case for case in SECOND if _complaints(case, module)]
     assert complaining

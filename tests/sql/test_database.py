@@ -194,7 +194,7 @@ def test_a_connection_lost_in_the_commit_is_not(database: Database) -> None:
     assert value(database, 1) == 0
 
 
-def test_an_error_that_is_passed_over_is_no_commit(database: Database) -> None:
+def test_an_ignored_error_prevents_the_commit(database: Database) -> None:
     """PostgreSQL has undone everything by then, and takes the commit for a rollback. Others undid a statement."""
 
     def work(connection: Connection) -> None:
@@ -211,7 +211,7 @@ def test_an_error_that_is_passed_over_is_no_commit(database: Database) -> None:
     assert value(database, 1) == 0
 
 
-def test_what_may_fail_has_a_savepoint(database: Database) -> None:
+def test_statements_that_may_fail_use_a_savepoint(database: Database) -> None:
     def work(connection: Connection) -> None:
         increment(connection, 1)
         with contextlib.suppress(sqlalchemy.exc.IntegrityError), connection.begin_nested():
@@ -340,6 +340,6 @@ def test_a_lock_that_another_holds_is_an_outage(database: Database, new_engine: 
 @pytest.mark.parametrize("bound", [0, -1, True, 1.5, 2**31, "5"])
 @pytest.mark.parametrize("name", ["lock_timeout_ms", "idle_timeout_ms"])
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_time_outs_that_are_none(engine: Engine, name: str, bound: Any) -> None:
+def test_invalid_time_outs(engine: Engine, name: str, bound: Any) -> None:
     with pytest.raises(fp.PolicyError, match=f"{name}={bound!r}: expected milliseconds"):
         Database(engine, **{name: bound})

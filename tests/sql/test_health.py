@@ -76,7 +76,7 @@ def verdicts(applied: Any) -> list[str]:
 # Forgetting
 
 
-def test_what_is_forgotten_is_never_taken_for_new(events: Engine) -> None:
+def test_forgotten_rows_are_never_new(events: Engine) -> None:
     sink = SqlSink(events, None, "c", columns=TIMED)
     sink.handle(rows(0, 1, pid=1, time=1_000), nothing)
     sink.handle(rows(0, 1, 5, pid=2, time=5_000), nothing)
@@ -88,7 +88,7 @@ def test_what_is_forgotten_is_never_taken_for_new(events: Engine) -> None:
     assert count(events, CLAIMS) == 2
 
 
-def test_what_is_missing_is_as_old_as_the_row_that_left_it(events: Engine) -> None:
+def test_a_missing_range_has_the_timestamp_of_the_row_that_opened_it(events: Engine) -> None:
     """So a new row above the horizon can be forgotten."""
     for name, order, verdict in (("a", [(2, 16), (0, 6)], "FORGOTTEN"), ("b", [(0, 6), (2, 16)], "ACCEPTED")):
         sink = SqlSink(events, None, name, columns=TIMED)
@@ -98,7 +98,7 @@ def test_what_is_missing_is_as_old_as_the_row_that_left_it(events: Engine) -> No
         assert verdicts(sink.handle(rows(1, time=16), nothing)) == [verdict]
 
 
-def test_messages_that_are_forgotten_are_never_taken_for_new(events: Engine) -> None:
+def test_forgotten_messages_are_never_new(events: Engine) -> None:
     sink = SqlSink(events, None, "c", "message_id", message_id="note", timestamp="time")
     sink.handle(rows(0, 1, time=1_000), nothing)
     sink.handle(rows(2, time=5_000), nothing)
@@ -184,7 +184,7 @@ def test_a_retention_shorter_than_what_is_in_flight(events: Engine) -> None:
 
 
 @pytest.mark.parametrize("retention", [0, -5, 1.5, True])
-def test_retentions_that_are_none(events: Engine, retention: Any) -> None:
+def test_invalid_retentions(events: Engine, retention: Any) -> None:
     with pytest.raises(fp.PolicyError, match="expected a positive number of milliseconds"):
         SqlSink(events, None, "c", columns=TIMED).reap(retention)
 
@@ -324,7 +324,7 @@ def test_a_table_and_its_source_agree(sink: SqlSink) -> None:
     assert sink.reconcile(rows(*range(10)).to_pylist()).is_clean
 
 
-def test_what_a_table_lacks_has_more_and_has_otherwise(sink: SqlSink, events: Engine) -> None:
+def test_missing_unexpected_and_conflicting_rows_of_a_table(sink: SqlSink, events: Engine) -> None:
     sink.apply(rows(*range(8)))
     with events.begin() as connection:
         connection.execute(EVENTS.delete().where(EVENTS.c.seq == 2))
@@ -558,14 +558,14 @@ def test_metrics(events: Engine) -> None:
 # Keys for outbound calls
 
 
-def test_derived_keys_are_the_same_for_ever() -> None:
+def test_derived_keys_never_change() -> None:
     assert derived_key("order-17", "charge") == "13839f37-b516-82db-b863-4550fe8b6043"
     assert derived_key((7, 0, 3, 41), "mail") == "5e7cbbb0-5cd4-8899-9bf9-80c38ebb8831"
     assert derived_key(uuid.UUID(int=1), "charge") == "84b662db-3dcc-80aa-abf5-e64a0432924f"
     assert derived_key(b"\x00\xff", "charge") == "850cd4fc-28af-8e85-8b22-bd94b652f41d"
 
 
-def test_derived_keys_tell_events_and_purposes_apart() -> None:
+def test_derived_keys_differ_by_event_and_purpose() -> None:
     events: list[Any] = [
         "7",
         7,

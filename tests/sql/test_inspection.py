@@ -58,7 +58,7 @@ def the_one(engine: Engine) -> TransactionStatus:
     return found
 
 
-def test_what_is_open(engine: Engine, coordinator: TransactionCoordinator, owner: ProducerIdentity) -> None:
+def test_an_open_transaction(engine: Engine, coordinator: TransactionCoordinator, owner: ProducerIdentity) -> None:
     coordinator.init_producer("idle")
     found = the_one(engine)
     assert (found.transactional_id, found.state, found.owner) == ("stage", "ongoing", owner)
@@ -78,7 +78,7 @@ def test_what_is_open(engine: Engine, coordinator: TransactionCoordinator, owner
     assert every[0].waits_for == "its producer, to begin"
 
 
-def test_what_is_late(engine: Engine, coordinator: TransactionCoordinator, owner: ProducerIdentity) -> None:
+def test_a_late_transaction(engine: Engine, coordinator: TransactionCoordinator, owner: ProducerIdentity) -> None:
     set_back(engine, started_ms=DAY_MS)
     found = the_one(engine)
     assert found.is_late
@@ -129,7 +129,7 @@ def test_terminate_without_routes_leaves_the_markers(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_who_holds_the_row(engine: Engine, owner: ProducerIdentity, new_engine: NewEngine) -> None:
+def test_the_session_that_holds_the_row(engine: Engine, owner: ProducerIdentity, new_engine: NewEngine) -> None:
     with new_engine().connect() as holder:
         [backend_pid] = holder.exec_driver_sql("SELECT pg_backend_pid()").one()
         holder.execute(select(tables.PRODUCERS).with_for_update())
@@ -206,7 +206,7 @@ def test_the_command_line(
     assert (code, out, err) == (1, "", "fencepost: [FP407] transactional id 'nobody' is not known in this database\n")
 
 
-def test_a_file_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_not_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "nowhere.db"
     for command in (["list"], ["abort", "stage"]):
         code, out, err = run(capsys, f"sqlite:///{path}", *command)

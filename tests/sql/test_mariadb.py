@@ -88,7 +88,7 @@ def test_content_is_compared_with_the_row_of_the_same_spelling(engine: Engine) -
     assert (changed.conflicts, changed.not_compared) == (1, 0), rows
 
 
-def test_reconciling_tells_spellings_apart(engine: Engine) -> None:
+def test_reconciling_distinguishes_spellings(engine: Engine) -> None:
     execute(engine, "CREATE TABLE events (id VARCHAR(20), amount DOUBLE)")
     sink = SqlSink(engine, "events", "c", "message_id", message_id="id")
     rows = {"id": SPELLINGS, "amount": [0.1 * it for it in range(len(SPELLINGS))]}
@@ -308,7 +308,7 @@ def test_a_deadlock_that_an_effect_passes_over_commits_nothing(
 
 
 @pytest.mark.parametrize("statement", ["CREATE TABLE other (id INTEGER)", "TRUNCATE TABLE things", "COMMIT"])
-def test_an_effect_that_commits_by_itself_is_told(engine: Engine, statement: str) -> None:
+def test_an_effect_that_commits_by_itself_is_reported(engine: Engine, statement: str) -> None:
     execute(engine, "CREATE TABLE things (id INTEGER)")
 
     def effect(connection: Connection, _: pa.Table) -> None:

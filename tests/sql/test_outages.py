@@ -115,7 +115,9 @@ class Doors:
 
 
 @on_both
-def test_every_door_says_that_the_database_is_away(engine: sa.Engine, server: Server, tmp_path: Path) -> None:
+def test_every_function_reports_that_the_database_is_unavailable(
+    engine: sa.Engine, server: Server, tmp_path: Path
+) -> None:
     doors = Doors(engine, tmp_path / "sink")
     server.halt("immediate")
     try:
@@ -164,7 +166,7 @@ def test_a_file_that_cannot_be_opened_is_an_outage(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_a_password_is_not_told() -> None:
+def test_a_password_is_not_shown() -> None:
     engine = sa.create_engine("postgresql+psycopg://me:secret@/db?host=/nowhere")
     with pytest.raises(fp.StoreError) as caught:
         ProducerRegistry(engine)
@@ -369,7 +371,7 @@ def test_an_outage_masks_nothing_and_leaves_no_threads(engine: sa.Engine, server
 
 
 @on_each
-def test_what_an_abort_has_begun_is_not_committed(engine: sa.Engine, server: Server) -> None:
+def test_an_abort_that_began_prevents_a_commit(engine: sa.Engine, server: Server) -> None:
     """The next begin aborts what an outage has left; a commit would show what was sent without what was dropped."""
     transport = SqlTransport(engine, "events", schema=SCHEMA)
     coordinator = TransactionCoordinator(engine, routes={"events": transport})

@@ -86,7 +86,7 @@ def test_a_place_without_a_stored_number_takes_the_first_that_fits(place: Any) -
     assert new().partitions == 4
 
 
-def test_one_partition_unless_somebody_says_more(place: Any) -> None:
+def test_one_partition_by_default(place: Any) -> None:
     new, _ = place
     assert new().partitions == 1
     with pytest.raises(fp.PolicyError, match="has 1 partitions"):
@@ -106,7 +106,7 @@ def test_a_producer_takes_the_number_of_its_transport(place: Any, position: str 
 
 
 @pytest.mark.parametrize("place", [it for it in KINDS if it != "log"], indirect=True)
-def test_the_number_is_the_first_writers_whoever_comes_at_the_same_time(place: Any) -> None:
+def test_the_first_of_concurrent_writers_stores_the_number(place: Any) -> None:
     new, forget_count = place
     new()  # makes the tables
     forget_count()
@@ -138,7 +138,7 @@ def test_open_logs_have_the_number_of_their_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["", "3", "[]", '{"version": 2, "partitions": 3}', '{"version": 1, "partitions": 0}']
 )
-def test_a_stored_number_that_is_none_is_told(tmp_path: Path, content: str) -> None:
+def test_a_malformed_stored_number_is_reported(tmp_path: Path, content: str) -> None:
     (tmp_path / "_partitions.json").write_text(content)
     with pytest.raises(fp.SourceError, match=r"_partitions\.json: ") as caught:
         LandingTransport(tmp_path, sync=False)

@@ -90,7 +90,7 @@ def test_transactions_are_seen_together_or_not_at_all(engine: sa.Engine, place: 
     assert coordinator.positions("stage 2").decided == {0: 6}
 
 
-def test_who_comes_back_aborts_what_the_one_before_left_open(engine: sa.Engine, place: Place) -> None:
+def test_a_restarted_producer_aborts_the_open_transaction(engine: sa.Engine, place: Place) -> None:
     coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
 
     def open_producer() -> fp.SequencedProducer:
@@ -136,7 +136,7 @@ def test_a_transaction_that_took_too_long_does_not_stop_its_producer(engine: sa.
     assert place.read() == [1, 2]
 
 
-def test_who_is_replaced_in_a_transaction_stops(engine: sa.Engine, place: Place) -> None:
+def test_a_producer_replaced_in_a_transaction_stops(engine: sa.Engine, place: Place) -> None:
     coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
     producer = fp.SequencedProducer(
         place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
@@ -194,7 +194,7 @@ def test_a_lease_of_the_registry_fences(engine: sa.Engine, place: Place) -> None
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_behind_a_network_that_lies_committed_rows_are_there_once(engine: sa.Engine, place: Place, seed: int) -> None:
+def test_committed_rows_are_written_once_despite_a_faulty_network(engine: sa.Engine, place: Place, seed: int) -> None:
     if isinstance(place.transport, PartitionLogTransport):
         behind: Any = Waits(place.transport)
     else:

@@ -66,7 +66,7 @@ print(registry.init_producer().pid, flush=True)
     assert done.stdout.split() == ["0", "10", "1"]
 
 
-def test_when_all_pids_are_handed_out(engine: Engine) -> None:
+def test_when_all_pids_are_assigned(engine: Engine) -> None:
     registry = ProducerRegistry(engine, block_size=1000)
     values = {"id": 1, "next_pid": PID_MAX - 1}
     registry.database.transaction(lambda connection: connection.execute(tables.PIDS.insert().values(values)))
@@ -104,7 +104,7 @@ def test_pids_that_were_not_needed_are_not_lost(engine: Engine) -> None:
     assert registry.init_producer().pid == pid + 1
 
 
-def test_what_was_open_is_aborted(engine: Engine) -> None:
+def test_open_transactions_are_aborted(engine: Engine) -> None:
     registry = ProducerRegistry(engine)
     coordinator = TransactionCoordinator(engine, registry, routes={"clicks": None})
     old = registry.init_producer("an id")
@@ -126,7 +126,7 @@ def fp_positions(decided: dict[Any, int], *pending: Any) -> Any:
     return Positions(decided, frozenset(pending))
 
 
-def test_what_waits_for_markers_makes_a_new_producer_wait(engine: Engine) -> None:
+def test_a_transaction_without_markers_makes_a_new_producer_wait(engine: Engine) -> None:
     registry = ProducerRegistry(engine)
     written: list[Any] = []
     coordinator = TransactionCoordinator(
@@ -190,7 +190,7 @@ def test_a_tombstone_is_kept_for_its_time(engine: Engine) -> None:
     assert registry.init_producer("an id").previous_pid is None, "nothing is known any more"
 
 
-def test_what_is_open_does_not_expire(engine: Engine) -> None:
+def test_open_transactions_do_not_expire(engine: Engine) -> None:
     registry = ProducerRegistry(engine)
     coordinator = TransactionCoordinator(engine, registry)
     identity = registry.init_producer("an id")
@@ -200,7 +200,7 @@ def test_what_is_open_does_not_expire(engine: Engine) -> None:
     coordinator.commit(identity)
 
 
-def test_what_is_in_use_is_kept_alive(engine: Engine) -> None:
+def test_names_in_use_are_kept_alive(engine: Engine) -> None:
     registry = ProducerRegistry(engine, expiry_ms=DAY_MS)
     assert registry.keep_alive_ms <= DAY_MS / 4
     assert ProducerRegistry(engine, expiry_ms=2**62).keep_alive_ms <= DAY_MS, "an interval that a thread can wait for"
@@ -215,7 +215,7 @@ def test_what_is_in_use_is_kept_alive(engine: Engine) -> None:
     assert registry.init_producer("replaced").previous_pid == successor.pid, "nor does who comes too late"
 
 
-def test_what_is_kept_alive_while_it_ends_is_completed(engine: Engine) -> None:
+def test_a_transaction_kept_alive_while_it_ends_is_completed(engine: Engine) -> None:
     """The row of a decided transaction is what it was when its markers are written."""
     registry = ProducerRegistry(engine)
     route = Route(lambda pid, epoch, *_: registry.keep_alive(ProducerIdentity(pid, epoch)))

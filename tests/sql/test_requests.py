@@ -73,7 +73,7 @@ def test_keys_belong_to_callers(requests: IdempotentRequests) -> None:
 
 
 @pytest.mark.parametrize("is_complete", [True, False])
-def test_a_key_stands_for_one_request(requests: IdempotentRequests, engine: Engine, is_complete: bool) -> None:
+def test_a_key_identifies_one_request(requests: IdempotentRequests, engine: Engine, is_complete: bool) -> None:
     claim = claimed(requests)
     if is_complete:
         claim.complete(lambda _: CREATED)
@@ -132,7 +132,7 @@ def test_a_slow_worker_whose_lease_was_taken_commits_nothing(
     assert requests.claim(SCOPE, KEY, BODY) == CREATED
 
 
-def test_a_late_worker_that_nobody_replaced_completes(requests: IdempotentRequests, engine: Engine) -> None:
+def test_a_late_worker_that_was_not_replaced_completes(requests: IdempotentRequests, engine: Engine) -> None:
     claim = claimed(requests)
     let_pass(engine, "leased_until_ms")
     assert claim.complete(insert("order", CREATED)) == CREATED
@@ -231,7 +231,7 @@ def test_a_zombie_does_not_get_the_claim_of_an_expired_key(requests: IdempotentR
     ("work", "message"),
     [
         (lambda _: "text", "the work returned a str, not a Response"),
-        (lambda _: Response(True), "status=True: a code from 200 to 599"),
+        (lambda _: Response(True), "status=True: expected a code from 200 to 599"),
         (lambda _: Response(101), "status=101"),
         (lambda _: Response(200, body="text"), "body: expected bytes, not str"),
         (lambda _: Response(200, (("a b", "c"),)), "header 'a b': 'c' is not a valid HTTP field"),

@@ -216,7 +216,7 @@ def test_methods_are_a_list(engine: Engine) -> None:
 
 
 @on_sqlite
-def test_what_passes_through(shop: Shop) -> None:
+def test_requests_without_idempotency_pass_through(shop: Shop) -> None:
     assert shop.send("/plain", "k", method="GET") == shop.send("/plain", "k", method="GET")._replace(status=211)
     assert shop.send("/plain", body=b"x", method="PUT").body == b"x"
     first = shop.send("/plain", "k", b"x" * BODY_BYTES_MAX, method="PUT")

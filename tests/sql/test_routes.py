@@ -74,7 +74,7 @@ def producer_of(coordinator: TransactionCoordinator, topic: str, output: Output)
     return fp.SequencedProducer(output.transport, name=topic, coordinator=coordinator, topic=topic)
 
 
-def test_who_recovers_leaves_the_transactions_of_others(
+def test_recover_leaves_the_transactions_of_others(
     kind: str, outputs: dict[str, Output], new_engine: NewEngine
 ) -> None:
     """B stalls past its time-out while A recovers. A's markers stood in A's own output, and B's rows came twice."""
@@ -159,7 +159,7 @@ def test_services_of_one_database_lose_and_double_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ROUTE_MUTANTS)
-def test_broken_routing_is_found_out(name: str) -> None:
+def test_broken_routing_is_detected(name: str) -> None:
     module = route_mutant(name)
     for seed in SEEDS:
         try:

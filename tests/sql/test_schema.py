@@ -246,7 +246,7 @@ def test_the_sql_of_an_upgrade_does_the_same(engine: Engine) -> None:
     assert not schema.status(engine, [THIRD])[0].remedy
 
 
-def test_an_upgrade_that_is_broken_off_goes_on(engine: Engine) -> None:
+def test_an_interrupted_upgrade_continues(engine: Engine) -> None:
     """In one transaction where tables can change in one, step by step where they cannot."""
     Database(engine).create_tables(FIRST)
 
@@ -280,7 +280,9 @@ def test_a_schema_that_is_too_old_is_refused_with_what_to_do(engine: Engine) -> 
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_a_role_that_may_not_make_tables_is_told_who_may(engine: Engine, new_engine: Callable[[], Engine]) -> None:
+def test_a_role_without_the_right_to_create_tables_gets_a_remedy(
+    engine: Engine, new_engine: Callable[[], Engine]
+) -> None:
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             name = connection.execute(text("SELECT current_schema()")).scalar_one()

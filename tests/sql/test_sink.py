@@ -120,7 +120,7 @@ def test_rows_of_any_shape(events: Engine) -> None:
 
 
 @without_mariadb
-def test_a_constraint_that_is_looked_at_by_the_commit(database_url: str) -> None:
+def test_a_constraint_that_the_commit_checks(database_url: str) -> None:
     engine = sqlalchemy.create_engine(database_url)
     if engine.dialect.name == "sqlite":
 
@@ -297,7 +297,7 @@ def test_positions_advance_without_rows(events: Engine) -> None:
     assert count(events, EVENTS) == 0
 
 
-def test_refused_rows_are_handed_over_in_the_transaction(events: Engine) -> None:
+def test_refused_rows_are_passed_on_in_the_transaction(events: Engine) -> None:
     sink = SqlSink(events, "events", "billing", policy="kafka")
     aside: list[Any] = []
     sink.apply(run(0, 5), refused=lambda connection, some: aside.append(some))
@@ -369,7 +369,7 @@ def test_verdicts_are_those_of_a_state_table(events: Engine, policy: fp.Policy, 
     assert accepted >= 50
 
 
-def test_keys_of_every_type_are_told_apart(events: Engine) -> None:
+def test_keys_of_every_type_are_distinguished(events: Engine) -> None:
     device = uuid.UUID(int=5)
     pids = ["1", '"', "Ä\x00\x1f", "", "a,b", "{}", "NULL"]
     columns = fp.Columns(pid=("cluster", "device"), partition=("topic", "partition"))
@@ -570,7 +570,7 @@ def test_an_aggregate_and_its_version(events: Engine) -> None:
         (pa.array([7]), "column 'event_id': is of type integer, but the claims of consumer 'c' have type text"),
     ],
 )
-def test_ids_that_are_none(events: Engine, ids: pa.Array, message: str) -> None:
+def test_invalid_ids(events: Engine, ids: pa.Array, message: str) -> None:
     sink = SqlSink(events, None, "c", "message_id", message_id="event_id")
     sink.handle(messages("a"), lambda *_: None)
     with pytest.raises(fp.BatchError, match=message):
@@ -583,7 +583,7 @@ def test_ids_that_are_none(events: Engine, ids: pa.Array, message: str) -> None:
 @pytest.mark.parametrize(
     "names", [("partition", "offset"), "offset", ("kafka_topic", "kafka_offset"), "Offset", ("event_id", "partition")]
 )
-def test_broker_coordinates_are_no_message_id(events: Engine, names: Any) -> None:
+def test_broker_coordinates_are_refused_as_message_id(events: Engine, names: Any) -> None:
     with pytest.raises(fp.PolicyError, match=r"is a coordinate of the broker\. It numbers stored records"):
         SqlSink(events, None, "c", "message_id", message_id=names)
 
@@ -702,14 +702,14 @@ def test_claims_of_a_newer_version_are_refused(events: Engine) -> None:
 # Rows and tables that do not go together
 
 
-def test_tables_that_are_not_there(events: Engine) -> None:
+def test_missing_tables(events: Engine) -> None:
     with pytest.raises(fp.SinkError, match="table nowhere: does not exist in the database; nothing has changed"):
         SqlSink(events, "nowhere", "c")
     with pytest.raises(fp.SinkError, match="table events: has no column 'sum'; it has pid, epoch, partition, seq"):
         SqlSink(events, "events", "c", insert=["sum"])
 
 
-def test_columns_that_are_not_there(events: Engine) -> None:
+def test_missing_columns(events: Engine) -> None:
     sink = SqlSink(events, "events", "c")
     with pytest.raises(fp.SinkError, match=r"table events: has no column 'sum'; .* or list the columns to write"):
         sink.apply(run(0, 2).append_column("sum", pa.array([1, 2])))
@@ -823,7 +823,7 @@ def test_one_event_of_another_type_is_named(events: Engine, column: str, value: 
     assert sink.apply(good).rows_kept == 5
 
 
-def test_what_the_database_refuses_names_the_row(events: Engine) -> None:
+def test_refusals_of_the_database_name_the_row(events: Engine) -> None:
     with events.begin() as connection:
         connection.execute(
             text("CREATE TABLE checked (seq BIGINT, note TEXT, amount INTEGER, CHECK (amount <> 13), UNIQUE (amount))")

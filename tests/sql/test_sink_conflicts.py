@@ -95,7 +95,7 @@ def test_a_conflict_stops_the_call_and_changes_nothing(payments: Engine) -> None
     assert sink.apply(pay(5)).rows_kept == 1
 
 
-def test_conflicts_are_handed_to_refused(payments: Engine) -> None:
+def test_conflicts_are_passed_to_refused(payments: Engine) -> None:
     sink = SqlSink(payments, "payments", "billing", compare_content=["note"], on_conflict="quarantine")
     with pytest.raises(fp.PolicyError, match="needs refused="):
         sink.apply(pay(0))
@@ -136,7 +136,7 @@ def test_by_message_id(payments: Engine) -> None:
     assert verdicts(applied) == [ACCEPTED, CONFLICT, DUPLICATE]
 
 
-def test_what_is_not_asked_for_is_not_compared(payments: Engine) -> None:
+def test_content_is_compared_only_on_request(payments: Engine) -> None:
     sink = SqlSink(payments, "payments", "billing")
     sink.apply(pay(0))
     applied = sink.apply(pay(0, note="other"))

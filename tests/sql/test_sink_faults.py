@@ -47,7 +47,7 @@ def stored(engine: Engine) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("after_commit", [True, False])
 @pytest.mark.parametrize("claim", ["sequence", "message_id"])
-def test_a_lost_commit_is_told_by_the_claim(
+def test_the_claim_shows_the_outcome_of_a_lost_commit(
     events: Engine, monkeypatch: pytest.MonkeyPatch, after_commit: bool, claim: Any
 ) -> None:
     options: dict[str, Any] = {"message_id": "seq"} if claim == "message_id" else {}

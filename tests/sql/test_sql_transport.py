@@ -49,7 +49,7 @@ def values(engine: sa.Engine, **more: Any) -> list[Any]:
     return found["value"].to_pylist() if found.num_rows else []
 
 
-def test_what_was_sent_is_read(engine: sa.Engine) -> None:
+def test_rows_that_were_sent_are_read(engine: sa.Engine) -> None:
     transport = SqlTransport(engine, "events", schema=SCHEMA, partitions=2)
     with fp.SequencedProducer(transport, partition_by="partition") as producer:
         pid = producer.identity.pid
@@ -260,7 +260,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("what", REFUSALS)
-def test_what_the_database_refuses_for_good_is_not_tried_again(engine: sa.Engine, what: str) -> None:
+def test_permanent_refusals_of_the_database_are_not_tried_again(engine: sa.Engine, what: str) -> None:
     """Tried again, each batch would take delivery_timeout_ms to fail."""
     breaks, code = REFUSALS[what]
     transport = SqlTransport(engine, "events", schema=SCHEMA)
@@ -395,7 +395,7 @@ def test_cursor_mode_is_for_landing_folders(engine: sa.Engine, tmp_path: Path, k
         fp.SequencedProducer(transport, name="reader")
 
 
-def test_a_fence_holds_where_it_was_put_and_tells_what_is_there(engine: sa.Engine) -> None:
+def test_a_fence_applies_to_its_partition_and_reports_the_batches_there(engine: sa.Engine) -> None:
     transport = SqlTransport(engine, "events", schema=SCHEMA)
     transport.send(batch(7, 0, 0, [1, 2]))
     transport.send(batch(7, 0, 0, [3], partition=1))
@@ -424,7 +424,7 @@ def test_transactions_are_seen_when_they_are_committed(engine: sa.Engine) -> Non
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_behind_a_network_that_lies_each_row_is_there_once(engine: sa.Engine, seed: int) -> None:
+def test_each_row_is_written_once_despite_a_faulty_network(engine: sa.Engine, seed: int) -> None:
     transport = FaultyTransport(SqlTransport(engine, "events", schema=SCHEMA, partitions=2), seed)
     with fp.SequencedProducer(transport, partition_by="partition", request_timeout_ms=300, **QUICK) as producer:
         for value in range(30):
@@ -637,7 +637,7 @@ class RefusesOnce:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 100])
-def test_what_is_committed_comes_in_pieces(engine: sa.Engine, rows: int) -> None:
+def test_committed_rows_are_streamed_in_pieces(engine: sa.Engine, rows: int) -> None:
     transport = SqlTransport(engine, "events", schema=SCHEMA, partitions=2)
     transport.send(batch(9, 0, 0, [1, 2, 3]))
     transport.send(batch(7, 0, 0, [8], transactional=True))

@@ -178,7 +178,7 @@ def test_a_crash_at_every_commit(
     assert tables_of_tasks(events) == []
 
 
-def test_a_lost_commit_is_told_by_the_version(
+def test_the_version_shows_the_outcome_of_a_lost_commit(
     events: Engine, make: Callable[..., DedupJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     land_some(tmp_path, 0)

@@ -153,7 +153,7 @@ def test_a_table_by_folders(tmp_path: Path) -> None:
     assert seeds == {"2026-11-01": "0", "2026-11-02": "1", "a b=%c": "2", None: "3"}
 
 
-def test_side_tables_lie_beside_the_table(tmp_path: Path) -> None:
+def test_side_tables_are_in_the_location_of_the_table(tmp_path: Path) -> None:
     rows = make_rows(1)
     land(tmp_path / "source", "0.parquet", rows)
     make_job(tmp_path, rejects="all").run()
@@ -260,7 +260,7 @@ def test_the_table_moves_on_while_a_version_is_written(tmp_path: Path, monkeypat
     polars.testing.assert_frame_equal(mine, expected_of(tmp_path))
 
 
-def test_two_who_apply_the_same_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_drivers_apply_the_same_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is paused before its commit, another recovers and goes on; then the first one wakes."""
     land_some(tmp_path, [0])
     run_alone(tmp_path)
@@ -417,7 +417,7 @@ def test_a_column_that_files_do_not_have_is_null(tmp_path: Path) -> None:
     polars.testing.assert_frame_equal(rows_of(tmp_path), expected_of(tmp_path))
 
 
-def test_values_of_folders_that_are_none_of_the_column(tmp_path: Path) -> None:
+def test_folder_values_that_the_column_cannot_hold(tmp_path: Path) -> None:
     DeltaTable.create(tmp_path / "sink", SCHEMA.append(pa.field("day", pa.date32())), partition_by=["day"])
     land(tmp_path / "source" / "day=2026-11-01", "0.parquet", make_rows(0))
     make_job(tmp_path).run()
@@ -453,7 +453,7 @@ def restore(root: Path, version: int) -> None:
     table_of(root).restore(version)
 
 
-def test_only_versions_that_nobody_went_back_over_count_as_shown(tmp_path: Path) -> None:
+def test_only_versions_that_were_not_rolled_back_count_as_shown(tmp_path: Path) -> None:
     for seed in range(3):
         land_some(tmp_path, [seed])
         make_job(tmp_path).run()
@@ -506,7 +506,7 @@ def test_a_table_that_was_replaced_is_another(tmp_path: Path) -> None:
     refusal(tmp_path, fp.SinkChangedError, "not the table that|was recreated")
 
 
-def test_commits_need_not_say_who_made_them(tmp_path: Path) -> None:
+def test_commits_without_commit_info_are_read(tmp_path: Path) -> None:
     with_two_versions(tmp_path)
     log = tmp_path / "sink" / "_delta_log"
     (log / f"{3:020}.json").write_text(json.dumps({"txn": {"appId": "other", "version": 1}}) + "\n")
@@ -558,9 +558,7 @@ def test_files_of_several_writers_make_a_table(tmp_path: Path) -> None:
     assert set(table_of(tmp_path).to_pyarrow_table()["at"].to_pylist()) == {datetime(2026, 11, 22, tzinfo=UTC)}
 
 
-def test_a_table_that_is_dropped_after_the_decision_can_be_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_for_a_dropped_table_can_be_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_two_versions(tmp_path)
     land_some(tmp_path, [2])
     with dying(monkeypatch, after=False), pytest.raises(Crash):
@@ -574,7 +572,7 @@ def test_a_table_that_is_dropped_after_the_decision_can_be_given_up(
     assert state_of(tmp_path).status(3) == "abandoned"
 
 
-def test_what_a_sink_was_to_become_is_remembered(tmp_path: Path) -> None:
+def test_the_layout_of_a_sink_is_stored(tmp_path: Path) -> None:
     land(tmp_path / "source", "0.parquet", SCHEMA.empty_table())
     make_job(tmp_path).run()
     land_some(tmp_path, [1])

@@ -87,7 +87,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_what_does_not_fit_is_refused_before_anything_is_decided(tmp_path: Path, why: str) -> None:
+def test_unsuitable_rows_are_refused_before_the_decision(tmp_path: Path, why: str) -> None:
     columns, rule, text = REFUSED[why]
     land(tmp_path, "a.parquet", events(0, x=ints(pa.int32())))
     run(tmp_path)
@@ -118,7 +118,7 @@ def test_types_are_widened_where_the_table_allows_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["integer", "string"])
-def test_others_who_change_the_table_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_other_writers_change_the_table_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """The same column by another writer is no conflict. One of another type stops the version."""
     land(tmp_path, "a.parquet", events(0))
     run(tmp_path)

@@ -76,7 +76,7 @@ def failing_reads(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> lis
 
 @pytest.mark.parametrize("name", ERRNOS)
 @pytest.mark.parametrize("versions", [0, 1])
-def test_an_error_of_storage_is_no_damage_of_the_log(
+def test_an_error_of_storage_is_not_damage_of_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, versions: int
 ) -> None:
     monkeypatch.setattr(storage, "PAUSES_SECONDS", (0.001, 0.001))
@@ -239,7 +239,7 @@ def take_a_deletion_back(root: Path) -> None:
         (take_a_deletion_back, r"\(RESTORE\) restores rows"),
     ],
 )
-def test_what_cannot_be_read(tmp_path: Path, harm: Callable[[Path], None], match: str) -> None:
+def test_commits_that_cannot_be_read(tmp_path: Path, harm: Callable[[Path], None], match: str) -> None:
     append(tmp_path, 0)
     make_job(tmp_path).run()
     harm(tmp_path)
@@ -265,7 +265,7 @@ def test_an_audit_reads_the_table_not_the_folder(tmp_path: Path) -> None:
     assert report.counts["DUPLICATE"] == 600 - len(expected_of(0, 1))
 
 
-def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_quarantined(tmp_path: Path) -> None:
     """Its own time says nothing, and the position goes on."""
     append(tmp_path, 0)
     make_job(tmp_path).run()
@@ -280,7 +280,7 @@ def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", [None, "aligned"])
-def test_a_table_that_goes_on_without_rows(tmp_path: Path, plan: str | None) -> None:
+def test_a_table_that_continues_without_rows(tmp_path: Path, plan: str | None) -> None:
     DeltaTable.create(tmp_path / "source", SCHEMA)
     report = make_job(tmp_path, plan=plan).run()
     assert (report.version, report.rows) == (1, 0)
@@ -305,7 +305,7 @@ def test_folders_of_any_names_and_types(tmp_path: Path, kind: pa.DataType) -> No
     assert report.counts.get("ACCEPTED", 0) == 0
 
 
-def test_what_a_job_has_written_is_a_source(tmp_path: Path) -> None:
+def test_the_output_of_a_job_is_a_source(tmp_path: Path) -> None:
     for day in ("a b", "c%d"):
         land(tmp_path / "landing" / f"day={day.replace('%', '%25')}", "0.parquet", make_rows(len(day), 300))
     for number in range(2):

@@ -348,7 +348,7 @@ LIES = ("503 after", "409", "late and dropped", "dropped, then late")
 
 
 @pytest.mark.parametrize("lie", ["dropped after", *(pytest.param(lie, marks=MORE) for lie in LIES)])
-def test_commits_of_which_nobody_knows(bucket: Tables, lie: str) -> None:
+def test_commits_with_an_unknown_outcome(bucket: Tables, lie: str) -> None:
     bucket.land("a.parquet", rows(0, 30))
     bucket.near().run()
     with Liar(bucket.options["endpoint"], (lie,), share=0.7, late_seconds=0.02) as liar:
@@ -360,7 +360,7 @@ def test_commits_of_which_nobody_knows(bucket: Tables, lie: str) -> None:
     bucket.check(2)
 
 
-def test_a_commit_that_somebody_replaces(bucket: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_another_writer_replaces(bucket: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some writers put without asking whether the version is there (Spark on s3a): the transaction is read again
     before the version is done, and written once more."""
     bucket.land("a.parquet", rows(0, 30))
@@ -479,7 +479,7 @@ def added(bucket: Tables, version: int) -> list[str]:
     return [it["path"] for kind, it in actions if kind == "add"]
 
 
-def test_what_stops_a_run(bucket: Tables) -> None:
+def test_changes_that_stop_a_run(bucket: Tables) -> None:
     bucket.append("table", rows(0, 30))
     from_table(bucket).run()
     bucket.append("table", rows(30, 30))
@@ -498,7 +498,7 @@ def test_what_stops_a_run(bucket: Tables) -> None:
         from_table(bucket).run()
 
 
-def test_rows_behind_a_vector_are_not_there(bucket: Tables) -> None:
+def test_rows_removed_by_a_vector_are_not_read(bucket: Tables) -> None:
     """A vector beside the files: of a table that was deduplicated in a folder."""
     folder = bucket.folder / "near-table"
     settings = {"delta.enableDeletionVectors": "true"}

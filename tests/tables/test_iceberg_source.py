@@ -248,7 +248,7 @@ def partitioned(catalog: SqlCatalog) -> None:
     catalog.create_table("db.events", schema, partition_spec=spec)
 
 
-def test_folders_of_partitions_are_no_columns(tmp_path: Path, catalog: SqlCatalog) -> None:
+def test_folders_of_partitions_are_not_columns(tmp_path: Path, catalog: SqlCatalog) -> None:
     """Files have the columns themselves."""
     partitioned(catalog)
     append(catalog, 1)

@@ -156,7 +156,7 @@ def test_files_that_a_checkpoint_names(tmp_path: Path, way: str) -> None:
     assert_kept(tmp_path, 0, 1, 2, 3)
 
 
-def test_rows_refused_otherwise_are_set_aside(tmp_path: Path, way: str) -> None:
+def test_rows_refused_for_other_reasons_are_written_to_rejects(tmp_path: Path, way: str) -> None:
     append(tmp_path, 0, way=way)
     report = make_job(tmp_path, policy="strict", order_by=(), rejected_max=1.0).run()
     refused = {
@@ -222,7 +222,7 @@ def test_appends_of_others_do_not_disturb(tmp_path: Path, way: str, meddling: An
     assert_kept(tmp_path, 0, 1)
 
 
-def test_settings_that_others_change_are_looked_at_again(tmp_path: Path, meddling: Any) -> None:
+def test_settings_that_others_change_are_checked_again(tmp_path: Path, meddling: Any) -> None:
     append(tmp_path, 0)
     meddling(lambda: table_of(tmp_path).alter.set_table_properties({"delta.enableDeletionVectors": "false"}))
     assert make_job(tmp_path).run().version == 2
@@ -318,7 +318,7 @@ def test_rows_that_others_rewrite_stop_the_run_until_it_is_rebased(
     polars.testing.assert_frame_equal(again.sort(keys), wanted.unique().sort(keys))
 
 
-def test_a_rebase_makes_the_list_of_missing_ranges_anew(tmp_path: Path) -> None:
+def test_a_rebase_starts_the_list_of_missing_ranges_again(tmp_path: Path) -> None:
     append(tmp_path, 0, 1)
     make_job(tmp_path).run()
     delete(tmp_path)
@@ -337,7 +337,7 @@ def test_a_rebase_makes_the_list_of_missing_ranges_anew(tmp_path: Path) -> None:
     polars.testing.assert_frame_equal(left.drop("times").select(wanted.columns).sort(pl.all()), wanted)
 
 
-def test_settings_that_change_between_a_look_and_the_list(
+def test_settings_that_change_between_check_and_listing(
     tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(tmp_path, 0)
@@ -429,7 +429,7 @@ def decide_only(root: Path) -> None:
             state.open(root / "state").reshard(4)
 
 
-def test_a_state_that_was_rebased_goes_on(tmp_path: Path, way: str) -> None:
+def test_a_rebased_state_continues(tmp_path: Path, way: str) -> None:
     append(tmp_path, 0, way=way)
     make_job(tmp_path, shards=2).run()
     delete(tmp_path)
@@ -650,7 +650,7 @@ def test_a_table_without_the_feature_gets_no_vector(tmp_path: Path, monkeypatch:
     assert table_of(tmp_path).version() == 0
 
 
-def test_what_is_written_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_records_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(tmp_path, 0)
     real = in_place.put_commit
 
@@ -680,7 +680,7 @@ def test_tables_that_rows_are_not_taken_out_of(tmp_path: Path, settings: dict[st
     assert hashes(tmp_path) == before
 
 
-def test_constraints_are_no_hindrance(tmp_path: Path, way: str) -> None:
+def test_constraints_are_allowed(tmp_path: Path, way: str) -> None:
     append(tmp_path, 0, way=way)
     table_of(tmp_path).alter.add_constraint({"positive": "seq >= 0"})
     make_job(tmp_path).run()
@@ -702,7 +702,7 @@ def test_only_tables_are_deduplicated_in_place(tmp_path: Path) -> None:
         make_job(tmp_path, policy="strict", order_by=()).rebase()
 
 
-def test_a_table_made_anew(tmp_path: Path, way: str) -> None:
+def test_a_recreated_table(tmp_path: Path, way: str) -> None:
     append(tmp_path, 0, way=way)
     make_job(tmp_path).run()
     kept = tmp_path / "kept"

@@ -116,7 +116,7 @@ def test_workers_that_share_no_folder(bucket: Bucket, plan: Any, monkeypatch: py
     [{}, {"partition_by": "pid", "sort_by": ["partition", "payload"]}],
     ids=["merged", "in folders"],
 )
-def test_outputs_that_are_laid_out_anew(bucket: Bucket, layout: dict[str, Any]) -> None:
+def test_outputs_with_another_layout(bucket: Bucket, layout: dict[str, Any]) -> None:
     land_some(bucket)
     options = {"target_file_bytes": 1 << 20, "rejects": "all", **layout}
     reports = [job.run() for job in (bucket.near(**options), bucket.job(**options, engine=ProcessEngine()))]
@@ -198,7 +198,7 @@ def test_killed_at_every_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("has_plan", [False, True], ids=["", "by a plan"])
 @pytest.mark.parametrize("prepared", ["there", "gone", "gone, and the files as well"])
-def test_finished_by_somebody_else(
+def test_finished_by_another_process(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, prepared: str, has_plan: bool
 ) -> None:
     """A driver that is paused before any of its copies goes on when others have finished the version, though the plan
@@ -295,7 +295,7 @@ def test_files_that_are_not_those_that_were_decided(bucket: Bucket, monkeypatch:
 
 
 @pytest.mark.parametrize("what", ["a file", "the list"])
-def test_what_was_prepared_is_gone(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_prepared_files_are_gone(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     decision = decided(bucket, monkeypatch, "apply")
     store = bucket.store("sink")
     folder = decision.prepared.rpartition("/")[0]
@@ -321,7 +321,7 @@ def test_answers_that_do_not_come(bucket: Bucket, fault: str, verb: str) -> None
 
 
 @pytest.mark.parametrize("lie", ["503 after", "409", "dropped after", "late", "late and dropped", "dropped, then late"])
-def test_puts_of_which_nobody_knows(bucket: Bucket, lie: str) -> None:
+def test_puts_with_an_unknown_outcome(bucket: Bucket, lie: str) -> None:
     land_some(bucket)
     bucket.near().run()
     with Liar(bucket.options["endpoint"], (lie,), share=0.5) as liar:
@@ -452,7 +452,7 @@ def test_another_run_while_the_sink_is_checked(
 
 
 @pytest.mark.parametrize("name", ["_fencepost.json", "_versions/1.json"])
-def test_what_says_whose_it_is_has_gone(bucket: Bucket, name: str) -> None:
+def test_the_marker_of_the_owner_is_gone(bucket: Bucket, name: str) -> None:
     land_some(bucket)
     bucket.job().run()
     bucket.store("sink").delete([name])

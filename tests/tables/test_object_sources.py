@@ -459,7 +459,7 @@ def test_sources_that_are_refused(endpoint: str, tmp_path: Path, source: str, me
     assert "the-secret" not in str(caught.value)
 
 
-def test_a_log_that_is_none_is_refused_by_name(landing: Landing, tmp_path: Path) -> None:
+def test_a_malformed_log_is_refused_by_name(landing: Landing, tmp_path: Path) -> None:
     landing.land("a.parquet", rows(0, 10))
     landing.put("_delta_log/00000000000000000000.json", b"{}")
     with pytest.raises(fp.SourceError, match="cannot be read as a Delta table: no schema"):

@@ -91,7 +91,7 @@ def test_names(store: Store) -> None:
     store.delete([])
 
 
-def test_what_is_not_there(store: Store) -> None:
+def test_reading_a_missing_object(store: Store) -> None:
     for arguments in ((), (0, 4)):
         with pytest.raises(FileNotFoundError, match="nothing"):
             store.read("nothing", *arguments)
@@ -156,7 +156,7 @@ def test_one_writer_wins_under_a_lie(endpoint: str, lie: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_one_writer_wins_under_all_lies(endpoint: str, seed: int) -> None:
+def test_one_writer_wins_under_all_wrong_answers(endpoint: str, seed: int) -> None:
     with Liar(endpoint, LIES, seed) as liar:
         uri = f"s3://{BUCKET}/{uuid.uuid4().hex}"
         for version in range(4):
@@ -217,13 +217,13 @@ def test_no_bucket_and_no_server(endpoint: str, monkeypatch: pytest.MonkeyPatch)
         ("s3://key:word@bucket/x", "s3://...@bucket/x: the URI contains credentials"),
     ],
 )
-def test_uris_that_are_none(uri: str, message: str) -> None:
+def test_invalid_uris(uri: str, message: str) -> None:
     with pytest.raises(fp.StoreError) as caught:
         open_store(uri)
     assert caught.value.message.startswith(message)
 
 
-def test_options_that_are_none(endpoint: str) -> None:
+def test_invalid_options(endpoint: str) -> None:
     with pytest.raises(fp.StoreError, match=r"s3://bucket/x: .*colour"):
         s3(endpoint, "s3://bucket/x", colour="red")
 

@@ -120,7 +120,7 @@ def land(root: Path, *seeds: int) -> dict[str, pa.Table]:
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("storage", ["i", "u", "p"])
-def test_rows_that_are_gone_are_not_there(tmp_path: Path, storage: str, plan: Any) -> None:
+def test_removed_rows_are_not_read(tmp_path: Path, storage: str, plan: Any) -> None:
     tables = land(tmp_path, 0, 1, 2)
     rng = np.random.default_rng(5)
     gone = [sorted(rng.choice(300, count, replace=False).tolist()) for count in (40, 299, 1)]
