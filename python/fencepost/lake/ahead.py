@@ -80,7 +80,7 @@ def spans_of(tail: bytes, names: Collection[str]) -> list[list[Span]]:
     """Return the spans to read of each row group.
 
     Returns nothing if `tail` does not contain the whole footer or the footer is damaged; native code reports damage.
-    `names`: top-level columns.
+    `names`: top-level columns, or fields of structs ("payload.seq").
     """
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -93,7 +93,7 @@ def spans_of(tail: bytes, names: Collection[str]) -> list[list[Span]]:
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         chunks = [group.column(place) for place in range(group.num_columns)]
-        spans = [_span(it) for it in chunks if it.path_in_schema.partition(".")[0] in names]
+        spans = [_span(it) for it in chunks if {it.path_in_schema, it.path_in_schema.partition(".")[0]} & set(names)]
         together = _together(sorted(spans))
         found.append(together if sum(end - start for start, end in together) <= GROUP_BYTES_MAX else [])
     return found

@@ -17,6 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost import Verdict
 from fencepost.content import checksums
+from fencepost.inputs import with_fields
 from fencepost.lake.files import Files
 from fencepost.lake.kept_content import ChecksumItem, Kept, Ranges, Sums, compare_and_keep, read_rows
 from fencepost.lake.refused import Refused, read_refused, write_refused
@@ -153,12 +154,13 @@ class Content:
     def _sample(self, line: dict[str, Any]) -> dict[str, Any]:
         """Format a conflict for people."""
         identity = self.columns.names
-        one = next(self._read(line["file"], np.array([line["row"]]), identity))
+        read = (*identity, *(name.partition(".")[0] for name in identity))
+        one = with_fields(next(self._read(line["file"], np.array([line["row"]]), read)), identity)
         shown = {name: _text(one, name) for name in identity}
         shown |= {"file": self.files.paths[line["file"]], "row": line["row"]}
         if line["kept_file"] is None:
             return shown | dict.fromkeys(("kept_file", "kept_row", "column", "found", "kept"))
-        other = next(self._read(line["kept_file"], np.array([line["kept_row"]]), identity))
+        other = next(self._read(line["kept_file"], np.array([line["kept_row"]]), read))
         shown |= {"kept_file": self.files.paths[line["kept_file"]], "kept_row": line["kept_row"]}
         compared = dict.fromkeys(self.wanted or (*one.column_names, *other.column_names))
         differ = [name for name in compared if _sum(one, name) != _sum(other, name)]

@@ -93,7 +93,7 @@ class DedupJob:
             - a sink object, such as those of `fencepost.state.sinks` or a `fencepost.sql.SqlSink`
         policy: The name of a preset or a Policy.
         columns: The identity columns: a Columns or the name of a preset (`Columns.preset`). Default: the policy's
-            columns. They may be in the names of Hive-style folders.
+            columns. They may be in the names of Hive-style folders, or fields of struct columns ("payload.seq").
         scope: A text that distinguishes data of different origins (a cluster, a topic id). Fixed with the state.
         order_by: Columns that order the rows of a run before they are judged. Equal rows, and all rows with (), are
             ordered by file name and row. Required, possibly as (), by policies that depend on the order: with a wrong

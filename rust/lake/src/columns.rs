@@ -4,12 +4,15 @@ use crate::error::{Error, Result, guard};
 use crate::file::ParquetFile;
 use crate::pages::Pages;
 use crate::read_at::Source;
-use arrow_array::{ArrayRef, RecordBatchReader};
-use arrow_schema::{DataType, Field, Schema};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchReader, StructArray, make_array};
+use arrow_buffer::NullBuffer;
+use arrow_schema::{ArrowError, DataType, Field, Schema};
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, RowGroups};
 use parquet::arrow::{ProjectionMask, parquet_to_arrow_field_levels};
+use parquet::basic::Repetition;
 use parquet::column::page::{PageIterator, PageReader};
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
+use parquet::schema::types::{SchemaDescriptor, TypePtr};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,31 +20,34 @@ use std::sync::Arc;
 /// Bytes of the values of a column of a fixed length that are read at a time, nulls included.
 const FIXED_BYTES: usize = 64 << 20;
 
-/// Reads columns of the first level, batch by batch: a row group is never held whole.
+/// Reads columns of the first level and fields of structs, batch by batch: a row group is never held whole.
 ///
 /// Text and binary come as views, which lie where the decoder put them; dictionaries come as their values.
 pub struct Columns {
     path: PathBuf,
     source: Source,
     reader: Option<ParquetRecordBatchReader>,
-    /// Where each wanted column stands in what the reader gives.
-    places: Vec<usize>,
+    /// Where each wanted column is in the reader's batches.
+    places: Vec<Place>,
     rows: u64,
     rows_read: u64,
 }
 
 impl Columns {
-    /// The columns of these names, each of which must be there once, in these row groups.
+    /// Opens the columns of these names, each of which must exist once, in these row groups.
+    ///
+    /// A name that no column of the first level has can be the path of a field in structs, such as `payload.seq`. The
+    /// field is null where a struct is null.
     pub fn open(file: &ParquetFile, groups: Range<usize>, names: &[&str], batch_rows: usize) -> Result<Columns> {
-        let roots = names.iter().map(|name| root(file, name)).collect::<Result<Vec<usize>>>()?;
-        let mut in_file_order = roots.clone();
-        in_file_order.sort_unstable();
-        in_file_order.dedup();
-        let place = |root: &usize| in_file_order.binary_search(root).unwrap_or_default();
-        let places = roots.iter().map(place).collect();
+        let wanted = names.iter().map(|name| find(file, name)).collect::<Result<Vec<Place>>>()?;
+        let mut roots: Vec<usize> = wanted.iter().map(|place| place.root).collect();
+        roots.sort_unstable();
+        roots.dedup();
+        let in_batch = |place: &Place| roots.binary_search(&place.root).unwrap_or_default();
+        let places = wanted.iter().map(|it| Place { root: in_batch(it), fields: it.fields.clone() }).collect();
         let rows = file.first_row(groups.end) - file.first_row(groups.start);
         let reader = guard(file.path(), file.source(), || {
-            open(file, groups, &in_file_order, batch_rows).map_err(|error| file.decoding(None, &error))
+            open(file, groups, &wanted, batch_rows).map_err(|error| file.decoding(None, &error))
         })?;
         let (path, source) = (file.path().into(), file.source().clone());
         Ok(Columns { path, source, reader: Some(reader), places, rows, rows_read: 0 })
@@ -50,7 +56,7 @@ impl Columns {
     /// The types in which the columns come, in the order of the names.
     pub fn kinds(&self) -> Vec<DataType> {
         let schema = self.reader.as_ref().map(|reader| reader.schema());
-        let kind = |&place: &usize| schema.as_ref().map_or(DataType::Null, |it| it.field(place).data_type().clone());
+        let kind = |place: &Place| schema.as_ref().map_or(DataType::Null, |it| place.kind(it));
         self.places.iter().map(kind).collect()
     }
 
@@ -58,11 +64,15 @@ impl Columns {
     pub fn next_batch(&mut self) -> Result<Option<(usize, Vec<ArrayRef>)>> {
         let Some(mut reader) = self.reader.take() else { return Ok(None) };
         // The reader is put back only if it is sound.
-        let (batch, reader) = guard(&self.path, &self.source, || {
-            let batch = reader.next().transpose().map_err(|error| Error::decoding(&self.path, None, &error))?;
-            Ok((batch, reader))
+        let of_batch = |batch: RecordBatch| -> std::result::Result<(usize, Vec<ArrayRef>), ArrowError> {
+            let columns = self.places.iter().map(|place| place.column(batch.columns()));
+            Ok((batch.num_rows(), columns.collect::<std::result::Result<_, _>>()?))
+        };
+        let (next, reader) = guard(&self.path, &self.source, || {
+            let next = reader.next().map(|batch| batch.and_then(of_batch)).transpose();
+            Ok((next.map_err(|error| Error::decoding(&self.path, None, &error))?, reader))
         })?;
-        let Some(batch) = batch else {
+        let Some((rows, columns)) = next else {
             if self.rows_read != self.rows {
                 let problem = format!("its pages have {} rows, but its footer declares {}", self.rows_read, self.rows);
                 return Err(Error::source(&self.path, None, problem));
@@ -70,39 +80,104 @@ impl Columns {
             return Ok(None);
         };
         self.reader = Some(reader);
-        self.rows_read += batch.num_rows() as u64;
-        let columns = self.places.iter().map(|&place| batch.column(place).clone()).collect();
-        Ok(Some((batch.num_rows(), columns)))
+        self.rows_read += rows as u64;
+        Ok(Some((rows, columns)))
     }
 }
 
-/// Where a column stands among those of the first level.
-fn root(file: &ParquetFile, name: &str) -> Result<usize> {
-    let fields = file.metadata().file_metadata().schema_descr().root_schema().get_fields();
+/// A column of the first level, and the fields that lead from it to a field of a struct.
+struct Place {
+    root: usize,
+    fields: Vec<String>,
+}
+
+impl Place {
+    fn kind(&self, schema: &Schema) -> DataType {
+        let child = |kind: DataType, name: &String| match &kind {
+            DataType::Struct(fields) => {
+                fields.find(name).map_or(DataType::Null, |(_, field)| field.data_type().clone())
+            }
+            _ => DataType::Null,
+        };
+        self.fields.iter().fold(schema.field(self.root).data_type().clone(), child)
+    }
+
+    fn column(&self, columns: &[ArrayRef]) -> std::result::Result<ArrayRef, ArrowError> {
+        self.fields.iter().try_fold(columns[self.root].clone(), |parent, name| {
+            let field = parent.as_any().downcast_ref::<StructArray>().and_then(|it| it.column_by_name(name));
+            let field = field.ok_or_else(|| ArrowError::SchemaError(format!("the struct has no field {name}")))?;
+            if parent.null_count() == 0 {
+                return Ok(field.clone());
+            }
+            let nulls = NullBuffer::union(parent.nulls(), field.nulls());
+            Ok(make_array(field.to_data().into_builder().nulls(nulls).build()?))
+        })
+    }
+
+    /// The leaves of the file that belong to the column.
+    fn leaves(&self, descriptor: &SchemaDescriptor) -> Vec<usize> {
+        let is_own = |&leaf: &usize| {
+            let path = descriptor.column(leaf).path().parts()[1..].to_vec();
+            descriptor.get_column_root_idx(leaf) == self.root && path.starts_with(&self.fields)
+        };
+        (0..descriptor.num_columns()).filter(is_own).collect()
+    }
+}
+
+/// Where a column is in the file: a column of the first level, otherwise a field of a struct.
+fn find(file: &ParquetFile, name: &str) -> Result<Place> {
+    let roots = file.metadata().file_metadata().schema_descr().root_schema().get_fields();
+    let fail = |problem| Err(Error::Column { path: file.path().into(), name: name.into(), problem });
+    let in_roots = match only(roots, name, "it") {
+        Ok(root) => return Ok(Place { root, fields: Vec::new() }),
+        Err(problem) => problem,
+    };
+    let mut path = name.split('.');
+    let Some(Ok(root)) = path.next().map(|head| only(roots, head, "it")) else { return fail(in_roots) };
+    let mut parent = &roots[root];
+    let mut fields = Vec::new();
+    for part in path {
+        if !parent.is_group() || parent.get_basic_info().repetition() == Repetition::REPEATED {
+            return fail(format!("'{}' is not a struct", parent.name()));
+        }
+        match only(parent.get_fields(), part, &format!("'{}'", parent.name())) {
+            Ok(at) => parent = &parent.get_fields()[at],
+            Err(problem) => return fail(problem),
+        }
+        fields.push(part.to_string());
+    }
+    if parent.get_basic_info().repetition() == Repetition::REPEATED {
+        return fail(format!("'{}' is not a struct", parent.name()));
+    }
+    Ok(Place { root, fields })
+}
+
+/// Where the only field of a name is.
+fn only(fields: &[TypePtr], name: &str, owner: &str) -> std::result::Result<usize, String> {
     let mut found = (0..fields.len()).filter(|&at| fields[at].name() == name);
-    let problem = match (found.next(), found.next()) {
-        (Some(root), None) => return Ok(root),
-        (Some(_), Some(_)) => "occurs more than once in it".to_string(),
+    match (found.next(), found.next()) {
+        (Some(at), None) => Ok(at),
+        (Some(_), Some(_)) => Err(format!("occurs more than once in {owner}")),
         (None, _) => {
             let names: Vec<&str> = fields.iter().map(|field| field.name()).collect();
-            format!("missing; it has {}", names.join(", "))
+            Err(format!("missing; {owner} has {}", names.join(", ")))
         }
-    };
-    Err(Error::Column { path: file.path().into(), name: name.into(), problem })
+    }
 }
 
 fn open(
     file: &ParquetFile,
     groups: Range<usize>,
-    roots: &[usize],
+    wanted: &[Place],
     batch_rows: usize,
 ) -> parquet::errors::Result<ParquetRecordBatchReader> {
     let mut metadata = ArrowReaderMetadata::try_new(file.metadata().clone(), ArrowReaderOptions::new())?;
     let schema = metadata.schema();
     let mut fields: Vec<Arc<Field>> = schema.fields().iter().cloned().collect();
     let mut is_other = false;
-    for &root in roots {
-        let kind = as_read(fields[root].data_type());
+    for Place { root, fields: path } in wanted {
+        let root = *root;
+        let kind = as_read(fields[root].data_type(), path);
         if kind != *fields[root].data_type() {
             fields[root] = Arc::new(Field::clone(&fields[root]).with_data_type(kind));
             is_other = true;
@@ -114,7 +189,7 @@ fn open(
         metadata = ArrowReaderMetadata::try_new(file.metadata().clone(), options)?;
     }
     let descriptor = file.metadata().file_metadata().schema_descr();
-    let mask = ProjectionMask::roots(descriptor, roots.iter().copied());
+    let mask = ProjectionMask::leaves(descriptor, wanted.iter().flat_map(|place| place.leaves(descriptor)));
     let leaves = (0..descriptor.num_columns()).filter(|&leaf| mask.leaf_included(leaf));
     let value_bytes = leaves.map(|leaf| descriptor.column(leaf).type_length()).max().unwrap_or(0).max(1) as usize;
     let rows = usize::try_from(file.rows()).unwrap_or(usize::MAX);
@@ -170,10 +245,17 @@ impl Iterator for Chunks {
 
 impl PageIterator for Chunks {}
 
-/// The type to read a column as.
-fn as_read(kind: &DataType) -> DataType {
+/// The type to read a column as. `path`: the fields that lead to the wanted field of a struct.
+fn as_read(kind: &DataType, path: &[String]) -> DataType {
+    if let (DataType::Struct(fields), Some((name, rest))) = (kind, path.split_first()) {
+        let read = |field: &Arc<Field>| match field.name() == name {
+            true => Arc::new(Field::clone(field).with_data_type(as_read(field.data_type(), rest))),
+            false => field.clone(),
+        };
+        return DataType::Struct(fields.iter().map(read).collect());
+    }
     match kind {
-        DataType::Dictionary(_, values) => as_read(values),
+        DataType::Dictionary(_, values) => as_read(values, path),
         DataType::Utf8 | DataType::LargeUtf8 => DataType::Utf8View,
         DataType::Binary | DataType::LargeBinary => DataType::BinaryView,
         other => other.clone(),
