@@ -1,4 +1,4 @@
-"""The benchmark on few rows, so that it cannot rot: every answer is right, and a wrong one is seen."""
+"""The benchmarks on few rows, so that they keep working: every answer is checked, and a wrong one is detected."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ def test_a_curve_that_fails_is_reported() -> None:
 
 
 def in_own_process(code: str, folder: Path) -> Any:
-    """What a program writes that is given the folder and a file. In a process of its own: a session has one
+    """The output of a program that gets the folder and a file. It runs in its own process: a session has one
     configuration for ever."""
     out = folder / "measured.json"
     subprocess.run([sys.executable, "-c", code, str(folder), str(out)], cwd=ROOT, check=True, capture_output=True)
@@ -479,7 +479,7 @@ def test_every_stream_is_right(tmp_path: Path) -> None:
 
 
 def test_the_cost_of_versions_does_not_grow(tmp_path: Path) -> None:
-    """Requests of a state of many versions: those of the sink come to it, three where it is a prefix."""
+    """Requests of a state of many versions, and those of the sink: three if it is a prefix."""
     few, many = (metadata.history(tmp_path / str(versions), versions) for versions in (1_000, 300_000))
     assert {name: it.requests for name, it in few.items()} == {name: it.requests for name, it in many.items()}
     assert many["no-op"].requests <= 7, "and three of the sink: ten at most"

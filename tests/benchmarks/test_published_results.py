@@ -1,4 +1,4 @@
-"""What the published results and the pages of docs that repeat them say."""
+"""The published results, and the pages of docs that repeat them."""
 
 from __future__ import annotations
 

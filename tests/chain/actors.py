@@ -58,7 +58,7 @@ REPLACED = 3
 
 @dataclass(frozen=True)
 class Setup:
-    """What every process is told."""
+    """The settings of every process."""
 
     seed: int
     folder: Path
@@ -88,7 +88,7 @@ class Setup:
         return [f"{INPUTS}-{it}" for it in range(self.inputs)] + [f"{RESULTS}-{it}" for it in range(self.results)]
 
     def events_of(self, producer: str) -> list[str]:
-        """The business events that this producer has to tell, in their order."""
+        """The business events of this producer, in their order."""
         return [f"{producer}-{it}" for it in range(self.events)]
 
     def trouble_of(self, name: str) -> Trouble:
@@ -118,7 +118,7 @@ def keep_transactions(setup: Setup, name: str) -> None:
 
 
 def produce(setup: Setup, name: str) -> None:
-    """Tells its events, some a transaction. Where it stands commits with them, so it goes on there after its death."""
+    """Sends its events, some per transaction. Its position commits with them, so it continues there after a crash."""
     engine, trouble = setup.engine(), setup.trouble_of(name)
     coordinator = _outlast(lambda: setup.coordinator(engine, trouble))
     events, group = setup.events_of(name), f"source of {name}"
@@ -146,7 +146,7 @@ def produce(setup: Setup, name: str) -> None:
 
 
 def land(setup: Setup, name: str) -> None:
-    """Tells its events to a landing folder. After its death it tells again what it has not noted: the folder knows."""
+    """Writes its events to a landing folder. After a crash it sends unconfirmed events again."""
     trouble, sizes = setup.trouble_of(name), random.Random(f"{setup.seed}/{name}/sizes")
     events, path = setup.events_of(name), setup.folder / f"{name}.acknowledged"
     acknowledged = path.open("a")
@@ -171,7 +171,7 @@ def land(setup: Setup, name: str) -> None:
 
 
 def work(setup: Setup, name: str) -> None:
-    """The stage: reads inputs, writes results. Results and the positions of what they come from commit together."""
+    """The stage: reads inputs, writes results. Results and the positions of their inputs commit together."""
     engine, trouble = setup.engine(), setup.trouble_of(name)
     coordinator = _outlast(lambda: setup.coordinator(engine, trouble))
     wire = Wire(setup.address)
@@ -202,7 +202,7 @@ def work(setup: Setup, name: str) -> None:
 
 
 def _logged(setup: Setup, wire: Wire, decided: dict[Any, int]) -> dict[str, tuple[pa.Table, int]]:
-    """New rows of the log of inputs, some of each partition, and where each goes on."""
+    """New rows of the log of inputs, some of each partition, and the next position of each."""
     new = {}
     for partition in (f"{INPUTS}-{it}" for it in range(setup.inputs)):
         found = wire.insist(partition, "read", decided.get(partition, 0), "read_committed").slice(0, 25)
@@ -218,7 +218,7 @@ def _landed(setup: Setup, decided: dict[Any, int]) -> dict[str, tuple[pa.Table, 
 
 
 def standing(setup: Setup, coordinator: TransactionCoordinator) -> dict[Any, int]:
-    """Where the stage's inputs stand."""
+    """The positions of the stage's inputs."""
     if setup.mutant != "stage keeps its positions":
         return coordinator.positions(GROUP).decided
     own = setup.folder / OWN_POSITIONS
@@ -298,7 +298,7 @@ def _producer(
 
 
 def _in_transaction(producer: SequencedProducer, send: Callable[[], None]) -> bool:
-    """Whether it committed. What is unknown is asked again, for a decision stands."""
+    """Whether it committed. If the outcome is unknown, the call is repeated, because a decision is final."""
     try:
         _outlast(producer.begin)
         send()
@@ -310,7 +310,7 @@ def _in_transaction(producer: SequencedProducer, send: Callable[[], None]) -> bo
 
 
 def _die_once(setup: Setup, name: str) -> None:
-    """Where it hurts most: something has happened that only this process knows. Other deaths come when they come."""
+    """The critical moment: only this process knows that something has happened. Other crashes come at any moment."""
     died = setup.folder / f"{name}.died"
     if not died.exists():
         died.touch()

@@ -53,7 +53,7 @@ class Report:
 
 
 class Chain:
-    """The processes of one run, and who of them dies when."""
+    """The processes of one run, and when each is killed."""
 
     def __init__(self, setup: Setup, say: Callable[[str], None] = lambda _: None) -> None:
         self.setup, self.say = setup, say
@@ -95,7 +95,7 @@ class Chain:
         return self.report
 
     def _marks(self) -> list[int]:
-        """At how many acknowledged events each fault comes: spread over the run, however long it takes."""
+        """The number of acknowledged events at which each fault happens: spread over the run, whatever its duration."""
         events = sum(len(self.setup.events_of(name)) for name in self.producers)
         return sorted(self.random.randrange(events * 9 // 10) for _ in range(FAULTS))
 
@@ -135,13 +135,13 @@ class Chain:
             self._start(name)
 
     def _rests(self, name: str) -> bool:
-        """Twins that came back at once would take each other's place all the time."""
+        """Processes of one id that restart immediately would fence each other repeatedly."""
         twins = {it for it in self.workers if it != name and it.rstrip("'") == name.rstrip("'")}
         has_twin = any(self.processes[it].is_alive() for it in twins & self.processes.keys())
         return has_twin and self._stage() < self.rested[name] + REST_POSITIONS
 
     def _stage(self) -> int:
-        """How far the stage has come."""
+        """The progress of the stage."""
         return sum(self.coordinator.positions(GROUP).decided.values())
 
     def _signal(self, name: str, number: int) -> None:
@@ -206,7 +206,7 @@ class Chain:
             self._look()
 
     def _has_begun(self) -> bool:
-        """Whether every producer has told something: there is something to break now."""
+        """Whether every producer has sent an event, so that a fault has an effect."""
         notes = (self.setup.folder / f"{name}.acknowledged" for name in self.producers)
         return all(it.exists() and it.stat().st_size for it in notes)
 
@@ -261,7 +261,7 @@ class Chain:
 
 
 def _end(wire: Wire, partition: str) -> int:
-    """Behind the last row of a log that may be seen. Raises ConnectionError."""
+    """The offset after the last visible row of a log. Raises ConnectionError."""
     stable, end = wire.call(partition, "ends")
     if stable < end:
         return end + 1  # a transaction is open: nobody is through with it

@@ -1,4 +1,4 @@
-"""Partition logs behind a socket, and a client whose requests and answers get lost, late, repeated and out of order."""
+"""Partition logs behind a socket, and a client whose requests and answers are lost, late, repeated or out of order."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def _call(log: PartitionLog, call: str, arguments: Sequence[Any]) -> Any:
 
 
 class Wire:
-    """A connection to the logs that is made anew when it breaks. One call at a time."""
+    """A connection to the logs that is opened again when it breaks. One call at a time."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._connection: Connection | None = None
 
     def call(self, partition: str, call: str, *arguments: Any) -> Any:
-        """What the log says. Raises ConnectionError where nobody knows what became of the call."""
+        """The answer of the log. Raises ConnectionError if the outcome of the call is unknown."""
         try:
             if self._connection is None:
                 self._connection = Client(self.address, "AF_UNIX")
@@ -141,7 +141,7 @@ class TroubledLogs:
 
 
 class TroubledLanding:
-    """A landing folder as a producer's transport, whose answers may be lost and whose requests come again."""
+    """A landing folder as a producer's transport, with lost answers and repeated requests."""
 
     def __init__(self, folder: Path, partitions: int, trouble: Trouble) -> None:
         self.partitions = partitions

@@ -61,7 +61,7 @@ class EngineAtHome:
 
 
 class Disturbed:
-    """Done, and not told for a while: what it wrote lies there beside what another attempt writes."""
+    """The task is done, and reports it late: its files exist together with those of another attempt."""
 
     def __init__(self, work: Callable[[Any], Any], disturb: Disturbance) -> None:
         self.work, self.disturb = work, disturb

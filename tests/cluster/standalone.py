@@ -32,7 +32,7 @@ KEPT = ("PATH", "HOME", "LANG", "JAVA_HOME")
 
 
 class Cluster:
-    """Runs from `start` to `stop`; workers may die in between, and `start_workers` begins those anew."""
+    """Runs from `start` to `stop`. Workers may die in between; `start_workers` starts these again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -96,7 +96,7 @@ class Cluster:
             )
 
     def _logged(self, name: str, pattern: str) -> str:
-        """What stands in the log at the group of the pattern: ports are the system's choice, so none is taken twice."""
+        """The match of the pattern's group in the log. The system chooses ports, so none is used twice."""
         path = self.folder / f"{name}.log"
         wait_until(lambda: re.search(pattern, path.read_text()), f"{name} does not start", self.logs)
         found = re.search(pattern, path.read_text())

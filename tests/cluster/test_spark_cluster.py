@@ -1,4 +1,4 @@
-"""Two workers, an environment that is shipped to them, attempts beside each other, and machines that are lost."""
+"""Two workers, an environment that is shipped to them, concurrent attempts, and lost machines."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def marks(tmp_path: Path) -> Path:
 
 
 def run_disturbed(root: Path, spark: SparkSession, stages: tuple[str, ...], disturb: Disturbance, marks: Path) -> None:
-    """A version, disturbed. Files and state are those of a twin on threads, and what losers left is collected."""
+    """A version with faults. Files and state equal those of a job on threads, and files of losers are collected."""
     drive = Drive()
     world = prepare(root, drive)
     with small_tasks():
@@ -166,7 +166,7 @@ def test_a_frame_with_attempts_beside_each_other(spark: SparkSession, marks: Pat
 
 
 def test_a_frame_whose_shuffle_is_lost(spark: SparkSession, cluster: Cluster, marks: Path) -> None:
-    """With a worker goes what its tasks have shuffled: they run again, and rows come in another order."""
+    """A lost worker loses its shuffle files: its tasks run again, and rows arrive in another order."""
     attempts, together, doomed = Attempts(spark), marks / "together", marks / "doomed"
     together.mkdir()
     doomed.mkdir()

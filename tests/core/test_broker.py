@@ -1,7 +1,7 @@
 """`fencepost.BrokerTable` against the broker's rule book, a real broker's answers, and the naive reference.
 
-`HYPOTHESIS_PROFILE=ci` looks longer than the default `dev`. That the book and the streams find a broken broker out is
-shown in `tests/core/test_broker_rulebook.py`.
+`HYPOTHESIS_PROFILE=ci` tries more examples than the default `dev`. `tests/core/test_broker_rulebook.py`
+shows that the rule book and the streams detect a broken broker.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_a_page_holds_however_its_tables_are_cut(page: str, how: str) -> None:
 
 
 def hold_in_pieces(case: Case, how: str) -> int:
-    """Does what a case says, its tables cut. Gives how many rows were judged."""
+    """Run a case with its tables divided. Returns the number of judged rows."""
     table, rows = FencepostDoor(case), 0
     for step in case.steps:
         where = f"{case.page}:{step.line}"

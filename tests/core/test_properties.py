@@ -1,7 +1,7 @@
-"""`fencepost.StateTable` against the naive reference, on streams and policies that nobody thought of.
+"""`fencepost.StateTable` against the naive reference, on generated streams and policies.
 
-`HYPOTHESIS_PROFILE=ci` looks longer than the default `dev`. A failure prints the smallest stream it could find and
-how to run it again.
+`HYPOTHESIS_PROFILE=ci` tries more examples than the default `dev`. A failure prints the smallest failing
+stream, and how to run it again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def full_policy(case: Case) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Move:
-    """What one producer does next: relative to where it stands, so that streams shrink to few plain moves."""
+    """The next rows of one producer, relative to its newest row, so that streams shrink to few simple moves."""
 
     key: int
     bump: int
@@ -78,7 +78,7 @@ KEYS = ((7, 0), (7, 1), (8, 0), (2**63 - 1, 2**31 - 1))
 
 
 def rows_of(stream: list[Move], case: Case, keys: tuple[Any, ...] = KEYS) -> list[Row]:
-    """The rows that the moves come to under a policy's sequence space, without the epoch where there is none."""
+    """The rows of the moves under a policy's sequence space, without an epoch if the policy has none."""
     chosen = full_policy(case)
     rows: list[Row] = []
     epochs: dict[int, int] = {}
@@ -282,14 +282,14 @@ def timed_policies(draw: st.DrawFn, **fixed: Any) -> Case:
 
 
 def timed(rows: list[Row], delay: list[int]) -> list[Row]:
-    """The rows as they come, one a millisecond, each of them delayed."""
+    """The rows in the order of arrival, one a millisecond, each of them delayed."""
     return [row._replace(timestamp=at - delay[at % len(delay)]) for at, row in enumerate(rows)]
 
 
 def play(
     door: type, case: Case, stream: list[Move], at: list[int], delay: list[int], todo: list[Step]
 ) -> Iterator[Any]:
-    """All that can be seen of two tables behind a door, part by part of the stream."""
+    """All results of two tables of an interface, for each part of the stream."""
     tables, now = (door(case), door(case)), 0
     for number, part in enumerate(cut(timed(rows_of(stream, case), delay), at)):
         step = todo[number % len(todo)]
@@ -323,7 +323,7 @@ steps_taken = st.lists(steps, min_size=1, max_size=9)
 def test_the_reference_agrees_on_what_is_forgotten(
     case: Case, stream: list[Move], at: list[int], delay: list[int], todo: list[Step]
 ) -> None:
-    """Everything that can be done to two tables, in any order: what is judged, kept and told is the same."""
+    """All operations on two tables, in any order: verdicts, state and results are the same."""
     ours, naive = (play(door, case, stream, at, delay, todo) for door in (FencepostDoor, ReferenceDoor))
     for found, expected in zip(ours, naive, strict=True):
         assert found == expected
@@ -368,7 +368,7 @@ def test_the_division_into_batches_has_no_effect_with_timestamps(
     timed_policies(admit="any", intervals_max=None), st.lists(streams, min_size=3, max_size=3), delays, st.lists(steps)
 )
 def test_merging_is_a_union(case: Case, three: list[list[Move]], delay: list[int], todo: list[Step]) -> None:
-    """Commutative, associative and idempotent on positions, wherever it is not refused."""
+    """A merge is commutative, associative and idempotent on positions, unless it is refused."""
 
     def table(number: int) -> FencepostDoor:
         made = FencepostDoor(case)
@@ -413,7 +413,7 @@ def test_entries_and_snapshots_lose_nothing(case: Case, stream: list[Move], dela
 @profile
 @given(policies(), streams)
 def test_the_type_of_keys_has_no_effect(case: Case, stream: list[Move]) -> None:
-    """Numbers, texts and composites are judged alike."""
+    """Numbers, texts and composite keys get the same verdicts."""
     texts = tuple((f"p{pid}", f"t-{partition}") for pid, partition in KEYS)
     composites = tuple((("c", pid), ("t", partition)) for pid, partition in KEYS)
     judged = []
@@ -473,7 +473,7 @@ JUDGES = [mutant for mutant in MUTANTS if mutant not in (KeysAreGlued, MinusOneI
 
 @pytest.mark.parametrize("mutant", JUDGES, ids=lambda mutant: mutant.__name__)
 def test_random_streams_detect_a_broken_judge(mutant: type) -> None:
-    """The generators reach what each rule is about: some stream tells each broken judge from the reference."""
+    """The generators cover each rule: some stream distinguishes each broken judge from the reference."""
 
     class Broken(ReferenceDoor):
         judge = mutant
@@ -517,7 +517,7 @@ SEEDS = {
 
 @pytest.mark.parametrize("mutant", FORGETFUL, ids=lambda mutant: mutant.__name__)
 def test_random_operations_detect_a_broken_eviction(mutant: type) -> None:
-    """The same of what forgets."""
+    """The same for broken judges that forget rows."""
 
     class Broken(ReferenceDoor):
         judge = mutant

@@ -1,4 +1,4 @@
-"""The rule book, page by page, behind the doors of Python. A door that breaks a rule must be found out."""
+"""The rule book, page by page, through each interface of Python. An interface that breaks a rule must be detected."""
 
 from __future__ import annotations
 

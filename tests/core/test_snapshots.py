@@ -41,7 +41,7 @@ def told(value: Any) -> str:
 
 
 def listing(table: StateTable) -> list[str]:
-    """The entries as the text beside a golden snapshot has them."""
+    """The entries in the format of the text of a golden snapshot."""
     entries = pa.table(table.entries())
 
     def key(entry: dict[str, Any], name: str) -> str:
@@ -111,7 +111,7 @@ def test_a_delta_needs_a_base_and_tracking() -> None:
 
 @pytest.mark.parametrize("save", [StateTable.save, StateTable.save_delta])
 def test_a_full_disk_leaves_the_old_file_whole(tmp_path: Path, save: Callable[[StateTable, Path], None]) -> None:
-    """A limit on the size of files stands for the disk: every size that is too small."""
+    """A limit on the size of files replaces a full disk: every size that is too small."""
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
     program = """
         import resource, signal, sys

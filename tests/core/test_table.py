@@ -1,4 +1,4 @@
-"""What a table remembers, tells, keeps in a file and takes back; policies and verdicts as values."""
+"""State tables: entries, queries, snapshots and files; policies and verdicts as values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rows(*identities: tuple[Any, ...], names: str = "pid epoch partition seq") -
 def entry(
     pid: Any, partition: Any, epoch: int | None, first: int, last: int, *holes: tuple[int, int]
 ) -> dict[str, Any]:
-    """An entry as `get` gives it."""
+    """An entry as `get` returns it."""
     return {
         "pid": pid,
         "partition": partition,
@@ -114,7 +114,7 @@ def wrapped() -> StateTable:
 
 
 def aged() -> StateTable:
-    """Of two producers, one of which was dropped; with a final range, a hole and a horizon."""
+    """A table of two producers, one of which was evicted, with a final range, a hole and a horizon."""
     table = StateTable(Policy.any_order().replace(columns=Columns(timestamp="at")), keep=("timestamp",), entries_max=99)
     identities = [(7, 0, 0, 0, 10), (7, 0, 0, 3, 20), (7, 0, 0, 5, 50), (7, 0, 0, 4, 60), (7, 0, 0, 9, 40)]
     table.apply(rows(*identities, (8, 0, 0, 0, 15), names="pid epoch partition seq at"))

@@ -66,7 +66,7 @@ def test_other_threads_run_while_batches_are_judged(name: str, slow_rows: dict[s
 
 
 def test_no_batch_of_several_threads_is_lost() -> None:
-    """Each thread has producers of its own, all of them in one table: it ends as if they had come one by one."""
+    """Each thread has its own producers in one table: the result equals that of one thread."""
     table = fp.BrokerTable(offsets="assign")
 
     def produce(worker: int) -> None:
@@ -115,7 +115,7 @@ def in_threads(work: list[Callable[[], object]]) -> list[object]:
 
 
 def test_one_table_loses_no_update() -> None:
-    """Every row comes twice, from threads that all write to one table: each is accepted exactly once."""
+    """Every row arrives twice, from threads that write to one table: each is accepted exactly once."""
     count, repeats = 400_000, 2
     once = rows(count, np.arange(count) % 1000, (np.arange(count) // 1000).astype(np.int32))
     table, found = fp.StateTable("any_order"), Counter[Verdict]()
@@ -176,7 +176,7 @@ def test_two_tables_in_two_threads() -> None:
 
 
 def test_two_tables_that_merge_into_each_other_do_not_deadlock() -> None:
-    """Both ways at once, over and over, while rows come in: at the end both have accepted everything."""
+    """Both directions at once, repeatedly, while rows arrive: at the end both tables have accepted all rows."""
     count, turns = 2000, 40
     one, other = fp.StateTable("any_order"), fp.StateTable("any_order")
 
@@ -202,7 +202,7 @@ def test_two_tables_that_merge_into_each_other_do_not_deadlock() -> None:
 
 
 def test_a_concurrent_check_sees_only_complete_calls() -> None:
-    """A check comes before or after each apply, never within one: it sees all of a call's rows or none."""
+    """A check runs before or after each apply, never during one: it sees all rows of a call or none."""
     calls, count = 60, 2000
     table = fp.StateTable("any_order")
     is_done = threading.Event()
@@ -237,7 +237,7 @@ def test_a_concurrent_check_sees_only_complete_calls() -> None:
 
 
 def test_everything_at_once(tmp_path: Path) -> None:
-    """Readers and writers of every kind: nothing blocks for ever, and what is read is whole."""
+    """Readers and writers of every kind: no call blocks forever, and each read is consistent."""
     table = fp.StateTable("any_order")
     count, calls = 1000, 30
 

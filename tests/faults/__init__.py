@@ -1,4 +1,4 @@
-"""Faults on real runs of the job: each disturbed world is compared with a twin that nobody disturbed.
+"""Faults on real runs of the job: each world with faults is compared with one without.
 
 world.py     a source, a state and a sink; what lands in the source; what must hold afterwards
 driver.py    one driver in a process of its own, with a fault in it

@@ -184,7 +184,7 @@ def _killed(what: str, outcome: Outcome) -> None:
 
 
 def killed_in_an_operation(root: Path, operation: tuple[Any, ...], calls: int) -> None:
-    """A run dies after Decide; who collects garbage or abandons its version dies, too; the next run goes on."""
+    """A run dies after Decide. A process that collects garbage or abandons its version dies too."""
     drive = Drive()
     world = prepare(root, drive, versions=2)
     demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
@@ -206,7 +206,7 @@ def killed_in_a_split(root: Path, calls: int) -> None:
 
 
 def killed_with_large_files(root: Path, calls: int) -> None:
-    """A run dies in which several tasks scan and write each file; the next one goes on."""
+    """A run in which several tasks scan and write each file dies; the next one continues."""
     drive = Drive(options={"task_bytes_max": 3_000, "rejects": "all"})
     world = prepare(root, drive)
     _killed("kills of runs with large files", go(world, replace(drive, calls=calls)))
@@ -216,7 +216,7 @@ def killed_with_large_files(root: Path, calls: int) -> None:
 
 
 def killed_with_hot_shards(root: Path, calls: int) -> None:
-    """A run dies in which several tasks judge each shard; the next one goes on."""
+    """A run in which several tasks judge each shard dies; the next one continues."""
     drive = Drive(options=HOT, judge_in_tasks=True)
     world = prepare(root, drive)
     _killed("kills of runs with hot shards", go(world, replace(drive, calls=calls)))
@@ -291,7 +291,7 @@ def raced(root: Path, drivers: int, seed: int) -> None:
 
 
 def met_at_decide(root: Path, drivers: int, *, versions: int) -> None:
-    """Several have all prepared the same version: one decides it, and the others are told so."""
+    """Several drivers have prepared the same version: one decides it, and the others report this."""
     drive = Drive()
     world = prepare(root, drive, versions=versions)
     for round_ in range(2):
@@ -306,7 +306,7 @@ def met_at_decide(root: Path, drivers: int, *, versions: int) -> None:
 
 
 def _meet(world: World, drivers: int) -> None:
-    """A driver waits for the others, unless they stay away: a lie may have stopped them."""
+    """A driver waits for the others, for a limited time: a wrong answer may have stopped them."""
     (world.root / f"{os.getpid()}.met").touch()
     with suppress(Broken):
         wait_until(lambda: len(list(world.root.glob("*.met"))) >= drivers, "others stay away", 60)
@@ -353,7 +353,7 @@ def disturbed_workers(
 
 
 def orphaned_workers(root: Path, seed: int, step: str) -> None:
-    """The driver dies, its workers write on, and the next run goes on beside them."""
+    """The driver dies, its workers continue to write, and the next run starts meanwhile."""
     drive = Drive(engine="late", seed=seed, judge_in_tasks=True)
     calm = Drive()
     world = prepare(root, calm)
@@ -368,7 +368,7 @@ def orphaned_workers(root: Path, seed: int, step: str) -> None:
 
 
 def changed_source(root: Path, step: str, moment: str, change: str, plan: str | None = None, **more: Any) -> None:
-    """A file comes, goes or changes in the middle of a run: every version is one that its inputs explain."""
+    """A file is added, removed or changed during a run: every version equals the result of its inputs."""
     drive = Drive(options={"plan": plan}, **more)
     world = prepare(root, drive, "whole" if plan == "aligned" else "mixed")
     before = visible(world)
@@ -402,7 +402,7 @@ def _write_raw(path: Path, seed: int) -> None:
 
 
 def quietly_replaced(root: Path, step: str, moment: str, **more: Any) -> None:
-    """Between the two passes, other bytes of the same size, time and inode: the footer tells."""
+    """Between the two reads, other bytes of the same size, time and inode: the footer shows the change."""
     drive = Drive(**more)
     world = prepare(root, drive)
     part = world.source / ".raw.part"
@@ -421,7 +421,7 @@ def quietly_replaced(root: Path, step: str, moment: str, **more: Any) -> None:
 
 
 def full_by_limit(root: Path, limit: int, *, recovering: bool = False, **more: Any) -> None:
-    """No file can grow beyond some bytes: the run says so, nothing changes, and later on all is well."""
+    """No file can grow beyond some bytes: the run reports it and changes nothing. Later runs succeed."""
     drive = Drive(**more)
     world = prepare(root, drive)
     if recovering:
@@ -489,7 +489,7 @@ def forbidden(root: Path, folder: str, *, versions: int = 1) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """For root, rights are no obstacle, but an attribute of the file system is."""
+    """Permissions do not stop root, but an attribute of the file system does."""
     if os.geteuid():
         folder.chmod(0o555)
     else:
@@ -525,7 +525,7 @@ TARGETS: dict[str, Callable[[World], Path]] = {
 
 
 def damaged(root: Path, target: str, damage: str, place: float = 0.5, **more: Any) -> None:
-    """A file of the state is not what it was: the run names it and changes nothing. Put right, all goes on."""
+    """A file of the state has changed: the run names it and changes nothing. After a repair, runs continue."""
     drive = Drive(**more)
     world = prepare(root, drive, versions=2)
     path = TARGETS[target](world)
@@ -644,7 +644,7 @@ def topic_recreated(root: Path, **more: Any) -> None:
 
 
 def evicted_and_replayed(root: Path, plan: str | None = None) -> None:
-    """What was forgotten comes again: every row is FORGOTTEN and set aside, none is kept and none is dropped."""
+    """Forgotten rows arrive again: every row is FORGOTTEN and written to _rejects; none is kept or dropped."""
     options = {"max_idle_ms": DAY_MS, "clock_gap_max_ms": 30 * DAY_MS, "rejected_max": 1.0, "plan": plan}
     drive = Drive(options=options)
     world = World(root)
@@ -678,7 +678,7 @@ def lying_store(
     die: str = "",
     **more: Any,
 ) -> None:
-    """The state in an object store behind a proxy that lies, one driver or several, one of them killed at a step."""
+    """The state in an object store behind a faulty proxy; one driver or several, one of them killed at a step."""
     world = World(root)
     with Liar(endpoint, lies, VARIATION.of(seed), share) as liar:
         options = _remote(root, liar.endpoint)
@@ -715,7 +715,7 @@ def _count_lies(liar: Liar, what: str) -> None:
 
 
 def outcome_unknown(root: Path, endpoint: str, **more: Any) -> None:
-    """No try to decide is answered, and one lands after its writer has given up: the next run finishes what it says."""
+    """No put of a decision is answered, and one is stored after its writer has stopped: the next run finishes it."""
     world = World(root)
     with Liar(endpoint, ("dropped, then late",), share=1, names="/log/2.json", late_seconds=None) as liar:
         options = _remote(root, liar.endpoint)
@@ -792,7 +792,7 @@ def lying_sink(
     die: str = "",
     **more: Any,
 ) -> None:
-    """State and sink behind a proxy that lies; `verb`: about these requests, copies and uploads among them."""
+    """State and sink behind a faulty proxy; `verb`: the affected requests, copies and uploads among them."""
     drive = Drive(**more)
     with in_store(endpoint):
         world = World(root)
@@ -828,7 +828,7 @@ def in_order(
     keeps: bool = False,
     mutant: str = "",
 ) -> None:
-    """Everything is durable before anything says so: segments, ledger, outputs, side tables, in Hive folders too."""
+    """Everything is durable before it is declared: segments, ledger, outputs, side tables, in Hive folders too."""
     options = {"plan": plan, "rejects": "all"} | (KEEPS | {"on_conflict": "quarantine"} if keeps else {})
     world = prepare(
         root, Drive(options=options), "whole" if plan == "aligned" else "mixed", versions=version - 1, hive=hive

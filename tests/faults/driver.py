@@ -65,7 +65,7 @@ class Drive:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a driver."""
+    """The outcome of a driver."""
 
     kind: str
     """version, error or killed."""
@@ -87,7 +87,7 @@ class Outcome:
 
 
 class Driver:
-    """A driver that runs. `wait` gives what became of it."""
+    """A running driver. `wait` returns its outcome."""
 
     def __init__(self, world: World, drive: Drive) -> None:
         self.drive, self.is_done = drive, False
@@ -107,7 +107,7 @@ class Driver:
         injected("driver stopped")
 
     def kill(self, pause_seconds: float) -> None:
-        """Kills a doomed driver a little after it has come to where it may be killed."""
+        """Kills a driver shortly after the point from which it may be killed."""
         self.wait_until_begun()
         demand(self.ours.poll(PATIENCE_SECONDS), "a driver does not come to its end")
         demand(self.ours.recv() == "doomed", "a driver is not doomed")
@@ -211,7 +211,7 @@ def _act(world: World, drive: Drive, faults: _Faults) -> Outcome:
 
 
 def make_job(world: World, drive: Drive) -> DedupJob:
-    """The job, in a process that is disturbed as `drive` says."""
+    """The job, in a process with the faults of `drive`."""
     from faults.mutants import MUTANTS
     from faults.workers import PoolEngine
 

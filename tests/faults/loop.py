@@ -208,7 +208,7 @@ class Round:
         return int(self._ask("SELECT count(*) FROM orders")[0])
 
     def _progress(self) -> str:
-        """What is applied of each partition, and which consumers have ended: what a round that stands still shows."""
+        """The applied position of each partition, and ended consumers: printed if a round makes no progress."""
         applied = Counter(number % self.partitions for number in self._ask("SELECT number FROM orders"))
         sent = Counter(number % self.partitions for number in self.sent)
         codes = [it.exitcode for it in self.consumers]

@@ -28,7 +28,7 @@ def _replace(owner: Any, name: str, function: Any) -> None:
 
 
 def relists(job: DedupJob) -> None:
-    """Recovery forgets the decision and lists again; what the sink has already is taken for applied."""
+    """Recovery forgets the decision and lists again; files that are in the sink already count as applied."""
     for version in job.state.unfinished():
         (job.state.path / f"log/{version}.json").unlink()
     real = RunFolders.apply
@@ -70,7 +70,7 @@ def drops_ledger(job: DedupJob) -> None:
 
 
 def finishes_first(job: DedupJob) -> None:
-    """Done is said before it is so."""
+    """Done is declared too early."""
 
     def commit_(state: State, sink: Any, decision: Decision, step: Any, tasks: Any) -> None:
         with step("decide"):
@@ -83,7 +83,7 @@ def finishes_first(job: DedupJob) -> None:
 
 
 def forgets_state(job: DedupJob) -> None:
-    """A damaged segment is taken for an empty one."""
+    """A damaged segment is treated as an empty one."""
     real = judge.load_table
 
     def load_table(store: Any, pieces: Any, policy: Any, **options: Any) -> StateTable:
@@ -107,7 +107,7 @@ def syncs_late(job: DedupJob) -> None:
 
 
 def collects_all(job: DedupJob) -> None:
-    """Every file that tasks wrote is shown, whichever attempt it came from."""
+    """Every file that tasks wrote becomes visible, from every attempt."""
     real = RunFolders.collect
 
     def collect(sink: RunFolders, version: int, attempt: str, winners: dict[str, str]) -> str:
@@ -120,7 +120,7 @@ def collects_all(job: DedupJob) -> None:
 
 
 def looks_once(job: DedupJob) -> None:
-    """Nobody looks whether a file is still what the first pass read."""
+    """No check that a file is still the one that the first pass read."""
     _replace(write, "unchanged", lambda *_, **__: nullcontext())
     _replace(write, "check_footer", lambda *_: None)
 
@@ -168,7 +168,7 @@ def drops_checksums(job: DedupJob) -> None:
 
 
 def keeps_silent(job: DedupJob) -> None:
-    """Suspected resets stop nobody."""
+    """Suspected resets do not stop a run."""
     _replace(checks, "_check_resets", lambda *_: None)
 
 
@@ -179,7 +179,7 @@ def leaves_rubbish(job: DedupJob) -> None:
 
 
 def trusts_claims(job: DedupJob) -> None:
-    """The aligned plan keeps what its tasks wrote, whoever else has those rows."""
+    """The aligned plan keeps the files of its tasks, even if others have these rows."""
     real = judging.judge_runs
 
     def judge_(at: Any, found: Any, reading: Any) -> Any:
@@ -218,12 +218,12 @@ def shows_undecided(job: DedupJob) -> None:
 
 
 def claims_nothing(job: DedupJob) -> None:
-    """Who shows a version in an object store does not ask whether it was abandoned."""
+    """A driver shows a version in an object store without a check whether it was abandoned."""
     _replace(RunPrefixes, "apply", lambda sink, decision, tasks: sink._complete(decision, APPLIED, tasks))
 
 
 def marks_first(job: DedupJob) -> None:
-    """A version in an object store is said to be whole before it is."""
+    """A version in an object store is marked as complete too early."""
     real = RunPrefixes._copy_missing
 
     def copy_lacking(sink: RunPrefixes, decision: Decision, tasks: Any) -> None:

@@ -48,7 +48,7 @@ PLANS = ("interval", "row", "aligned")
 
 
 class Disturbed:
-    """A task that does not come to its end at its first attempt."""
+    """A task whose first attempt does not finish."""
 
     def __init__(self, work: Callable[[Any], Any], mode: str, folder: Path) -> None:
         self.work, self.mode, self.folder = work, mode, folder
@@ -84,7 +84,7 @@ class Disturbed:
 
 
 def lose(work: Callable[[Any], Any], item: Any, folder: Path) -> None:
-    """Begin another attempt in a process of its own, and wait until it stands still, if it does."""
+    """Start another attempt in its own process, and wait until it is stopped, if it is."""
     task = folder / f"{uuid4().hex}.task"
     task.write_bytes(pickle.dumps((work, item)))
     command = [sys.executable, "-m", "faults.spark", "--lose", str(task)]
@@ -95,7 +95,7 @@ def lose(work: Callable[[Any], Any], item: Any, folder: Path) -> None:
 
 
 def stop_midway(task: str) -> None:
-    """The process of such an attempt. `resume_losers` lets it go on."""
+    """The process of such an attempt. `resume_losers` continues it."""
     work, item = pickle.loads(Path(task).read_bytes())
     count_calls(1, signal.SIGSTOP)
     work(item)
@@ -141,7 +141,7 @@ def small_tasks() -> Iterator[None]:
 
 
 def disturbed_workers(root: Path, spark: SparkSession, mode: str, chosen: str | None = None, mutant: str = "") -> None:
-    """Workers die or work twice: files and segments are those of the twin."""
+    """Workers die or work twice: files and segments equal those of a job without faults."""
     from faults.mutants import MUTANTS
 
     drive = Drive(options={"plan": chosen})
@@ -166,7 +166,7 @@ def disturbed_workers(root: Path, spark: SparkSession, mode: str, chosen: str | 
 
 @contextmanager
 def shooting(marks: Path) -> Iterator[None]:
-    """Each worker that says it is a target is killed a little after it has been told so."""
+    """Each worker that reports itself as a target is killed shortly afterwards."""
     is_over = threading.Event()
 
     def shoot() -> None:
@@ -188,7 +188,7 @@ def shooting(marks: Path) -> Iterator[None]:
 
 
 def killed_driver(root: Path, step: str, moment: str, chosen: str | None = None, then: str = "add") -> None:
-    """The driver is killed; its JVM goes with it, its workers when they please; the next run goes on."""
+    """The driver is killed, and its JVM with it; its workers end at some later time; the next run continues."""
     drive = Drive(options={"plan": chosen})
     world = prepare(root, drive, "whole" if chosen == "aligned" else "mixed")
     before = visible(world)
@@ -206,7 +206,7 @@ def killed_driver(root: Path, step: str, moment: str, chosen: str | None = None,
 
 
 def goes_on_elsewhere(root: Path, spark: SparkSession) -> None:
-    """A driver with threads dies after Decide; one on Spark finishes and goes on."""
+    """A driver with threads dies after Decide; one on Spark finishes its version and continues."""
     from fencepost_spark import SparkEngine
 
     from faults.driver import go
@@ -272,7 +272,7 @@ def die(root: str, chosen: str, step: str, moment: str) -> None:
 
 
 def rounds_of(family: str, top: Path, stack: ExitStack) -> Iterator[tuple[str, Callable[[Path], None]]]:
-    """Round after round of a family, for ever: its name, and what it does in an empty folder."""
+    """Endless rounds of a family: the name, and a function that runs in an empty folder."""
     if family == "Spark: driver killed":
         for facts in itertools.cycle(KILLS):
             yield " ".join(facts), lambda root, facts=facts: killed_driver(root, *facts)

@@ -22,12 +22,12 @@ def injected(what: str, count: int = 1) -> None:
 
 
 def tried(what: str, happened: bool) -> None:
-    """Counts a fault that a case goes on without. `missed` demands a share of all."""
+    """Counts a fault that did not take place. `missed` limits the share of these."""
     TRIED[what, happened] += 1
 
 
 def missed() -> list[str]:
-    """Faults that came too late too often, with the figures."""
+    """Faults that came too late too often, with their numbers."""
     found = []
     for what in sorted({what for what, _ in TRIED}):
         happened, both = TRIED[what, True], TRIED[what, True] + TRIED[what, False]
@@ -38,7 +38,7 @@ def missed() -> list[str]:
 
 @dataclass
 class Tally:
-    """What the rounds of one family came to."""
+    """The results of the rounds of one family."""
 
     family: str
     rounds: int = 0
@@ -48,7 +48,7 @@ class Tally:
     began: float = field(default_factory=time.monotonic)
 
     def write(self, path: Path | None) -> None:
-        """What has come of it so far. At once: a reader sees the tally before or after it."""
+        """The results so far, written at once: a reader sees the tally before or after."""
         self.seconds, self.injected = time.monotonic() - self.began, dict(INJECTED)
         if path is None:
             return

@@ -1,4 +1,4 @@
-"""An engine whose tasks are processes, and what may happen to them.
+"""An engine whose tasks are processes, and their faults.
 
 | name | what happens |
 |---|---|
@@ -114,7 +114,7 @@ def _task(work: Callable[[Any], Any], item: Any, result: str, kill_at: int, stop
 
 
 def resume_losers(world: World) -> int:
-    """Let the stopped attempts go on and come to their end; gives how many there were."""
+    """Continue the stopped attempts until they end. Returns their number."""
     losers = [int(path.stem) for path in (world.root / "workers").glob("*.loser")]
     for pid in losers:
         os.kill(pid, signal.SIGCONT)
@@ -123,7 +123,7 @@ def resume_losers(world: World) -> int:
 
 
 def disturbed(world: World) -> int:
-    """How many attempts came to nothing."""
+    """The number of attempts that were lost."""
     log = world.root / "workers" / "disturbed"
     return len(log.read_text().splitlines()) if log.exists() else 0
 

@@ -1,4 +1,4 @@
-"""A source, a state and a sink, and what must hold of them after whatever happened.
+"""A source, a state and a sink, and the conditions that must hold after any fault.
 
 Every file that ever lay in the source is kept in an archive, by what a decision says of it. So the check needs no
 memory of what happened when: each version is a function of the inputs that it names, and a twin that reads just these,
@@ -154,7 +154,7 @@ class World:
 
     @property
     def store_options(self) -> dict[str, Any]:
-        """Of the stores of state and sink, as a job takes them."""
+        """The options of the stores of state and sink, in the form that a job accepts."""
         return dict.fromkeys(("state_options", "sink_options"), server_at(self.endpoint)) if self.endpoint else {}
 
     def place_of(self, name: str) -> str:
@@ -261,7 +261,7 @@ def _archived(size: int, mtime_ns: int, inode: int, crc: int) -> str:
 
 @dataclass
 class History:
-    """What a world's decisions say was done, in order."""
+    """The work of a world by its decisions, in order."""
 
     versions: list[list[tuple[str, Path]]] = field(default_factory=list)
     """Of each applied version with input: paths, and the archived files."""
@@ -445,7 +445,7 @@ def _check_mark(world: World, version: int, wanted: dict[str, int]) -> None:
 
 
 def _facts(world: World, decision: Decision) -> dict[str, Any]:
-    """What a version left that does not depend on when and by whom."""
+    """The files of a version, without what depends on time and writer."""
     folder = world.sink / f"run={decision.version}"
     changelog = [pq.read_table(path, partitioning=None) for path in sorted(folder.glob("_missing/*.parquet"))]
     outputs = {name: it for name, it in _hashes(folder, "**/*.parquet").items() if not name.startswith("_missing/")}
@@ -485,7 +485,7 @@ _TWINS: dict[str, list[dict[str, Any]]] = {}
 
 
 def twin(versions: list[list[tuple[str, Path]]], options: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a job leaves that reads these files, version by version, while nobody disturbs it."""
+    """The result of a job without faults that reads these files, version by version."""
     contents = [[(path, hashlib.sha256(it.read_bytes()).hexdigest()) for path, it in version] for version in versions]
     key = repr((contents, sorted(options.items())))
     if key not in _TWINS:

@@ -1,4 +1,4 @@
-"""The one-liner: the kind that came in comes out, with the rows to keep and nothing else changed."""
+"""`deduplicate`: the result has the type of the input, and only refused rows are removed."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_an_index_of_pandas_stays(index: pd.Index) -> None:
 
 
 def test_columns_of_pandas_that_arrow_cannot_represent_stay() -> None:
-    """Only the identity columns are converted: objects of any kind may stand beside them."""
+    """Only the identity columns are converted: other columns may contain objects of any kind."""
     things = [object(), {1}, lambda: None, 3 + 4j]
     rows = pandas_rows(things=things, mixed=[1, "a", None, b"b"])
     kept = fp.deduplicate(rows)
@@ -215,7 +215,7 @@ def test_chunks_of_polars_and_pyarrow() -> None:
 def test_a_real_landing_zone_keeps_the_rows_of_its_truth(
     policy: str, columns: fp.Columns | None, expected: Callable[[dict[str, int]], int]
 ) -> None:
-    """What a broker, real producers and a sink that was killed several times left behind, file by file and at once."""
+    """Files of a broker, real producers and a sink that was killed several times, file by file and all at once."""
     zone = Path(__file__).parents[1] / "data" / "landing-zone"
     truth = json.loads((zone / "truth.json").read_text())
     files = [pq.read_table(path) for path in sorted((zone / "landing").glob("*.parquet"))]

@@ -1,4 +1,4 @@
-"""Rows with verdicts: the verdict of each row, the row it repeats, and the kind of frame that came in."""
+"""`explain`: the verdict of each row, the row it repeats, and the type of the input."""
 
 from __future__ import annotations
 

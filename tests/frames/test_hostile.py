@@ -164,7 +164,7 @@ def refused(table: fp.StateTable, batch: object, columns: object = None) -> fp.B
     ],
 )
 def test_texts_that_are_not_utf8_are_refused(values: list[bytes]) -> None:
-    """Arrow's buffers are checked by nobody; what is no text could not be given back."""
+    """Arrow does not validate its buffers; a key that is not text could not be returned as text."""
     texts = pa.array(values).view(pa.string())
     for column in (texts, texts.dictionary_encode(), texts.cast(pa.string_view()), texts.cast(pa.large_string())):
         error = refused(fp.StateTable("any_order"), rows(column))
@@ -195,7 +195,7 @@ def test_a_part_of_a_key_has_at_most_4_mebibytes(kind: pa.DataType) -> None:
 
 
 def test_missing_ranges_have_as_many_batches_as_their_keys_need() -> None:
-    """More than 2 GiB of one array are more than its offsets can tell."""
+    """An array of more than 2 GiB exceeds its 32-bit offsets."""
     count = 520
     key = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array(["k" * (4 << 20)]))
     table = fp.StateTable("any_order")

@@ -479,7 +479,7 @@ def test_untracked_rows_may_hold_anything(constructor: Constructor, policy: str)
 
 @pytest.mark.parametrize("name", TYPES)
 def test_a_column_of_nulls_and_no_type(name: str) -> None:
-    """What pandas and Arrow make of a column in which nothing stands."""
+    """A column without values in the types of pandas and Arrow."""
     rows = ROWS.set_column(ROWS.column_names.index(name), name, pa.nulls(len(ROWS)))
     if name == "pid":
         table = fp.StateTable("any_order")
@@ -658,7 +658,7 @@ def test_booleans_of_numpy_are_booleans(name: str) -> None:
 
 
 def test_a_stream_may_query_the_table_that_reads_it() -> None:
-    """The table is not locked while a stream is read: a generator in it may look at the table."""
+    """The table is not locked while a stream is read: a generator in the stream may query the table."""
     table = fp.StateTable("any_order")
     table.apply(ROWS[:3])
     seen = []

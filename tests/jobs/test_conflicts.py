@@ -1,4 +1,4 @@
-"""Repeats with other content: counted apart, shown, and stopped, quarantined or dropped as the job says."""
+"""Repeats with other content: counted separately, shown, and stopped, quarantined or dropped by the job's settings."""
 
 from __future__ import annotations
 

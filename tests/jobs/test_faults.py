@@ -85,7 +85,7 @@ def test_there_are_enough_cases_of_every_kind() -> None:
 
 @pytest.mark.parametrize("harm", ["output", "extra", "run", "rubbish", "unread", "segment"])
 def test_the_check_sees(tmp_path: Path, harm: str) -> None:
-    """Each look at a world finds what it looks for."""
+    """Each check of a world detects its error."""
     world = World(tmp_path)
     world.land(1, 2)
     assert go(world, Drive()).version == 1

@@ -1,4 +1,4 @@
-"""Versions that fold: what is left of them is right, whatever dies, and no paused driver gets past the floor."""
+"""Versions that fold: their totals are right after any crash, and the floor stops paused drivers."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_collection_folds_all_at_once(tmp_path: Path) -> None:
 
 
 def test_earlier_versions_of_this_package_refuse_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They read format 2 alone. The first decision of another format comes before the first version is folded."""
+    """They read only format 2. The first decision of format 3 is written before the first version is folded."""
     go_on(tmp_path, 3)
     assert [opened(tmp_path).version(it).format for it in (2, 3)] == [2, 3]
     assert opened(tmp_path).floor() == 0
@@ -294,7 +294,7 @@ def paused_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, meanwhile:
 
 
 def others(root: Path) -> None:
-    """Make versions, more than a fold takes, of other files than the paused run has; and fold them."""
+    """Make more versions than one fold handles, from other files than those of the paused run, and fold them."""
     for number in range(9):
         go(root, 500 + number, keep=1)
 
@@ -352,7 +352,7 @@ def test_a_driver_that_wakes_after_a_fold(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("has_output", [True, False])
 def test_an_abandon_that_wakes_after_a_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_output: bool) -> None:
-    """It says that the version is folded, and changes nothing that a reader sees."""
+    """The driver reports that the version is folded, and changes nothing that a reader sees."""
     from fencepost.state.sinks import RunFolders
 
     go_on(tmp_path, 1)
@@ -449,7 +449,7 @@ def test_versions_that_fold_during_a_read(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_name_that_goes_while_it_is_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is put once more: what it says is told by the floor."""
+    """It is put again: the floor shows its outcome."""
     store = LocalStore(tmp_path)
     store.put("log/1.json", b"another's")
     real = store.disk.seal
@@ -486,12 +486,12 @@ def claims(bucket: Bucket) -> list[int]:
 
 
 def listed(bucket: Bucket) -> list[str]:
-    """What lies in the state, but for what any version has."""
+    """The files of the state, except for those that every version has."""
     return sorted(name for name in bucket.store("state").list("") if name.startswith(("log", "done", "folded")))
 
 
 def test_claims_of_applied_versions_go_from_a_prefix(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of abandoned ones stay. A paused `abandon` takes a free name, says so, and removes nothing."""
+    """Marks of abandoned versions stay. A paused `abandon` takes a free name, reports it, and removes nothing."""
     monkeypatch.setattr(folding, "AT_ONCE", 2)
     go_far(bucket, 1, 1)
     with monkeypatch.context() as patch:

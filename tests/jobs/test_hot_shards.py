@@ -1,4 +1,4 @@
-"""Shards of more runs than a task is to hold: several tasks judge one, and all comes out as from one task."""
+"""Shards with more spans than a task may hold: several tasks judge one, with the result of one task."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_rows(seed: int, count: int, seqs: int, epochs: int, begin: int = 0) -> pa.Table:
-    """A key with most of the rows and some others; runs that go on, and rows that lie anywhere."""
+    """A key with most of the rows, and some others; long spans, and rows in any order."""
     rng = np.random.default_rng(seed)
     is_hot = rng.random(count) < 0.7
     pid = np.where(is_hot, 7, rng.integers(0, 5, count))
@@ -223,7 +223,7 @@ def test_order_dependent_policies_use_one_task(tmp_path: Path, case: str) -> Non
 
 @pytest.mark.parametrize("begin", [4_096 - 1_024 - 100, 4_096 - 1_024 - 900])
 def test_near_the_wrap_one_task_judges(tmp_path: Path, begin: int) -> None:
-    """Sequences of up to 900 come near the wrap in the first run, or pass it in the second."""
+    """Sequences of up to 900 get near the wrap in the first run, or pass it in the second."""
     deliveries = [make_rows(1, 300, 900, 1, begin), make_rows(2, 300, 900, 1, 3_100), make_rows(3, 300, 900, 1)]
     deliveries.append(make_rows(4, 300, 900, 1, 1_500))
     split = []
@@ -298,7 +298,7 @@ def loses_the_first_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shifts_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A piece of a run is said to be where the run begins."""
+    """A piece of a span is placed where the span begins."""
     real = runs._with
     monkeypatch.setattr(
         runs, "_with", lambda table, columns: real(table, {k: v for k, v in columns.items() if k != "_row"})
@@ -337,7 +337,7 @@ def test_mutants_are_seen(
 def test_a_split_that_ignores_the_zone_before_the_wrap_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key passes the wrap, and no part has rows of both sides: nothing but the zone tells."""
+    """A key passes the wrap, and no part has rows of both sides: only the zone shows it."""
     monkeypatch.setattr(runs, "BLOCK_BITS", 8)
     seqs = (3_900 + np.random.default_rng(1).permutation(400)) % 4_096
     sound, wrong = [], []
@@ -374,7 +374,7 @@ def test_tasks_of_other_processes_that_run_twice(tmp_path: Path, monkeypatch: py
 
 
 class Dying(LocalEngine):
-    """The task at a place of a stage dies, the first time that the stage comes that often."""
+    """The task at a position of a stage dies, in a given execution of the stage."""
 
     def __init__(self, stage: str, time: int, place: int) -> None:
         super().__init__(2)
@@ -411,7 +411,7 @@ def test_a_task_dies(tmp_path: Path, stage: str, time: int, place: int) -> None:
 
 
 def test_a_task_comes_late(tmp_path: Path) -> None:
-    """A part is judged once more while the shard's state is written, and when all is done."""
+    """A part is judged again while the shard's state is written, and after the run."""
     source, options = tmp_path / "source", {"shards": 1, "plan": "interval"}
     late: list[Callable[[], Any]] = []
 

@@ -313,7 +313,7 @@ def test_of_so_many_of_the_newest_positions(tmp_path: Path) -> None:
 
 
 def test_of_the_newest_positions_an_older_lap_says_nothing(tmp_path: Path) -> None:
-    """A piece that is not merged yet has rows whose numbers came round, and were forgotten again."""
+    """A piece that is not merged yet has rows whose numbers wrapped and were forgotten."""
     policy = fp.Policy.any_order().replace(wrap=16)
     options: dict[str, Any] = {"keep_checksums": 3, "shards": 1, "policy": policy, "order_by": ()}
     others = [amounts([0, 1, 2], [0, 0, 0], pid=pid) for pid in range(20)]
@@ -541,7 +541,7 @@ def test_a_state_in_an_object_store(tmp_path: Path) -> None:
 
 
 def test_killed_at_any_change_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the next run keeps and finds is what it would have kept and found, wherever the one before died."""
+    """The next run keeps and finds the same, wherever the previous one died."""
     options: dict[str, Any] = DROP | {"shards": 2, "sync": True, "engine": lake.LocalEngine(1)}
     found = set()
     for call in itertools.count(1, 5):

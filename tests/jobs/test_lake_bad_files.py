@@ -1,4 +1,4 @@
-"""Bad files: deferred since they were first seen, then set aside by name or a stop, and never judged out of turn."""
+"""Bad files: deferred from the first run that found them, then quarantined or a stop, and never judged out of order."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def newest(root: Path) -> Any:
 def test_damage_is_deferred_from_when_it_was_first_seen(
     tmp_path: Path, clock: Clock, damage: Callable[[Path], None]
 ) -> None:
-    """Whatever the file's own time says: a copy that keeps times is a minute old when it has just come."""
+    """The file's own time does not matter: a copy that keeps times can be old when it arrives."""
     land_some(tmp_path)
     damage(tmp_path / "source" / "2.parquet")
     report = make_job(tmp_path).run()
@@ -243,7 +243,7 @@ def test_files_after_a_deferred_file_wait_for_it(
 
 
 def test_a_deferred_file_has_its_turn_among_what_a_run_may_read(tmp_path: Path, clock: Clock) -> None:
-    """Mended, it comes behind the new files that lie before it, however few of them a run reads."""
+    """After its repair, it is judged after the new files before it, even if runs read only some of them."""
     options: dict[str, Any] = {"policy": "in_order", "order_by": (), "files_max": 2}
     land(tmp_path / "source", "0.parquet", numbered(0))
     file = land(tmp_path / "source", "5.parquet", numbered(50))
@@ -376,7 +376,7 @@ def test_a_decision_from_before_there_was_a_list(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["damaged", "wrong values"])
 def test_a_good_file_in_the_place_of_a_quarantined_one(tmp_path: Path, kind: str) -> None:
-    """With the same name, size and time: as a copy that was begun anew, or a restore, leaves it."""
+    """With the same name, size and time, as after a restarted copy or a restore."""
     good = land(tmp_path / "good", "b.parquet", make_rows(5)).read_bytes()
     # Stored as plain integers, a sequence number is changed in place.
     rows = pa.table({"pid": [9, 9], "epoch": [0, 0], "partition": [0, 0], "seq": [77_777_777, 88_888_888]})

@@ -1,4 +1,4 @@
-"""How a run commits: nothing lost, nothing twice, whatever dies and whoever else writes."""
+"""How a run commits: nothing lost, nothing twice, after any crash and with concurrent writers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def prepare_world(root: Path, versions: int = 1) -> None:
 
 
 def run_alone(root: Path) -> int | None:
-    """One thread, few shards: every crash test takes the same steps."""
+    """One thread, few shards: every crash test has the same steps."""
     return make_job(root, engine=LocalEngine(1), shards=2).run().version
 
 
@@ -220,7 +220,7 @@ def test_an_error_on_the_way_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", ["list", "scan", "judge", "write", "check", "decide"])
 @pytest.mark.parametrize(("versions", "others"), [(0, 1), (1, 1), (1, 3)])
 def test_a_slower_run_loses_and_shows_nothing(tmp_path: Path, step: str, versions: int, others: int) -> None:
-    """`others` = 3: the faster ones have collected what looked like rubbish before the slower run goes on."""
+    """`others` = 3: the faster runs have collected files that looked like garbage before the slower run continues."""
     prepare_world(tmp_path, versions)
     seen: list[dict[str, str]] = []
 
@@ -239,7 +239,7 @@ def test_a_slower_run_loses_and_shows_nothing(tmp_path: Path, step: str, version
 
 
 def test_a_run_that_another_one_finishes(tmp_path: Path) -> None:
-    """It stands still after Decide; others finish its version and go on; it wakes up and finds all done."""
+    """It pauses after Decide; others finish its version and continue; then it wakes up and finds everything done."""
     prepare_world(tmp_path)
 
     def finished_by_others(at: str, done: int, total: int) -> None:
@@ -372,7 +372,7 @@ def test_folders_inside_each_other(tmp_path: Path) -> None:
 
 
 def test_identities_are_what_the_other_tests_say(tmp_path: Path) -> None:
-    """The brute force above looks at something: there are repeats, and rows of every file are kept."""
+    """The exhaustive test above is effective: there are repeats, and rows of every file are kept."""
     prepare_world(tmp_path)
     make_job(tmp_path).run()
     kept, landed = read_sink(tmp_path), read_source(tmp_path)
@@ -389,7 +389,7 @@ class _PowerLoss(BaseException):
 def test_names_that_a_dead_run_did_not_wait_for_are_made_durable_before_they_are_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
-    """It died between the link and the sync of the folder: a power loss could take the name back later on."""
+    """It died between the link and the sync of the folder: a power loss could still remove the name."""
     prepare_world(tmp_path, 1)
     real_link, real_fsync = os.link, os.fsync
     synced: list[str] = []

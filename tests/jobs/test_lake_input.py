@@ -235,7 +235,7 @@ def test_a_file_that_is_not_parquet(tmp_path: Path, damage: Callable[[Path], Non
 
 @pytest.mark.parametrize("column", ["seq", "origin"])
 def test_a_flipped_byte_in_a_page(tmp_path: Path, column: str) -> None:
-    """In an identity column the scan sees it, in the payload the rewriting: either way the others go on."""
+    """In an identity column the scan finds it, in the payload the rewriting; other files are read in both cases."""
     land_some(tmp_path, [0])
     file = land(tmp_path / "source", "1.parquet", make_rows(1), write_page_checksum=True, row_group_size=600)
     chunk = pq.ParquetFile(file).metadata.row_group(0).column(pq.read_schema(file).get_field_index(column))

@@ -1,4 +1,4 @@
-"""Folders on mounts: inodes are drawn anew, and folders may not be renamed at once."""
+"""Folders on mounts: inodes change, and renames of folders may not be atomic."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def refusing(source: Any, target: Any) -> None:
 
 
 def replacing(source: Any, target: Any) -> None:
-    """A folder takes the place of one that has content."""
+    """A folder replaces one that has content."""
     if os.path.isdir(target):
         shutil.rmtree(target)
     REAL(source, target)

@@ -98,7 +98,7 @@ def test_the_first_copy_is_kept_though_repeats_are_cut_differently(tmp_path: Pat
 
 
 def test_claims_that_collide_fall_back(tmp_path: Path) -> None:
-    """Statistics say that the files are apart, and they are not: a state knows rows of one."""
+    """By their statistics the files have no common rows, but a state knows rows of one."""
     source = tmp_path / "source"
     land_whole_keys(source, 0)
     assert make_job(tmp_path).run().plan == "aligned"
@@ -223,7 +223,7 @@ def test_refused_rows_are_written_to_rejects(tmp_path: Path) -> None:
 
 
 def told(root: Path) -> Counter[tuple[Any, ...]]:
-    """What is missing, and how often, as the changelog says."""
+    """The missing ranges, and how often each is missing, by the changelog."""
     return fold(root / "sink")
 
 
@@ -278,7 +278,7 @@ def test_ranges_that_are_missing_in_two_laps_are_two(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("admit", ["any", "forward"])
 def test_open_ranges_of_a_replaced_epoch_become_final(tmp_path: Path, admit: str) -> None:
-    """Its rows have not come."""
+    """Its rows did not arrive."""
     policy = fp.Policy.any_order().replace(admit=admit, epochs="fence")
     changes = []
     for epoch in (0, 1):
@@ -318,7 +318,7 @@ def test_idle_producers_are_forgotten_by_the_clock_of_the_data(tmp_path: Path) -
 
 @pytest.mark.parametrize("act", ["evict", "reshard", "run"])
 def test_the_changelog_has_the_final_ranges_when_a_shard_is_processed(tmp_path: Path, act: str) -> None:
-    """The horizon moves for all shards, and most of them learn of it later; their FINAL lines come then."""
+    """The horizon moves for all shards; most of them are processed later, and write their FINAL rows then."""
     source = tmp_path / "source"
     options = {"max_idle_ms": 1_000, "clock_gap_max_ms": 10**9, "shards": 64}
     land(source, "1.parquet", timed(1, [0, 4], [1_000, 1_000]))
@@ -534,7 +534,7 @@ def test_a_seed_knows_what_a_run_would_and_writes_nothing(tmp_path: Path) -> Non
 
 
 def test_a_seed_says_what_is_missing(tmp_path: Path) -> None:
-    """So that later versions can take it back."""
+    """So that later versions can undo it."""
     land(tmp_path / "source", "1.parquet", timed(1, [0, 1, 5, 9], [0] * 4))
     report = make_job(tmp_path).seed()
     assert (report.outputs, report.missing_changes) == ((), {"OPEN": 2})

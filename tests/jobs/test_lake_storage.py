@@ -1,4 +1,4 @@
-"""Storage that does not give a file: the run stops and changes nothing. It is never taken for damage."""
+"""Storage that does not return a file: the run stops and changes nothing. This never counts as damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people do to a state: each a version like a run's, whatever dies and whoever else writes."""
+"""Operations on a state: each makes a version like a run, after any crash and with concurrent writers."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class World:
         return World(self.root, keep=self.keep, policy=self.policy, shards=self.shards)
 
     def verdicts(self, rows: pa.Table) -> list[int]:
-        """What the state would say of each row, by itself."""
+        """The verdict of the state on each row alone."""
         before = self.state.latest()
         assert before is not None
         numbers = np.asarray(pa.array(fp.shards(rows, before.shard_count, self.policy.columns)))
@@ -224,7 +224,7 @@ def test_rollback_that_accepts_duplicates(world: World) -> None:
 
 
 def test_a_rollback_that_would_lose_rows(world: World) -> None:
-    """Back to a version whose output was taken away for an earlier rollback: the state must not know its rows."""
+    """Back to a version whose output was removed for an earlier rollback: the state must not know its rows."""
     taken = world.sink.path / "run=3" / "kept.txt"
     taken.rename(world.root / "away")
     world.state.rollback(2)
@@ -398,7 +398,7 @@ def test_a_version_without_output_is_fenced_too(world: World) -> None:
 def test_a_driver_that_is_overtaken_while_it_writes_its_marker(
     world: World, monkeypatch: pytest.MonkeyPatch, marker: str
 ) -> None:
-    """Another shows the version meanwhile, and takes the marker's folder for rubbish."""
+    """Another driver shows the version meanwhile, and collects the marker's folder as garbage."""
     world.run(rows_of(3), "3 again.txt", until="decide")
     write, overtaken = Disk.write, []
 
@@ -482,7 +482,7 @@ def test_a_version_that_is_shown_in_part_is_neither_applied_nor_abandoned(world:
 
 
 def test_abandon_waits_for_the_disk_before_it_believes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The decision's writer may have died before it did, and so may who has shown the version."""
+    """The writer of the decision may have died before the sync, and so may the driver that showed the version."""
     world.run(rows_of(4), "4.txt", until="decide")
     seal, sealed = Disk.seal, []
     monkeypatch.setattr(Disk, "seal", lambda disk, path: (sealed.append(path), seal(disk, path))[1])
@@ -724,7 +724,7 @@ def test_an_operation_that_dies_anywhere(world: World, name: str, monkeypatch: p
 
 
 def test_abandon_that_dies_anywhere(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fenced or not: whoever comes next makes it one or the other for all."""
+    """Fenced or not: the next driver decides it for all."""
     world.run(rows_of(4), "4.txt", until="decide")
     template, statuses = world.root.parent / "template", []
     shutil.copytree(world.root, template)
@@ -810,7 +810,7 @@ IN_TASKS: dict[str, tuple[Callable[[State], Any], str, int]] = {
 
 @pytest.mark.parametrize("name", IN_TASKS)
 def test_operations_run_as_tasks(world: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some shards each, on the state's engine: the driver reads none, and what comes out is the same."""
+    """Each task has some shards, on the state's engine: the driver reads none, and the result is the same."""
     monkeypatch.setattr(operations, "VERSIONS_TOGETHER", 2)
     act, stage, tasks = IN_TASKS[name]
     shutil.copytree(world.root, world.root.parent / "template")

@@ -1,4 +1,4 @@
-"""Large files, of which several tasks scan and write a part each: all comes out as in one part."""
+"""Large files, of which several tasks scan and write a part each, with the result of one part."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Apart(LocalEngine):
 
 
 def timed_rows(seed: int, count: int = 900) -> pa.Table:
-    """Runs that go on over the borders of row groups, repeats, and timestamps that restart a key."""
+    """Spans across the borders of row groups, repeats, and timestamps that restart a key."""
     rows = make_rows(seed, count)
     long = np.arange(count) % 450
     is_long = np.random.default_rng(seed).random(count) < 0.5
@@ -73,7 +73,7 @@ def rows_of(root: Path, pattern: str) -> dict[str, pa.Table]:
 
 
 def check_alike(one: Path, other: Path) -> None:
-    """The rows of each input, those set aside, and the state."""
+    """The rows of each input, refused rows, and the state."""
     for pattern in ("run=*/*.parquet", "run=*/_rejects/*/*.parquet"):
         assert rows_of(one, pattern) == rows_of(other, pattern)
     assert state_hashes(one) == state_hashes(other)
@@ -361,7 +361,7 @@ def test_a_file_that_is_replaced_between_its_parts(tmp_path: Path, when: str, is
     path = tmp_path / "source" / "a.parquet"
 
     class Replacing(LocalEngine):
-        """Another file comes after the third task of a stage, once."""
+        """Another file is added after the third task of a stage, once."""
 
         is_done = False
 

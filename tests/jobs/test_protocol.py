@@ -1,4 +1,4 @@
-"""The commit protocol, explored: what must hold does, and no broken protocol gets past. docs/commit-protocol.md."""
+"""The commit protocol, explored: its properties hold, and broken protocols are detected. docs/commit-protocol.md."""
 
 from __future__ import annotations
 

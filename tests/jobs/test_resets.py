@@ -1,4 +1,4 @@
-"""Counters that begin anew under the same epoch: found at any size, within a run or over several; copies are not."""
+"""Counters that restart under the same epoch: found at any size, within a run or over several; copies are not."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_the_newest_versions_are_kept(tmp_path: Path, clock: list[int]) -> None:
 
 
 def test_versions_that_were_recently_the_newest_are_kept(tmp_path: Path, clock: list[int]) -> None:
-    """Runs every two hours, and a day to go back: whichever keeps more, the number or the time."""
+    """Runs every two hours, and a retention of a day: the rule that keeps more applies."""
     for number in range(16):
         newest = go(tmp_path, number, keep=3, keep_ms=24 * HOUR_MS)
         oldest = opened(tmp_path).version(newest).oldest
@@ -158,7 +158,7 @@ def test_a_rollback_can_be_undone_within_the_retention(tmp_path: Path, clock: li
 def test_a_state_that_did_not_note_its_breaks(
     tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As states have it that were written before: the log tells."""
+    """As in states of earlier versions: the log shows it."""
     with monkeypatch.context() as patch:
         patch.setattr(retention, "breaks_behind", lambda *_: None)
         for number in range(4):
@@ -175,7 +175,7 @@ def test_a_state_that_did_not_note_its_breaks(
 
 
 def test_a_crash_at_any_change_to_the_disk(tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a version gives up is removed by a later run, whoever died between."""
+    """Files that a version no longer needs are removed by a later run, after any crash in between."""
     for number in range(5):
         go(tmp_path, number, keep=2)
     crashes = 0

@@ -1,4 +1,4 @@
-"""Sinks whose files get other columns: refused before anything is decided, or taken in, and read as one dataset."""
+"""Sinks whose files get other columns: refused before the decision, or accepted, and read as one dataset."""
 
 from __future__ import annotations
 

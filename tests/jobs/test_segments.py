@@ -385,7 +385,7 @@ def test_the_ledger_is_merged_like_a_log(store: MemoryStore) -> None:
 
 
 def test_a_ledger_of_very_many(store: MemoryStore) -> None:
-    """10^5 files, of which a score are new: whole columns are compared, no object a file."""
+    """10^5 files, twenty of them new: whole columns are compared, without an object for each file."""
     table = listing(*range(100_000)).sort_by("path")
     ledger = extend_ledger(store, None, 1, "a", [table.slice(20)])
     assert new_files(store, ledger, table) == (list(range(20)), {})

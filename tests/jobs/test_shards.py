@@ -24,7 +24,7 @@ SMALL = 100
 
 
 def delivery(seed: int) -> pa.Table:
-    """Rows of producers of their own, and some of the delivery before once more."""
+    """Rows of separate producers, and some rows of the previous delivery again."""
     rows = make_rows(seed)
     pid = [it if it in (None, -1) else it + 6 * seed for it in rows["pid"].to_pylist()]
     time = pa.array([1_000 * seed + row for row in range(len(rows))], pa.timestamp("ms"))
@@ -130,7 +130,7 @@ def test_a_bound_that_makes_no_sense(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", ["split", "run"])
 def test_another_run_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
-    """It takes the version of the split, or the one after it: the slower run is told, and nothing is kept twice."""
+    """It decides the version of the split, or the one after it: the slower run reports it, nothing is kept twice."""
     land_some(tmp_path, [0])
     make_job(tmp_path).run()
     land_some(tmp_path, [1])

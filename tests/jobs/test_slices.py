@@ -1,4 +1,4 @@
-"""Runs that read a part of what is new, and jobs that go on until they are told to stop."""
+"""Runs that read a part of the new files, and jobs that watch a source until they are stopped."""
 
 from __future__ import annotations
 

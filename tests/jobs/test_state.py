@@ -229,7 +229,7 @@ def test_put_if_absent(tmp_path: Path) -> None:
 
 
 def test_a_loser_waits_until_the_name_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who put it may have died before the name was on disk, and what is done now builds on it."""
+    """Its writer may have died before the name was on disk, and the next run builds on it."""
     Disk(sync=False).put(tmp_path / "x", b"theirs")
     sealed: list[Path] = []
     monkeypatch.setattr(Disk, "seal", lambda disk, path: sealed.append(path))
@@ -241,7 +241,7 @@ def test_a_loser_waits_until_the_name_is_durable(tmp_path: Path, monkeypatch: py
 def test_put_survives_the_collection_of_its_temporary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: bytes | None, won: bool
 ) -> None:
-    """Between write and link another run may put the same name and take what is left for rubbish."""
+    """Between write and link another run may put the same name and collect the temporary file as garbage."""
     disk, write, taken = Disk(), Disk.write, []
 
     def write_then_lose(self: Disk, path: Path, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A Kafka broker and a Spark session that reads from it, in a process of their own: they share memory with nobody."""
+"""A Kafka broker and a Spark session that reads from it, in their own process: they share no memory."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_two_consumers_a_rebalance_a_kill_and_a_crash_of_the_database(
 
 
 def test_a_partition_that_moves_in_an_outage_is_read_when_it_returns(broker: Broker, server: PostgresServer) -> None:
-    """A second consumer takes it while the first waits for the database, and gives it back afterwards."""
+    """A second consumer gets the partition while the first waits for the database, and releases it afterwards."""
     orders = Orders(broker, server, "orders-that-return")
     is_away, seen = threading.Event(), Counter[int]()
 
@@ -284,7 +284,7 @@ def test_a_partition_that_moves_in_an_outage_is_read_when_it_returns(broker: Bro
 
 @pytest.mark.parametrize("client", CONSUMERS)
 def test_killed_at_each_step(broker: Broker, server: PostgresServer, client: str) -> None:
-    """With the static membership of its name the next process takes over at once."""
+    """With static membership under its name, the next process takes over immediately."""
     orders = Orders(broker, server, "orders-of-one", client)
     for _ in range(20):
         orders.send(5)

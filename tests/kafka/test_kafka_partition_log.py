@@ -29,7 +29,7 @@ def own_broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def consumed(broker: Broker, topic: str, end: int) -> list[tuple[int, bytes | None, bytes | None, Any]]:
-    """What a read_committed consumer gets up to an offset."""
+    """The rows that a read_committed consumer gets up to an offset."""
     settings = {
         "group.id": "test",
         "isolation.level": "read_committed",

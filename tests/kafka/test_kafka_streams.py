@@ -101,7 +101,7 @@ def test_a_checkpoint_that_reads_again(spark: SparkSession, broker: Broker, tmp_
 
 
 def resend(broker: Broker, topic: str) -> None:
-    """A producer that is told nothing of its second event, and sends it again: at another offset."""
+    """A producer that gets no answer for its second event, and sends it again: at another offset."""
     broker.create(topic)
     for seq in (0, 1, 1, 2):
         identity = {"pid": "7", "epoch": "0", "seq": str(seq)}
@@ -198,7 +198,7 @@ def test_a_topic_that_was_recreated_and_is_shorter(spark: SparkSession, broker: 
 
 
 def test_a_topic_that_was_recreated_and_is_longer(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
-    """By offsets it cannot be told: the rows before the old end would not be read, and nobody would know."""
+    """Offsets do not show it: the rows before the old end would be skipped silently."""
     topics = describe_topics(broker.settings)
     read_and_recreate(spark, broker, "longer", tmp_path, writer(tmp_path, topics=topics), *"defgh")
     message = (

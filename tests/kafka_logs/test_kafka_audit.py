@@ -1,4 +1,4 @@
-"""The audit of Kafka's log: folders that a broker wrote, and what it finds when something is taken out of them."""
+"""The audit of Kafka's log: folders that a broker wrote, and findings after parts of them are removed."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def offsets_of(batch: bytes) -> tuple[int, int]:
 
 
 def rewritten(tmp_path: Path, name: str, change: Callable[[list[bytes]], list[bytes]]) -> Path:
-    """A log with the changed batches one behind the other, as an unclean election leaves it."""
+    """A log with the changed batches in sequence, as after an unclean election."""
     folder = tmp_path / name
     folder.mkdir()
     offset, out = 0, []
@@ -341,7 +341,7 @@ def test_a_partition_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path
 
 
 def cut_out(folder: Path, batch: dict[str, Any]) -> None:
-    """Takes a batch out of its segment, as damage or compaction would."""
+    """Remove a batch from its segment, like damage or compaction."""
     path = folder / batch["segment"]
     data = path.read_bytes()
     path.write_bytes(data[: batch["position"]] + data[batch["position"] + batch["bytes"] :])
@@ -349,7 +349,7 @@ def cut_out(folder: Path, batch: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "profiles-0"])
 def test_a_batch_that_was_cut_out_is_missing_unless_the_log_is_compacted(name: str, tmp_path: Path) -> None:
-    """Any batch of any log but the last ones of it, whose loss nothing tells."""
+    """Any batch of any log except the last ones, whose loss cannot be detected."""
     whole = rows_of(kafka.read_batches(DATA / name))
     for at in range(0, len(whole) - 1, 7):
         folder = tmp_path / str(at) / name
@@ -370,7 +370,7 @@ def test_a_batch_that_was_cut_out_is_missing_unless_the_log_is_compacted(name: s
 
 
 def test_a_removed_segment_is_missing_for_every_writer(tmp_path: Path) -> None:
-    """A middle one, the first batches of the first one, and the last ones where the broker's own files tell of them."""
+    """A middle segment, the first batches of the first one, and the last ones if files of the broker show them."""
     names = ["clicks-0", "orders-0", "events-0"]
     for name in names:
         folder = tmp_path / name
@@ -413,7 +413,7 @@ def test_a_compacted_log_says_over_how_many_numbers_it_steps(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["orders-0", "frames-0"])
 def test_checksums_detect_every_batch_that_was_changed(name: str, tmp_path: Path) -> None:
-    """One bit anywhere behind the length of a batch, in one batch, in several, in one behind the other."""
+    """One bit anywhere after the length of a batch: in one batch, in several, in consecutive ones."""
     rows = rows_of(kafka.read_batches(DATA / name))
     (clean,) = kafka.audit(DATA / name, checksums=True).partitions
     assert (clean.damage, clean.checksums) == ((), True)

@@ -176,7 +176,7 @@ def offsets_in(out: Path) -> list[int]:
 def test_salvage_exports_the_batches_before_a_torn_tail(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], isolation: str, place: str
 ) -> None:
-    """The segment is cut at any byte of a batch; what lies behind it in the others is exported too."""
+    """The segment is cut at any byte of a batch; later segments are exported too."""
     whole = batches_of(DATA / "clicks-0")
     wanted = pa.table(kafka.read_records(DATA / "clicks-0", isolation))["offset"].to_pylist()  # type: ignore[arg-type]
     names = sorted({it["segment"] for it in whole})

@@ -95,7 +95,7 @@ def test_records_that_a_broker_took_twice_are_kept_once(tmp_path: Path) -> None:
 
 
 def test_a_partitions_folder_and_policies_that_need_an_order(tmp_path: Path) -> None:
-    """Rows come by partition and offset, so file names and rows are the true order."""
+    """Rows are read by partition and offset, so file names and rows are in the true order."""
     folder = copy_upto("clicks-0", tmp_path / "logs", 10**9)
     append_again(folder, batches_of(folder)[0])
     job = DedupJob(
@@ -189,7 +189,7 @@ def test_a_log_that_ends_before_its_position(tmp_path: Path, isolation: Isolatio
 
 
 def test_a_topic_that_was_recreated_and_has_grown(tmp_path: Path) -> None:
-    """Only its id tells it from the one before; the folder of a broker has it."""
+    """Only its id distinguishes it from the previous topic; the folder of a broker has the id."""
 
     def lay(source: str, name: str, topic_id: str) -> None:
         shutil.rmtree(tmp_path / "logs" / name, ignore_errors=True)

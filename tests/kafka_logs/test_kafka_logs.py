@@ -1,4 +1,4 @@
-"""Kafka's log: partition folders that a broker wrote, against the truth beside them, and damaged ones."""
+"""Kafka's log: partition folders that a broker wrote, compared with their truth files, and damaged ones."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_read_committed_is_what_such_a_consumer_got(truth: dict[str, Any]) -> No
 
 
 def test_outcomes_of_a_single_segment_come_from_its_transaction_index() -> None:
-    """Each segment's committed records are those of the folder, or it says that the folder is needed."""
+    """Each segment's committed records are those of the folder, or an error says that the folder is needed."""
     decided = undecided = 0
     for name in PARTITIONS:
         of_folder = {it["offset"]: it for it in rows_of(kafka.read_records(DATA / name, isolation="read_committed"))}
@@ -333,7 +333,7 @@ def test_an_object_store_gives_the_same_rows() -> None:
 
 
 class Counted:
-    """An object that tells what was asked of it."""
+    """An object that records the requests for it."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -585,7 +585,7 @@ def test_a_stream_is_read_once_and_by_anybody() -> None:
 
 
 def test_ctrl_c_is_answered() -> None:
-    """An interrupt that comes while an object is read ends the stream with KeyboardInterrupt."""
+    """An interrupt while an object is read ends the stream with KeyboardInterrupt."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background may ignore it
 
     class Interrupting(Counted):
@@ -603,7 +603,7 @@ def test_ctrl_c_is_answered() -> None:
 
 
 def test_the_interpreter_is_released(tmp_path: Path) -> None:
-    """Another thread goes on while records are decompressed."""
+    """Another thread runs while records are decompressed."""
     one = next(it for it in rows_of(kafka.read_batches(DATA / "clicks-2")) if it["compression"] == "zstd")
     segment = (DATA / "clicks-2" / one["segment"]).read_bytes()
     batch = segment[one["position"] : one["position"] + one["bytes"]]

@@ -76,7 +76,7 @@ def test_single_segments_are_read_as_read_records_reads_them(isolation: Isolatio
 
 
 def holds(row: dict[str, Any], condition: Condition) -> bool:
-    """What SQL says, without a look at the code under test; null is false."""
+    """The result by the rules of SQL, without the code under test; null is false."""
     name, operator, value = condition
     found = row[name]
     if operator == "null":

@@ -1,5 +1,5 @@
-"""`fencepost.kafka.PartitionLog`: what it writes, read by a client library's decoder; what it says, against a plain
-`BrokerTable` and a list; what is left of it after kills, full disks and lies. The power goes in `rust/log/tests`."""
+"""`fencepost.kafka.PartitionLog`: its files, read by a client library's decoder; its answers, compared with a plain
+`BrokerTable` and a list; its state after kills, full disks and damage. `rust/log/tests` has power losses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RECORDS: list[Any] = [
 
 
 def fields_of(record: Any) -> tuple[Any, Any, list[Any]]:
-    """Key, value and headers of a record as `append` takes it."""
+    """Key, value and headers of a record as `append` accepts it."""
     if isinstance(record, bytes):
         return None, record, []
     key, value, *headers = record
@@ -334,7 +334,7 @@ def test_producers_that_are_idle_are_forgotten(tmp_path: Path) -> None:
 
 
 class Calls(RuleBasedStateMachine):
-    """A log, and beside it a `BrokerTable` that hands out the same offsets, and what was accepted."""
+    """A log, a `BrokerTable` that assigns the same offsets, and the accepted batches."""
 
     @initialize(
         sync=st.sampled_from(["each", "group", "interval"]),
@@ -359,7 +359,7 @@ class Calls(RuleBasedStateMachine):
             shutil.rmtree(self.folder.parent)
 
     def judge(self, **row: Any) -> Appended:
-        """What the table says of a row."""
+        """The answer of the table to a row."""
         schema = {"pid": pa.int64(), "epoch": pa.int16(), "partition": pa.int32(), "base_seq": pa.int32()}
         schema |= {"count": pa.int32(), "timestamp": pa.int64(), "transactional": pa.bool_(), "control": pa.utf8()}
         schema |= {"coordinator_epoch": pa.int32(), "transaction_version": pa.int8()}

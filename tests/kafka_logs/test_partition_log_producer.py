@@ -100,7 +100,7 @@ class Waits:
 
 
 class LosesTheFirstAnswer:
-    """The first batch is written, and its answer comes too late to be of use. Of one partition."""
+    """The first batch of one partition is written, and its answer arrives too late."""
 
     def __init__(self, behind: PartitionLogTransport) -> None:
         self.behind, self.partitions, self.fence, self.sent = behind, 1, behind.fence, 0
@@ -250,7 +250,7 @@ def test_a_zombie_is_kept_out_by_a_marker(transport: PartitionLogTransport) -> N
 
 
 def test_a_fence_holds_behind_the_marker_of_a_coordinator_that_took_over(transport: PartitionLogTransport) -> None:
-    """A marker without a coordinator was refused without a word, and who should be kept out was let in."""
+    """A refused marker without a coordinator must be an error: otherwise the fenced producer could write."""
     table = pa.table({"user": ["ann"], "value": [b"x"]})
     assert transport.write_marker(7, 1, 0, "abort", 3) is fp.Verdict.ACCEPTED
     transport.fence(7, 5, [0])

@@ -1,4 +1,4 @@
-"""The transport for logs in Kafka's formats, with a stand-in for the log whose faults can be told."""
+"""The transport for logs in Kafka's formats, with a replacement of the log whose faults the test chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is committed, aborted and open: on logs that a broker wrote, with the truth beside them, and on any rows."""
+"""Committed, aborted and open rows: on logs that a broker wrote, compared with their truth, and on any rows."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_committed_rows_are_those_of_a_real_consumer(name: str) -> None:
 
 
 def test_outcomes_agree_with_those_that_producers_know() -> None:
-    """Where a producer knows what became of its transaction, so does the log; nothing acknowledged is passed over."""
+    """The log has the same outcome as the producer of each transaction; no acknowledged row is missing."""
     compared = 0
     for name, log in LOGS.items():
         spans = zip(

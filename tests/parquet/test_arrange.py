@@ -1,4 +1,4 @@
-"""Parquet files made of rows of several files, in any order, as the native door makes them: compared with pyarrow."""
+"""Parquet files from rows of several files, in any order, written by the extension: compared with pyarrow."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def chunk_bytes(path: Path, column: int) -> bytes:
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("has_nulls", [False, True])
 def test_files_that_lose_nothing_are_copied_as_bytes(version: str, has_nulls: bool, tmp_path: Path) -> None:
-    """The dictionary and the pages that come before and behind the one that loses a row."""
+    """The dictionary, and the pages before and after the one that loses a row."""
     source, target = tmp_path / "source.parquet", tmp_path / "target.parquet"
     rng = random.Random(version)
     texts = [rng.randbytes(20).hex() for _ in range(ROWS)]
@@ -175,7 +175,7 @@ def test_lists_that_span_many_pages(tmp_path: Path) -> None:
 
 
 def test_bounds_that_footers_lack_are_computed(tmp_path: Path) -> None:
-    """Some writers cut bounds, and tell no counts of nulls; others tell bounds that do not hold."""
+    """Some writers truncate bounds and omit counts of nulls; others write wrong bounds."""
     source, target = tmp_path / "source.parquet", tmp_path / "target.parquet"
     texts = [f"{row:04}" + "x" * 90 for row in range(ROWS)]
     pl.DataFrame({"text": texts, "row": range(ROWS)}).write_parquet(source, data_page_size=2000)

@@ -223,7 +223,7 @@ def test_a_rewrite_refuses_what_a_file_cannot_hold(tmp_path: Path) -> None:
 def test_pages_that_no_row_is_taken_from_have_as_many_values_as_they_claim(
     encoding: str, claims: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """Rows behind a page that claims one value too many would get the values of their neighbors."""
+    """Rows after a page that declares one value too many would get the values of their neighbors."""
     pages = []
     for claim in claims:
         body, kind = {
@@ -241,7 +241,7 @@ def test_pages_that_no_row_is_taken_from_have_as_many_values_as_they_claim(
 
 
 def test_jobs_and_audits_name_such_files(tmp_path: Path) -> None:
-    """Beside a good file, in the same interpreter."""
+    """Together with a good file, in the same interpreter."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "good.parquet").write_bytes(file_with(pid(raw.data_page(3, NUMBERS))))

@@ -1,4 +1,4 @@
-"""Parquet files behind the native doors: rows as runs, files without some of their rows, footers.
+"""Parquet files through the extension: rows as spans, files without some of their rows, footers.
 
 Everything is compared with pyarrow, which wrote most of the files; some are by Polars and DuckDB.
 """
@@ -310,7 +310,7 @@ def test_any_file_and_any_rows(data: st.DataObject, tmp_path_factory: pytest.Tem
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_pages_of_no_values(tmp_path: Path, version: str) -> None:
-    """Writers leave them behind where a record just fills a page; they are no end of the chunk."""
+    """Writers leave empty pages if a record exactly fills a page; they do not end the chunk."""
     source, target = tmp_path / "source.parquet", tmp_path / "target.parquet"
     table = pa.table({"row": range(4), "list": pa.array([[7, 7]] * 4)})
     pq.write_table(table, source, data_page_size=1, write_batch_size=2, data_page_version=version)
@@ -392,7 +392,7 @@ def small_file(path: Path, **options: Any) -> bytes:
 
 
 def read_all(path: Path, target: Path) -> None:
-    """Every door over one file."""
+    """Every function over one file."""
     scan = RunScan(path, Columns(), 4, order_by=["name"] if path.stat().st_size % 2 else [])
     while scan.next(1) is not None:
         pass

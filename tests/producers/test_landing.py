@@ -52,7 +52,7 @@ def batch(pid: int, epoch: int, first_seq: int, values: list[Any], partition: in
 
 
 def names(folder: Path) -> ProducerRegistry:
-    """A registry beside a folder."""
+    """A registry in addition to a folder."""
     return ProducerRegistry(create_engine(f"sqlite:///{folder}.db"))
 
 
@@ -127,7 +127,7 @@ def test_a_zombie_is_kept_out_by_the_fence(tmp_path: Path) -> None:
 
 
 def test_a_marker_that_a_zombie_has_put_is_not_accepted(tmp_path: Path) -> None:
-    """Somebody who does not read before he writes: readers judge by the order of the entries."""
+    """A writer that does not read before it writes: readers judge by the order of the entries."""
     transport = LandingTransport(tmp_path, sync=False)
     transport.send(batch(7, 0, 0, [1]))
     transport.fence(7, 1, None)
@@ -143,7 +143,7 @@ def test_a_marker_that_a_zombie_has_put_is_not_accepted(tmp_path: Path) -> None:
 
 
 def test_leases_of_a_folder_still_fence(tmp_path: Path) -> None:
-    """An older version wrote them: who has a name, under which pid, and whether it took the name from another."""
+    """Entries of an older version: the owner of a name, its pid, and whether it took over the name."""
     lease = {"kind": "lease", "name": "a", "is_taken_over": True, "pid": 7}
     put_entry(tmp_path, 0, {**lease, "epoch": 0})
     put_entry(tmp_path, 1, {**lease, "epoch": 1})
@@ -251,7 +251,7 @@ OTHERS = [
 def test_batches_of_other_columns_are_refused(
     tmp_path: Path, rows: Any, column: str, message: str, is_given: bool
 ) -> None:
-    """Whoever reads the folder could not put their files together."""
+    """Readers of the folder could not combine the files."""
     transport = LandingTransport(tmp_path, sync=False, schema=pa.table(HELD).schema if is_given else None)
     first_seq = 0 if is_given else transport.send(of_rows(0, HELD)).offset + 1
     before = sorted(tmp_path.rglob("*"))
@@ -355,7 +355,7 @@ def put_entry(folder: Path, number: int, entry: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize(("kind", "name", "damage"), DAMAGES)
 def test_an_entry_that_cannot_be_taken_is_read_again(tmp_path: Path, kind: str, name: str, damage: str) -> None:
-    """Passed over, what it decides would be missing from then on: a fence, say, and a zombie would write."""
+    """If it were skipped, its effect would be missing: without a fence, a zombie could write."""
     damaged = {it: value for it, value in ENTRIES[kind].items() if it != name}
     if damage == "other type":
         damaged[name] = [0, "x"] if name in ("partitions", "files") else {"x": 1}
@@ -514,7 +514,7 @@ def test_positions_that_are_there_are_dropped_row_by_row(tmp_path: Path) -> None
 
 
 def test_positions_without_a_name_are_not_an_entry(tmp_path: Path) -> None:
-    """As they were once written: nobody could tell whose they are, and their rows would be taken again."""
+    """Entries of an old format without an owner: their rows would be accepted again."""
     LandingTransport(tmp_path, sync=False).send(positions(7, 0, [0, 1]))
     path = tmp_path / entry_name(0)
     path.write_text(json.dumps({**json.loads(path.read_text()), "cursor": True}))
@@ -560,7 +560,7 @@ def test_a_producer_that_is_killed_and_begins_again_loses_and_doubles_nothing(tm
 
 
 def test_in_cursor_mode_a_batch_that_fails_stops_the_producer(tmp_path: Path) -> None:
-    """What comes behind it would hide that it is missing."""
+    """Later batches would hide that it is missing."""
 
     class Refuses(LandingTransport):
         def send(self, batch: SequencedBatch) -> Answer:

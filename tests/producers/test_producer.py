@@ -16,7 +16,7 @@ from support.waiting import wait_until
 
 
 class Script:
-    """Answers what it is told to, one after the other, the last one for ever. Exceptions are raised."""
+    """Returns given answers in turn, and repeats the last one. Exceptions are raised."""
 
     partitions = 1
 
@@ -313,7 +313,7 @@ def test_the_last_epoch_brings_a_fresh_pid() -> None:
 
 
 def test_rows_in_the_log_are_not_sent_again_under_a_new_epoch() -> None:
-    """The answer says out of order though the batch is there: a fence tells."""
+    """The answer is "out of order" although the batch exists: a fence reports it."""
     transport = MemoryTransport(partitions=1)
 
     class Lies:

@@ -63,7 +63,7 @@ def test_without_a_fence_a_copy_that_outlives_its_epoch_is_written_twice() -> No
 
 
 class Forgetful(Sequencer):
-    """Takes every timeout for a refusal, and goes on with the next number."""
+    """Treats every timeout as a refusal, and continues with the next number."""
 
     def _retry(self, batch, now_ms):  # type: ignore[no-untyped-def]
         super()._retry(batch, now_ms)

@@ -1,4 +1,4 @@
-"""Advice: what it says of data whose shape is known, and that each policy's counts are those of an audit."""
+"""Advice on data of a known shape; the counts of each policy equal those of an audit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def answers(advice: Advice) -> dict[str, str]:
 
 
 def contiguous(count: int = 1_000, producers: int = 3, **columns: Any) -> pa.Table:
-    """Producers that take turns, each from 0 on without a gap."""
+    """Producers in turn, each from 0 on without a gap."""
     pid = np.tile(np.arange(producers), count)
     seq = np.repeat(np.arange(count), producers)
     zeros = np.zeros(count * producers, np.int64)

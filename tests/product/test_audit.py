@@ -39,7 +39,7 @@ TRACKED = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
 
 
 def timed_rows(seed: int, count: int) -> pa.Table:
-    """Made rows with timestamps of their events, so that repeats have the same, and with numbers that began anew."""
+    """Generated rows with timestamps of their events, so that repeats have the same, and with restarted counters."""
     rows = pl.DataFrame(make_rows(seed, count)).with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
     first = pl.col("row").first().over("pid", "epoch", "partition", "seq")
     is_anew = (pl.col("pid") == 3) & (pl.col("row") > count // 2)
@@ -171,7 +171,7 @@ def check_timeline(report: AuditReport, data: pa.Table) -> None:
 
 
 def check_examples(report: AuditReport, data: pa.Table) -> None:
-    """Each is a row of the data that is what it is said to be, of identities that are drawn fairly."""
+    """Each example is a row of the data with the declared finding, from a uniform sample of identities."""
     rows = rows_of(data)
     place = {row["place"]: row for row in rows.to_dicts()}
     stale = set(stale_rows(rows)["place"])
@@ -494,7 +494,7 @@ def test_missing_rows_of_replaced_epochs_in_a_table(kind: pa.DataType) -> None:
 @pytest.mark.parametrize("wrap", [40, 1_000])
 @pytest.mark.parametrize("columns", [Columns(), Columns(pid=("pid", "partition"), partition=None)], ids=["two", "one"])
 def test_replaced_epochs_over_the_wrap(monkeypatch: pytest.MonkeyPatch, wrap: int, columns: Columns) -> None:
-    """Verdicts tell of all that a call opened, whatever became of the entry: so does an audit of many calls."""
+    """Verdicts report all ranges that a call opened, also of removed entries, and so does an audit of many calls."""
     policy = FENCED.replace(wrap=wrap, intervals_max=30)
     data = bumped_rows(5, 400)
     data = data.set_column(3, "seq", pa.array(data["seq"].to_numpy() % 40))
@@ -768,7 +768,7 @@ def test_identity_in_the_names_of_folders(tmp_path: Path) -> None:
 
 
 def test_columns_of_other_names_over_files(tmp_path: Path) -> None:
-    """Given beside the policy, not in it."""
+    """Columns passed in addition to the policy, not as a part of it."""
     names = ["device", "ep", "part", "number", *make_rows(4).column_names[4:]]
     data = make_rows(4).rename_columns(names)
     pq.write_table(data, tmp_path / "a.parquet")
@@ -876,7 +876,7 @@ def test_a_bad_file_is_named_and_the_others_are_audited(tmp_path: Path, kind: st
 
 
 def test_a_file_that_is_damaged_after_rows_that_were_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named; the rows before count, and the files after it are placed behind them."""
+    """The file is named; rows before the damage count, and later files follow them in the order."""
     monkeypatch.setattr(auditing, "RUNS", 20_000)
     rows = stream(1, range(0, 600_000, 2), range(300_000))
     bad = rows.set_column(3, "seq", pa.array([*range(0, 599_000, 2), *[-3] * 500]))
@@ -900,7 +900,7 @@ def test_files_of_other_names_are_named(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_the_tasks_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences that are scattered make many calls of a task; none is begun behind the interrupt."""
+    """Scattered sequences make many calls of a task; none starts after the interrupt."""
     monkeypatch.setattr(auditing, "CALL_ROWS", 10)
     pq.write_table(stream(1, np.random.default_rng(0).permutation(2_000), range(2_000)), tmp_path / "a.parquet")
     calls: list[int] = []

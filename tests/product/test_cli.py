@@ -77,7 +77,7 @@ def test_dedup_reads_what_is_new(job: tuple[Path, Path, Path], capsys: pytest.Ca
 
 
 class Job:
-    """Takes what `DedupJob` will take, and remembers it."""
+    """Accepts the arguments of `DedupJob`, and stores them."""
 
     given: dict[str, Any]
 
@@ -535,7 +535,7 @@ def test_commands_run_as_processes(job: tuple[Path, Path, Path]) -> None:
 
 
 def test_no_command_imports_pandas(job: tuple[Path, Path, Path]) -> None:
-    """Though it is installed: it would take longer than the job."""
+    """Although pandas is installed: its import would take longer than the job."""
     assert importlib.util.find_spec("pandas")
     program = "import sys; from fencepost import cli; code = cli.run(); print(code, 'pandas' in sys.modules)"
     for arguments in (("dedup", *job, "-q"), ("audit", job[0]), ("state", "show", job[1])):
@@ -564,7 +564,7 @@ def test_help_imports_what_it_needs() -> None:
 
 
 def on_terminal(*arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout, and what a terminal behind stderr got to see."""
+    """Exit code, stdout, and the output on a terminal at stderr."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "fencepost.cli", *map(str, arguments)]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
@@ -637,7 +637,7 @@ def test_a_reader_may_close_the_pipe(job: tuple[Path, Path, Path], capsys: pytes
 def test_errors_of_the_package_are_what_is_caught(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A bug is no error of the user: it keeps its traceback."""
+    """A bug is not an error of the user: it keeps its traceback."""
 
     def fail(problem: Exception) -> None:
         def read(*arguments: Any, **options: Any) -> None:

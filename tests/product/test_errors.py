@@ -31,7 +31,7 @@ UNWRAPPED = fp.Policy.any_order().replace(wrap=None)
 
 
 def rows(**columns: Any) -> pa.Table:
-    """Good rows, some columns put otherwise; None takes one away."""
+    """Valid rows with some columns replaced; None removes a column."""
     table = pa.table(GOOD, SCHEMA)
     for name, values in columns.items():
         if values is None:
@@ -48,7 +48,7 @@ def rows(**columns: Any) -> pa.Table:
 
 
 def assert_says(error: BaseException, words: str) -> None:
-    """Whether a message has its code in front, and all these words, whatever else it says."""
+    """Check that a message begins with its code and contains all these words."""
     message = str(error)
     if isinstance(error, fp.FencepostError):
         assert message == f"[{error.code}] {error.message}"

@@ -45,7 +45,7 @@ def test_a_wrong_notebook_is_detected(tmp_path: Path) -> None:
 
 
 class Operator:
-    """What the DAG says of a task."""
+    """The definition of a task in the DAG."""
 
     made: list[Operator] = []  # noqa: RUF012
 

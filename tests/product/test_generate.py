@@ -136,7 +136,7 @@ def assert_truth_holds(path: Path, name: str, delivery: int, rows: list[Row]) ->
 
 
 def measure(path: Path, producers: int) -> dict[str, int]:
-    """How much of each ingredient the files hold, told from the files alone."""
+    """The number of rows of each kind, counted from the files alone."""
     names = "near far redelivered retries within across missing bumps zombies restarts null minus_one"
     found = dict.fromkeys(names.split(), 0)
     files: dict[str, Path] = {}

@@ -1,4 +1,4 @@
-"""The package as it is installed: what it imports, what its stubs and documents say, and who may know whom."""
+"""The installed package: its imports, its stubs and documents, and which modules may import which."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ EXTRAS_AT_IMPORT |= {"fencepost.kafka.auditing", "fencepost.kafka.sequence_check
 
 
 def layer(module: str) -> int | None:
-    """Where a module stands, None if it is not ours."""
+    """The layer of a module; None if it is not part of this package."""
     matches = [number for number, name in enumerate(LAYERS) if module == name or module.startswith(f"{name}.")]
     named = [number for number in matches if LAYERS[number] != "fencepost" or module == "fencepost"]
     if not named and module.partition(".")[0] in ("fencepost", "fencepost_spark"):

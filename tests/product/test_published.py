@@ -1,4 +1,4 @@
-"""What package indexes show: links that work there, sizes, and what the check of packages says about others."""
+"""What package indexes show: working links, sizes, and the check of packages."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ print(json.dumps({"points": points, "spans": found, **facts}))
 
 
 def land(folder: Path) -> Path:
-    """Write six rows: sequence 2 comes twice, 3 and 4 never, and one row has no producer."""
+    """Write six rows: sequence 2 arrives twice, 3 and 4 never, and one row has no producer."""
     (folder / "landing").mkdir()
     rows = {"pid": [7, 7, 7, 7, 7, None], "epoch": [0] * 6, "partition": [0] * 6, "seq": [0, 1, 2, 2, 5, 0]}
     pq.write_table(pa.table(rows), folder / "landing" / "a.parquet")

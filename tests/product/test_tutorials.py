@@ -1,4 +1,4 @@
-"""The tutorials: what they say is done, step by step, in an empty folder. Those on Spark are in tests/spark."""
+"""Follows the tutorials step by step, in an empty folder. Those on Spark are in tests/spark."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def broken_in(model: Protocol, world: World) -> dict[str, str]:
 
 
 def same_for_all(world: World) -> World:
-    """The world without what makes no difference: which driver is which, and attempts that nobody names any more."""
+    """The world without irrelevant differences: names of drivers, and attempts to which nothing refers."""
     live = {nonce for nonces in world.acted for nonce in nonces}
     for entries in (world.log, world.done):
         for entry in entries:
@@ -152,7 +152,7 @@ def way(came: dict[World, tuple[World, str] | None], world: World) -> list[str]:
 
 
 def wander(model: Protocol, seed: int, walks: int, steps_max: int = 200) -> Exploration:
-    """Walks by chance, each until nothing can happen any more: deeper than `explore` gets, and not all."""
+    """Random walks, each until no action is possible: deeper than `explore`, but not complete."""
     chance = random.Random(seed)
     seen = Exploration()
     for _ in range(walks):

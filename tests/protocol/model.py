@@ -48,7 +48,7 @@ PUT_OUTCOMES = (OK, EXISTS, OWN_EXISTS, APPLIED_ERROR, LATE, ERROR)
 
 
 class Attempt(NamedTuple):
-    """What one run prepared, and its decision, should it get to be one. Its nonce is its place in the list, from 1."""
+    """The files that one run prepared, and its possible decision. Its nonce is its place in the list, from 1."""
 
     version: int
     inputs: int
@@ -301,7 +301,7 @@ class Protocol:
             yield f"{done} is done", "", w, d._replace(step=LIST, version=done + 1, base=base)
 
     def seal_head(self, w: World) -> World:
-        """Make durable what is about to be built upon: whoever wrote it may have died before its folder was synced."""
+        """Sync what the next step builds on: its writer may have died before its folder was synced."""
         for version in range(1, len(w.log) + 1):
             w = w._replace(log=durable(w.log, version), done=durable(w.done, version))
         return w
@@ -462,7 +462,7 @@ class Protocol:
         yield f"log/{d.version}", "", self.seal_decision(w, d.version), d._replace(step=READ_FLOOR)
 
     def read_floor(self, w, d):
-        """Only of a version above the floor the log tells whose it is."""
+        """The log shows the owner only of versions above the floor."""
         floor = self.floor_of(w, d)
         if d.version <= floor:
             yield f"{floor}: {d.version} is folded", "", self.leave_folded(w, d), Driver()
@@ -504,7 +504,7 @@ class Protocol:
             yield from self.find_shown(w, d, shown, seal)
 
     def find_shown(self, w, d, shown, seal):
-        """What to do about what stands in the sink under the number."""
+        """The next step for the content of the sink under this number."""
         if shown.owner() == d.nonce:
             yield "shown already", "", w, seal
         elif shown.owner() == FENCE:
@@ -541,7 +541,7 @@ class Protocol:
             yield "applied", "", w, d._replace(step=COPY, note=0)
 
     def copy(self, w, d):
-        """It does not look whether the file is there: who looked, and was paused then, copies as well."""
+        """It does not check whether the file exists: a driver that was paused after the check copies as well."""
         shown, attempt = w.sink[d.version - 1], w.attempts[d.nonce - 1]
         if d.note >= len(attempt.kept):
             yield "all are there", "", w, d._replace(step=MARK)
@@ -560,7 +560,7 @@ class Protocol:
         yield f"version {d.version}", "", self.show(w, d.version, shown), d._replace(step=CLEAR, note=d.nonce)
 
     def clear(self, w, d):
-        """Remove what was prepared, before the version is done: nobody who was paused finds anything to copy then."""
+        """Remove prepared files before the version is done, so that a paused driver finds nothing to copy."""
         w = self.change_attempt(w, d.nonce, outputs=GONE)
         yield f"what attempt {d.nonce} prepared", "", w, d._replace(step=FINISH)
 
@@ -654,7 +654,7 @@ class Protocol:
                 yield Action("collect", f"the collector removes what attempt {nonce} left", world)
 
     def look(self, w: World, done: int) -> World:
-        """It too makes durable what it believes: what it removes does not come back with the older version."""
+        """It also syncs what it relies on, so that removed files do not come back with the older version."""
         return self.seal_head(w)._replace(collector=done)
 
     def is_garbage(self, w: World, nonce: int) -> tuple[bool, bool]:
@@ -689,7 +689,7 @@ class Protocol:
             yield Action("unmark", f"version {version} loses its mark in the sink", self.show(w, version, shown))
 
     def foldable(self, w: World) -> int:
-        """Up to where nobody can go back."""
+        """The version below which no rollback is possible."""
         kept = applied(w, w.collector)
         return w.attempts[kept - 1].version - 1 if kept else 0
 
@@ -705,7 +705,7 @@ class Protocol:
                 yield version, shown._replace(claim=FREE)
 
     def land(self, w: World) -> Iterator[Action]:
-        """A put of which its writer heard an error arrives after all, and finds the name free or not."""
+        """A put that returned an error to its writer takes effect later, if the name is still free."""
         for place, (name, version, value) in enumerate(w.flying):
             world = w._replace(flying=w.flying[:place] + w.flying[place + 1 :])
             if not self.is_taken(w, name, version):

@@ -1,6 +1,6 @@
-"""Protocols that each break one rule. An explorer that lets one of them pass does not look.
+"""Protocols that each break one rule. The explorer must detect each.
 
-`caught_by` is the property that its shortest failure breaks; `sink` and `bounds` say where it is looked for.
+`caught_by` is the property that its shortest failure breaks; `sink` and `bounds` limit the search.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class RelistOnRecovery(Mutant):
 
 
 class TrustsTheHint(Mutant):
-    """What the hint says is done is taken for done."""
+    """A version that the hint names counts as done."""
 
     caught_by = "history_has_no_gap"
 
@@ -101,7 +101,7 @@ class StateOfAnotherAttempt(Mutant):
 
 
 class ExistsIsLost(Mutant):
-    """A put that finds its own success takes it for another's: the retry of a request whose answer was lost."""
+    """A put that finds its own success treats it as another's: the retry of a request whose answer was lost."""
 
     caught_by = "references_exist"
 
@@ -110,7 +110,7 @@ class ExistsIsLost(Mutant):
 
 
 class ErrorIsLost(Mutant):
-    """An error of a put is taken for "nothing happened", without reading back."""
+    """An error of a put is treated as "nothing happened", without reading back."""
 
     caught_by = "references_exist"
 
@@ -139,7 +139,7 @@ class LoserBelievesUnsynced(Mutant):
 
 
 class ExistsIsWon(Mutant):
-    """A put that finds the name taken goes on as if it had won."""
+    """A put that finds the name taken continues as if it had won."""
 
     caught_by = "numbers_decided_once"
 
@@ -200,7 +200,7 @@ class CollectsByAge(Mutant):
 
 
 class CollectsLastPlusOne(Mutant):
-    """The collector takes the number after the last one for garbage too, where that is not decided."""
+    """The collector also treats the number after the last one as garbage, if it is not decided."""
 
     bounds = Bounds(faults=1, starts=2, changes=1, abandons=0)
     caught_by = "references_exist"
@@ -214,7 +214,7 @@ class CollectsLastPlusOne(Mutant):
 
 
 class CollectorBelievesUnsynced(Mutant):
-    """The collector takes done/<n> for true that a power loss can still take back."""
+    """The collector trusts a done/<n> that a power loss can still remove."""
 
     bounds = Bounds(faults=2, starts=2, changes=1, abandons=0)
     caught_by = "references_exist"
@@ -235,7 +235,7 @@ class RetainsNewestNumber(Mutant):
 
 
 class ReusedNumbers(Mutant):
-    """Abandoning clears the number, and the next run takes it again."""
+    """Abandoning clears the number, and the next run uses it again."""
 
     caught_by = "numbers_decided_once"
 
@@ -286,7 +286,7 @@ class NoLogSync(Mutant):
 
 
 class NoDoneSync(Mutant):
-    """The link of done/<n> is not synced, neither by who puts it nor by who builds on it."""
+    """The link of done/<n> is not synced, neither by its writer nor by a run that builds on it."""
 
     bounds = Bounds(faults=2, starts=2, changes=1)
     caught_by = "history_has_no_gap"

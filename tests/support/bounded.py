@@ -28,7 +28,7 @@ def attempt(
 
 
 def run(program: str, *arguments: object, more: str = "", spare_bytes: int = SPARE_BYTES) -> str:
-    """What a program prints that may take a gibibyte more than its imports; ``more``: imports of its own."""
+    """The output of a program that may use a gibibyte more than its imports; ``more``: its own imports."""
     done = attempt(program, *arguments, more=more, spare_bytes=spare_bytes)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

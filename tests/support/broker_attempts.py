@@ -1,4 +1,4 @@
-"""Produce requests made by hand and the answers of a real broker, asked of a door.
+"""Produce requests made by hand and the answers of a real broker, compared with those of an interface.
 
 `tests/data/raw-attempts.json` is from a topic whose producer ids, epochs and sequences were chosen by hand:
 duplicates, gaps, the window, epoch jumps, the wrap, and some of it after a restart of the broker.
@@ -22,7 +22,7 @@ COLUMNS = frozenset(["pid", "epoch", "partition", "base_seq", "count"])
 
 
 def attempts() -> tuple[list[tuple[Row, str, int]], int]:
-    """The batches with error and first offset answered, and how many came before the restart."""
+    """The batches with the error and first offset of their answers, and the number before the restart."""
     found = json.loads(ATTEMPTS.read_text())
     assert found["columns"] == ["partition", "pid", "epoch", "base_seq", "count", "error", "base_offset"]
     rows = [

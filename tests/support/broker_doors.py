@@ -1,4 +1,4 @@
-"""The doors behind which the broker's rules must hold, in one shape: what the tests ask is asked of each."""
+"""The interfaces that must follow the broker's rules, with the same methods, so that tests run on each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.broker_rulebook import Action, Call, Case, Entry, Error, Kept, to_a
 
 
 class PolicyRefusedError(Exception):
-    """The door does not make such a table."""
+    """The interface does not support such a table."""
 
 
 class Door(Protocol):
@@ -157,7 +157,7 @@ class FencepostDoor:
 
 
 def _entry(row: dict[str, Any]) -> Entry:
-    """An entry as `BrokerTable.entries` and `get` tell it, in the book's words."""
+    """An entry as `BrokerTable.entries` and `get` return it, in the words of the rule book."""
     first_offset = row["transaction_first_offset"]
     or_none = {None: -1}
     return Entry(
@@ -178,7 +178,7 @@ def _entry(row: dict[str, Any]) -> Entry:
 
 
 def complaints(case: Case, door: Callable[[Case], Door], spelt: str = "last_seq") -> list[str]:
-    """What a door does otherwise than the book says. Empty for a door that keeps the rules.
+    """Differences between an interface and the rule book. Empty if it follows the rules.
 
     `spelt`: whether the sequences of a batch come as a "count" or as the "last_seq".
     """
@@ -205,7 +205,7 @@ Pairs = dict[str, tuple[Any, Any]]
 
 
 def do(table: Door, action: Action) -> int | Error:
-    """The entries that the action says it has dropped, or its error."""
+    """The entries that the action reports as dropped, or its error."""
     result = getattr(table, action.name)(**action.arguments)
     return result if action.name == "evict" or isinstance(result, Error) else 0
 

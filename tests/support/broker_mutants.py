@@ -138,14 +138,14 @@ class NewPartitionsAreOld(ReferenceBroker):
 
 
 class PartitionsAreNewAgain(ReferenceBroker):
-    """Takes a partition without producers for one without records."""
+    """Treats a partition without producers as one without records."""
 
     def is_first(self, batch: Batch) -> bool:
         return not batch.offset and all(partition != batch.partition for _, partition in self.entries)
 
 
 class OffsetsSayNothing(ReferenceBroker):
-    """Takes a batch at offset 100 for the first of its partition."""
+    """Treats a batch at offset 100 as the first of its partition."""
 
     def is_first(self, batch: Batch) -> bool:
         return self.log_end(batch.partition) == 0
@@ -174,7 +174,7 @@ class RefusedProducerIsKnown(ReferenceBroker):
 
 
 class LowerEpochsAreTaken(ReferenceBroker):
-    """As Redpanda takes them on the idempotent path: where the sequence fits."""
+    """Accepts them if the sequence fits, like Redpanda on the idempotent path."""
 
     def judge(self, batch: Batch) -> Verdict:
         state = self.entries.get((batch.pid, batch.partition))

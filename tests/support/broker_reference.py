@@ -269,7 +269,7 @@ class ReferenceBroker:
         return copies[0] if copies else None
 
     def refusal(self, state: State, batch: Batch) -> tuple[str | None, int | None]:
-        """Why the batch is not taken, if so. A producer that is not known has the epoch -1."""
+        """The reason why the batch is refused, if it is. An unknown producer has the epoch -1."""
         if batch.kind == "data":
             if batch.origin != "replica" and batch.epoch < state.epoch:
                 return "FENCED", None
@@ -287,7 +287,7 @@ class ReferenceBroker:
         return None, None
 
     def expected(self, state: State, batch: Batch) -> int | None:
-        """The one first sequence that is taken from a client; None where any is."""
+        """The only first sequence that is accepted from a client; None if any is."""
         if state.epoch == NOTHING:
             return 0 if self.must_begin_with_zero(batch) else None
         if batch.epoch != state.epoch:
@@ -299,7 +299,7 @@ class ReferenceBroker:
         return self.first == "zero" or self.version < (2, 5) or (self.version >= (4, 5) and self.is_first(batch))
 
     def is_first(self, batch: Batch) -> bool:
-        """Whether its partition never held a record. An offset says that records were there below it."""
+        """Whether its partition never held a record. An offset shows that records existed below it."""
         return self.log_end(batch.partition) == 0 and not batch.offset
 
     def is_marker_fenced(self, state: State, batch: Batch) -> bool:
@@ -335,7 +335,7 @@ class ReferenceBroker:
             state.is_open, state.txn = True, batch.offset
 
     def take(self, batch: Batch) -> None:
-        """Moves the end of the log behind what was written."""
+        """Move the end of the log past the written batches."""
         if self.follows_logs():
             begin = self.log_end(batch.partition) if batch.offset is None else batch.offset
             self.log_ends[batch.partition] = begin + batch.delta + 1

@@ -29,7 +29,7 @@ ACTIONS = {"evict": {"now"}, "restart": {"now"}, "set_log_end": {"partition", "o
 
 
 class Row(NamedTuple):
-    """A batch or a marker, by the names of `BatchColumns`, and what must come of it."""
+    """A batch or a marker, by the names of `BatchColumns`, and its expected result."""
 
     pid: int | None = None
     epoch: int | None = None
@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
     @property
     def has_sequences(self) -> bool:
-        """Whether last_seq can stand for count: not where there is no producer or no sequence."""
+        """Whether last_seq can replace count: not without a producer or a sequence."""
         return self.pid not in (None, -1) and self.base_seq is not None and self.base_seq >= 0
 
 
@@ -89,7 +89,7 @@ class Error(NamedTuple):
 
 @dataclass
 class Call:
-    """One `apply` of one table, and what must come of it."""
+    """One `apply` of one table, and its expected result."""
 
     line: int
     # In a call: the columns that are there, be they null in all of its rows.
@@ -107,7 +107,7 @@ class Call:
         return Call(self.line, self.columns, self.has_seq, self.has_answers, rows)
 
     def spelt(self, by: str) -> Call:
-        """The same call where what was written as `seq` comes as base_seq and a `count`, or a `last_seq`."""
+        """The same call with `seq` passed as base_seq and a `count`, or a `last_seq`."""
         if not self.has_seq:
             return self
         other = "last_seq" if by == "count" else "count"
@@ -118,7 +118,7 @@ class Call:
 
 @dataclass
 class Action:
-    """What is done to a table besides `apply`, and what must come of it."""
+    """An operation on a table other than `apply`, and its expected result."""
 
     line: int
     name: str

@@ -127,7 +127,7 @@ def from_seed(seed: int) -> tuple[dict[str, Any], list[Part]]:
 
 @dataclass
 class Stand:
-    """Where a producer stands: what it has sent."""
+    """The position of a producer: what it has sent."""
 
     epoch: int
     last: int = -1
@@ -253,7 +253,7 @@ def run(
     stream: list[Part],
     compare: Callable[[str, Any, Any], None],
 ) -> None:
-    """Does the same to two tables and compares whatever they say."""
+    """Apply the same operations to two tables and compare all results."""
     sender = Sender(chosen)
     for number, part in enumerate(stream):
         call = sender.call(number, part)
@@ -289,7 +289,7 @@ def case_of(chosen: dict[str, Any]) -> Case:
 
 
 class Difference(Exception):
-    """Two tables did not say the same."""
+    """Two tables gave different results."""
 
 
 def must_agree(what: str, ours: Any, other: Any) -> None:

@@ -74,7 +74,7 @@ def read_page(page: str, text: str) -> list[Case]:
 
 
 def run(case: Case, kind: type[Sequencer] = Sequencer) -> int:
-    """Everything that is done, and how many facts were looked at."""
+    """All operations, and the number of facts that were checked."""
     player = Player(case, kind)
     for line, do, then in case.steps:
         for command in do:

@@ -33,7 +33,7 @@ class Door(Protocol):
 
 
 def complaints(case: Case, door: Door) -> tuple[list[str], int]:
-    """What does not come as the page says, and how many requests were made."""
+    """Results that differ from the page, and the number of requests."""
     found, count = [], 0
     before = case.before
     for step in case.steps:

@@ -99,7 +99,7 @@ def read_page(page: str, text: str) -> list[Case]:
 
 
 def may_come_from() -> dict[str, tuple[int, set[str]]]:
-    """The page of states: the number of each, and which may come before it."""
+    """The page of states: the number of each, and its possible predecessors."""
     rows = [cells(line) for line in (PAGES / "states.md").read_text("utf-8").splitlines() if line.startswith("|")]
     assert rows[0] == ["state", "id", "may come from"]
     return {state: (int(number), set(before.split(", "))) for state, number, before in rows[2:]}

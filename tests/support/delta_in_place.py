@@ -38,7 +38,7 @@ def rows_of(root: Path, version: int | None = None) -> pl.DataFrame:
 
 
 def state_of_vectors(root: Path, rows: pa.Table, gone: np.ndarray[Any, Any]) -> int:
-    """Take rows out of the newest file by a vector, as another writer would; gives the table's version."""
+    """Remove rows from the newest file by a vector, like another writer. Returns the table's version."""
     from fencepost.state.vectors import VectorFile
 
     table = root / "table"

@@ -1,4 +1,4 @@
-"""The doors behind which the rules must hold, in one shape: what the tests ask is asked of each."""
+"""The interfaces that must follow the rules, with the same methods, so that tests run on each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.rulebook import Action, Call, Case, Error, Missing, columns, to_arr
 
 
 class PolicyRefusedError(Exception):
-    """The door does not make such a table."""
+    """The interface does not support such a table."""
 
 
 class Door(Protocol):
@@ -37,7 +37,7 @@ class Door(Protocol):
     def forget(self, pid: Any, partition: Any = None) -> int: ...
 
     def merge(self, other: Any) -> list[Missing] | Error:
-        """Takes over another table behind a door of the same class; gives the overlap."""
+        """Merge another table of the same interface. Returns the overlap."""
 
     def entries(self) -> list[tuple[Any, ...]]:
         """Pid, partition, epoch, first, last, holes (first, last, timestamp), final_first, final_last and
@@ -203,9 +203,9 @@ class FencepostDoor:
 
 
 def missing_from_arrow(stream: Any, has_epochs: bool) -> list[Missing]:
-    """What `Verdicts.missing` and `StateTable.missing()` give, as the book writes it.
+    """The results of `Verdicts.missing` and `StateTable.missing()`, in the format of the rule book.
 
-    What stands in the column epoch where there are none is no rule.
+    The value of the column epoch without epochs is not a rule.
     """
     return [
         Missing(
@@ -264,7 +264,7 @@ class Tables:
 
 
 def complaints(case: Case, door: type) -> list[str]:
-    """What a door does otherwise than the book says. Empty for a door that keeps the rules."""
+    """Differences between an interface and the rule book. Empty if it follows the rules."""
     try:
         tables = Tables(case, door)
     except PolicyRefusedError:

@@ -1,6 +1,6 @@
 """A Kafka cluster in memory, and clients with the methods of `confluent_kafka.Consumer`.
 
-Groups do not elect here: a test says which partitions a client is given, and when.
+Groups do not elect here: a test decides which partitions a client gets, and when.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Cluster:
         self.ends[topic, partition] = self.ends.get((topic, partition), 0) + 1
 
     def cut(self, topic: str, before: int, partition: int = 0) -> None:
-        """Retention deletes what lies before an offset."""
+        """Retention deletes records before an offset."""
         self.starts[topic, partition] = before
         self.logs[topic, partition] = [it for it in self.logs[topic, partition] if it.offset() >= before]
 
@@ -127,7 +127,7 @@ class FakeClient:
         self._changes.append(lambda: self._callbacks["on_assign"](self, [Place(*key) for key in keys]))
 
     def take(self, *keys: Key, lost: bool = False) -> None:
-        """The group takes these away at the next poll. Those that are paused stay so, as with librdkafka."""
+        """The group revokes these at the next poll. Paused partitions stay paused, as with librdkafka."""
 
         def change() -> None:
             self._callbacks["on_lost" if lost else "on_revoke"](self, [Place(*key) for key in keys])

@@ -1,4 +1,4 @@
-"""Transports for tests: a log in memory, and one that a network stands in front of, which a seed decides about."""
+"""Transports for tests: a log in memory, and one behind a network whose faults a seed decides."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class MemoryTransport:
 
 
 class FaultyTransport:
-    """Passes batches on to another transport, and lies about it: requests and answers get lost, late, doubled, mixed.
+    """Passes batches to another transport with faults: requests and answers are lost, late, doubled or reordered.
 
-    Every answer comes at most once, and none that the log has not given.
+    Every answer arrives at most once, and each is an answer of the log.
     """
 
     def __init__(self, behind: Any, seed: int, *, share: float = 0.5, late_s: float = 0.02) -> None:

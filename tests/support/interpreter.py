@@ -15,7 +15,7 @@ SLOTS_MIN = 9
 class Clock:
     """A thread of Python that notes, as often as the interpreter lets it, in which slot of time it ran.
 
-    Time is the CPU time of the process: while a busy machine runs others, it stands still.
+    Time is the CPU time of the process, so other processes on a busy machine do not count.
     """
 
     def __init__(self, slot_seconds: float = 0.01) -> None:

@@ -69,7 +69,7 @@ class Broker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Format the folder and start. Raises AssertionError, with the end of the log, where it does not come up."""
+        """Format the folder and start. Raises AssertionError, with the end of the log, if the broker does not start."""
         assert any(JARS.glob("*.jar")), f"no jars in {JARS}: make jars"
         port, controller = _free_ports(2)
         self.address = f"127.0.0.1:{port}"
@@ -126,7 +126,7 @@ class Broker:
         return {"bootstrap.servers": self.address, "log_level": 0}
 
     def create(self, topic: str, partitions: int = 1) -> None:
-        """Create a topic, and wait until everybody is told of it."""
+        """Create a topic, and wait until all clients see it."""
         self.admin.create_topics([NewTopic(topic, partitions)])[topic].result()
         self._wait_for(lambda: self.admin.list_topics(topic, ANSWER_SECONDS).topics[topic].error is None)
 
@@ -141,7 +141,7 @@ class Broker:
         self.admin.delete_records([place])[place].result()
 
     def producer(self, **settings: Any) -> Producer:
-        """An idempotent producer, unless the settings say otherwise."""
+        """An idempotent producer, unless the settings differ."""
         return Producer(self.settings | {"enable.idempotence": True} | settings)
 
     def send(self, topic: str, *values: str, partition: int = 0, headers: dict[str, str] | None = None) -> None:
@@ -177,7 +177,7 @@ class Broker:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at; held together, so that they differ."""
+    """Free ports; all are reserved at once, so that they differ."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for it in sockets:

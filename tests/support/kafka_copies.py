@@ -19,7 +19,7 @@ def batches_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def copy_upto(name: str, root: Path, end: int) -> Path:
-    """A partition as it was before the batch at offset `end` came, in the place of what is there."""
+    """Restore a partition to its state before the batch at offset `end`."""
     folder = root / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -32,7 +32,7 @@ def copy_upto(name: str, root: Path, end: int) -> Path:
 
 
 def append_again(folder: Path, batch: dict[str, Any]) -> None:
-    """A producer's batch once more behind the end, as a broker writes it that has forgotten the producer."""
+    """Append a producer's batch again, like a broker that has forgotten the producer."""
     data = (folder / batch["segment"]).read_bytes()
     copied = data[batch["position"] + 8 : batch["position"] + batch["bytes"]]  # the offset is in no checksum
     last = batches_of(folder)[-1]

@@ -1,4 +1,4 @@
-"""Partition folders that a broker wrote, and the truth beside them."""
+"""Partition folders that a broker wrote, and their truth files."""
 
 from __future__ import annotations
 

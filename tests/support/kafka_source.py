@@ -73,7 +73,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _offsets({place: bounds[side] for place, bounds in offset_bounds(self.options).items()})
 
     def latestOffset(self, start: Offsets, limit: Any) -> Offsets:
-        """As far as each partition goes; with maxOffsetsPerTrigger, that many offsets of each one."""
+        """The end of each partition; with maxOffsetsPerTrigger, at most so many offsets of each."""
         most = _option(self.options, "maxOffsetsPerTrigger", "")
         ends = {}
         for (topic, partition), (first, end) in (self.bounds or offset_bounds(self.options)).items():
@@ -97,13 +97,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def lose(options: Mapping[str, str], problem: str) -> None:
-    """Raises what the connector does, unless it is told to go on."""
+    """Raises the connector's error, unless its options allow data loss."""
     if _is_on(options, "failOnDataLoss", "true"):
         raise RuntimeError(f"{problem}, some data may have been missed. To go on all the same, set failOnDataLoss")
 
 
 def make_consumer(options: Mapping[str, str], **settings: Any) -> Consumer:
-    """A consumer that only reads what it is told to; uncommitted unless the options say otherwise, as the connector."""
+    """A consumer that only reads given offsets; by default uncommitted ones too, like the connector."""
     named = {name.lower(): value for name, value in options.items()}
     given = {name.removeprefix("kafka."): value for name, value in named.items() if name.startswith("kafka.")}
     base = {"group.id": "spark", "enable.auto.commit": False, "isolation.level": "read_uncommitted"}

@@ -102,7 +102,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def state_hashes(root: Path) -> list[dict[int, str]]:
-    """For each version, the hash of what each shard's pieces say, however they are cut into bases and deltas."""
+    """For each version, the hash of each shard's content, independent of its division into bases and deltas."""
     opened = state.open(root / "state")
     return [
         {shard: hashlib.sha256(table.snapshot()).hexdigest() for shard, table in opened.tables(version.version)}

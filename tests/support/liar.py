@@ -1,4 +1,4 @@
-"""A proxy that lies as real networks and stores do. Needs nothing but the standard library."""
+"""A proxy with the faults of real networks and stores. Needs only the standard library."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ _DURABLE = ["--innodb-flush-log-at-trx-commit=1", "--innodb-doublewrite=1", "--i
 
 
 def _program(name: str) -> str:
-    """Where it is: Debian keeps the server off the path of those who are not root."""
+    """The path of the server: on Debian it is only on the path of root."""
     found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
     if found is None:
         raise FileNotFoundError(MISSING)

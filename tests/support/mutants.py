@@ -70,7 +70,7 @@ class WrapDoesNotWrap(ReferenceTable):
 
 
 class NearestLap(ReferenceTable):
-    """RFC 1982, which would take a replay from far back for the next lap."""
+    """Serial numbers of RFC 1982, which would treat a replay from far back as the next lap."""
 
     def position(self, highest: int, seq: int) -> int:
         wrap = self.policy["wrap"]
@@ -140,7 +140,7 @@ class OpenHolesAreRepeated(ReferenceTable):
 
 
 class StaleByMention(ReferenceTable):
-    """Takes the highest epoch seen for the highest accepted."""
+    """Treats the highest epoch seen as the highest accepted."""
 
     def is_stale(self, key: Any, epoch: Any) -> bool:
         self.seen = getattr(self, "seen", {})
@@ -294,7 +294,7 @@ class ReachByWholeHoles(ReferenceTable):
 
 
 class PartsAreYounger(ReferenceTable):
-    """Takes the row that splits a hole for the one that opened the rest."""
+    """Treats the row that splits a hole as the one that opened the rest."""
 
     def opened_at(self, entry: Any, first: int, last: int) -> int | None:
         return entry.last_timestamp if last + 1 in entry.positions and last + 1 != max(entry.positions) else (

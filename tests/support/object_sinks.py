@@ -68,7 +68,7 @@ class Bucket:
         return DedupJob(*places, **{"settle_ms": 0, **options})
 
     def listed(self) -> dict[str, bytes]:
-        """What lies in the sink, by name."""
+        """The objects of the sink, by name."""
         store = self.store("sink")
         return {name: store.read(name) for name, _, _ in store.listing()}
 

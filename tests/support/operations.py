@@ -17,7 +17,7 @@ from fencepost.state.versions import State
 
 
 def fold(sink: Path) -> Counter[tuple[Any, ...]]:
-    """What is missing, and how often, as all shown files of the changelog say."""
+    """The missing ranges, and how often each is missing, by all visible files of the changelog."""
     found: Counter[tuple[Any, ...]] = Counter()
     for path in sink.glob("run=*/_missing/*"):
         for line in pq.ParquetFile(path).read().to_pylist():
@@ -28,12 +28,12 @@ def fold(sink: Path) -> Counter[tuple[Any, ...]]:
 
 
 def missing(opened: State) -> Counter[tuple[Any, ...]]:
-    """What the state says of it."""
+    """The same, by the state."""
     return Counter(tuple(line.values()) for line in opened.missing().to_pylist())
 
 
 class Cluster:
-    """An engine of other processes: it pickles what it sends and gets, runs every task twice, takes the second result,
+    """An engine of other processes: it pickles its input and output, runs every task twice, uses the second result,
     and knows what is read meanwhile."""
 
     name, slots, in_process = "cluster", 4, False

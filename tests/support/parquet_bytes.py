@@ -113,7 +113,7 @@ def deltas(count: int, blocks: bytes = b"") -> bytes:
 
 @dataclass(frozen=True)
 class Column:
-    """A column, and what its footer says of its only chunk."""
+    """A column, and the footer's information about its only chunk."""
 
     name: str
     pages: Sequence[bytes]

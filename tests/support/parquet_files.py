@@ -24,7 +24,7 @@ def random_bytes(rng: random.Random, length_max: int = 12) -> bytes:
 
 
 def random_value(kind: pa.DataType, rng: random.Random) -> Any:
-    """A value that the type can hold; few different ones of some types, so that dictionaries say something."""
+    """A value of the type; few different ones of some types, so that dictionaries have an effect."""
     if pa.types.is_boolean(kind):
         return rng.random() < 0.5
     if pa.types.is_integer(kind):
@@ -183,13 +183,13 @@ def check_rewritten(source: Path, target: Path, lost: Sequence[bool], written: R
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """Dictionaries as their values: which number a value has is no part of it."""
+    """Dictionaries as their values: the number of a value does not matter."""
     kinds = [it.value_type if pa.types.is_dictionary(it) else it for it in table.schema.types]
     return table.cast(pa.schema(zip(table.column_names, kinds, strict=True)))
 
 
 def check_statistics(file: pq.ParquetFile) -> None:
-    """Bounds that a footer tells hold for the rows."""
+    """Bounds in a footer are correct for the rows."""
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         for at in range(group.num_columns):
@@ -206,7 +206,7 @@ def check_statistics(file: pq.ParquetFile) -> None:
 
 
 def check_bounds(statistics: pq.Statistics, present: list[Any]) -> None:
-    """Of texts and byte strings: exact where they are short, else not on the wrong side and no longer than need be."""
+    """Bounds of texts and bytes: exact if they are short, else on the right side and as short as possible."""
     in_bytes = [it.encode() if isinstance(it, str) else it for it in present]
     least, greatest = min(in_bytes), max(in_bytes)
     found = [it.encode() if isinstance(it, str) else it for it in (statistics.min, statistics.max)]

@@ -1,4 +1,4 @@
-"""Fixtures of tests of object stores: nobody waits before something is tried again, and probes are short."""
+"""Fixtures of tests of object stores: retries do not wait, and probes are short."""
 
 from __future__ import annotations
 

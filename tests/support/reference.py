@@ -85,7 +85,7 @@ def policy(name: str, **fields: Any) -> dict[str, Any]:
 
 
 def keeps_holes(policy: dict[str, Any]) -> bool:
-    """Whether a position that was skipped is told from one that was accepted."""
+    """Whether a skipped position can be distinguished from an accepted one."""
     if policy["admit"] == "forward":
         return policy["late"] == "out_of_order" or policy["gaps"] == "report"
     return policy["admit"] == "any"
@@ -134,7 +134,7 @@ def uncovered(positions: set[int], first: int, last: int) -> list[tuple[int, int
 
 
 def outside(taken: tuple[int, int] | None, first: int, last: int) -> list[tuple[int, int]]:
-    """What of first..last lies outside a range, if there is one."""
+    """The part of first..last outside of a range, if there is one."""
     if taken is None:
         return [(first, last)]
     pieces = [(first, min(last, taken[0] - 1)), (max(first, taken[1] + 1), last)]
@@ -260,7 +260,7 @@ class ReferenceTable:
 
     @staticmethod
     def opened_at(entry: Entry, first: int, last: int) -> int | None:
-        """The timestamp of the row that opened a hole of which this is what is left."""
+        """The timestamp of the row that opened the hole of which this is the rest."""
         known = [jump.timestamp for jump in entry.opened if jump.first <= first and last <= jump.last]
         return known[-1] if known else None
 
@@ -302,7 +302,7 @@ class ReferenceTable:
     # Union
 
     def merge(self, other: ReferenceTable) -> list[Missing]:
-        """Takes over what another table knows; gives what both had accepted."""
+        """Merge another table. Returns the rows that both had accepted."""
         if self.policy["admit"] != "any" or self.policy != other.policy or self.keep != other.keep:
             raise ReferencePolicyError("these tables cannot be merged")
         if any(self.kinds.get(column, found) != found for column, found in other.kinds.items()):
@@ -459,7 +459,7 @@ class ReferenceTable:
         return verdict, expected
 
     def place(self, entry: Entry, seq: int) -> tuple[str, int | None]:
-        """The verdict on a row of a known entry by where it stands, under `any` and `forward`."""
+        """The verdict on a row of a known entry by its position, under `any` and `forward`."""
         highest = max(entry.positions)
         position = self.position(highest, seq)
         if entry.is_final(position):
@@ -471,7 +471,7 @@ class ReferenceTable:
         return (self.judge_any if self.policy["admit"] == "any" else self.judge_forward)(entry, position)
 
     def is_old(self) -> bool:
-        """Whether the row at hand is of a time that is no longer remembered."""
+        """Whether the current row is older than the horizon."""
         return self.horizon is not None and self.timestamp is not None and self.timestamp <= self.horizon
 
     def is_held(self, entry: Entry, position: int) -> bool:
@@ -486,7 +486,7 @@ class ReferenceTable:
         return any(entry.key == key and entry.epoch > epoch for entry in self.entries.values())
 
     def begin(self, slot: Any, key: Any, epoch: int | None, seq: int, only_zero: bool) -> tuple[str, int | None]:
-        """An unknown key, or one that a higher epoch starts anew."""
+        """An unknown key, or one that a higher epoch starts again."""
         if only_zero and self.policy["admit"] != "any" and seq != 0:
             return "OUT_OF_ORDER", 0
         replaced = self.entries.get(slot)

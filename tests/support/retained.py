@@ -21,7 +21,7 @@ HOUR_MS, WEEK_MS = 3_600_000, 7 * 86_400_000
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The time in milliseconds, for whoever asks in the state and the job; two hours later with every version."""
+    """The time in milliseconds, for the state and the job; two hours later with every version."""
     now = [1_800_000_000_000]
     monkeypatch.setattr(time, "time_ns", lambda: now[0] * 1_000_000)
     real = State.decide

@@ -1,4 +1,4 @@
-"""What the readers of all rule books do alike: they find the pages of a folder, and cut rows of tables."""
+"""Shared code of the readers of rule books: finding the pages of a folder, splitting rows of tables."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Error(NamedTuple):
 
 @dataclass
 class Call:
-    """One `apply` of one table, and what must come of it."""
+    """One `apply` of one table, and its expected result."""
 
     line: int
     has_epoch: bool
@@ -83,7 +83,7 @@ class Call:
 
 @dataclass
 class Action:
-    """What is done to a table besides `apply`, and what must come of it.
+    """An operation on a table other than `apply`, and its expected result.
 
     `evict` and `forget` with their arguments; `other`, which begins a second table, of another policy where
     `arguments` has `policy` and `fields`; `merge`, which ends it.
@@ -120,7 +120,7 @@ class Case:
 
     @property
     def is_of_rows(self) -> bool:
-        """Whether it speaks of nothing but rows, however they are cut into calls: any door can run it."""
+        """Whether it has only rows, in any division into calls, so that any interface can run it."""
         is_timed = self.fields.keys() & {"keep", "intervals_max", "entries_max"}
         return len(self.calls) == len(self.steps) and not is_timed
 

@@ -12,7 +12,7 @@ ROWS = 4
 
 
 def events(first: int, **columns: Any) -> pa.Table:
-    """Rows of one producer with these columns beside the identity: lists of values, or Arrow arrays."""
+    """Rows of one producer with the identity and these columns: lists of values, or Arrow arrays."""
     seqs = range(first, first + ROWS)
     identity = {"pid": [7] * ROWS, "epoch": [0] * ROWS, "partition": [0] * ROWS, "seq": seqs}
     return pa.table(identity | columns)

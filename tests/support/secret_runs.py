@@ -1,4 +1,4 @@
-"""Runs of jobs that know credentials and are killed at a step, and the search for what they leave of those.
+"""Runs of jobs with credentials that are killed at a step, and the search for credentials in their files.
 
 As a program: one such run, told on standard input, so that no file and no command line has the credentials.
 """
@@ -25,7 +25,7 @@ SECRETS = ("AKIAFENCEPOSTSECRET7", "wJalr/XUtnFEMI+K7MDENG-fencepost-secret")
 
 
 def start_killed(told: dict[str, Any]) -> None:
-    """A run that must be killed at `told["step"]`, when its tasks are done and nothing is made of them yet."""
+    """A run that must be killed at `told["step"]`, after its tasks and before their results are used."""
     done = subprocess.run(
         [sys.executable, "-m", "support.secret_runs"],
         input=json.dumps(told),

@@ -31,7 +31,7 @@ class Killed(BaseException):
 
 
 class Log:
-    """A partition of an output under Kafka's rules: a marker counts once, and not behind the next transaction."""
+    """A partition of an output under Kafka's rules: a marker counts once, and not after the next transaction."""
 
     def __init__(self) -> None:
         self.epochs: dict[int, int] = {}
@@ -106,13 +106,13 @@ class World:
         return found
 
     def stall(self) -> None:
-        """Everybody stands still for longer than a transaction may be open."""
+        """All services pause for longer than a transaction may be open."""
         self.faults["stalled"] += 1
         late = tables.PRODUCERS.update().values(started_ms=tables.PRODUCERS.c.started_ms - 100_000)
         self.transaction(lambda connection: connection.execute(late))
 
     def recover(self, service: str) -> None:
-        """By a process of this service. What has no route to it stays as it is, and is said."""
+        """Recover by a process of this service. Transactions without a route to it do not change, and are reported."""
         before = self._waiting()
         with suppress(fp.ConcurrentTransactionError, Killed):
             found = self.coordinator(service).recover()

@@ -1,4 +1,4 @@
-"""A log and a network that misbehaves, in a time of their own: for producers whose faults must be told by a seed."""
+"""A log and a faulty network with a simulated clock, so that a seed determines the faults."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Faults:
-    """How likely each is, and how long things take."""
+    """The probability of each fault, and durations."""
 
     lost_request: float = 0.0
     lost_answer: float = 0.0
@@ -83,7 +83,7 @@ class Simulation:
         self._is_asking = False
 
     def run(self, batches: int) -> None:
-        """Hand over so many batches at odd times, and go on until each has an outcome."""
+        """Send so many batches at random times, and continue until each has an outcome."""
         at = 0
         for number in range(batches):
             at += self.random.choice([0, 0, 1, 10, 400])
@@ -127,7 +127,7 @@ class Simulation:
             self.outcomes.append((batch, self._rows.pop(batch)))
 
     def _raise_epoch(self, identity: Identity) -> None:
-        """Fence first; what it has found comes back later, as the next epoch does."""
+        """Fence first; the found batches are returned later, with the next epoch."""
         self.bumps += 1
         successor = identity._replace(epoch=identity.epoch + 1)
         partitions = self.sequencer.rewritten()
@@ -175,7 +175,7 @@ class Simulation:
 
 
 def complaints(simulation: Simulation) -> list[str]:
-    """What is wrong about the log: acknowledged rows that are not there once, or not in order; rows of nobody."""
+    """Errors of the log: acknowledged rows that are missing, doubled or out of order; rows that were never sent."""
     found = []
     acknowledged: dict[int, list[Any]] = {}
     offered: dict[int, set[Any]] = {}

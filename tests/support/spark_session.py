@@ -1,4 +1,4 @@
-"""What every suite on Spark needs, whichever session it has."""
+"""Shared code of all suites on Spark, for every kind of session."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python storage_runs.py <case> <folder>
 
-Prints a line of JSON: what came of it.
+Prints a line of JSON with the result.
 """
 
 from __future__ import annotations

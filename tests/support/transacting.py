@@ -102,7 +102,7 @@ def transact(url: str, markers: Path, kill_at: int) -> None:
 
 
 def transact_and_stop(url: str, markers: Path, stop_at: int, idle_timeout_ms: int | None, told: Any) -> None:
-    """The same, by a process that is stopped, and once it is continued goes on as if nothing had happened."""
+    """The same, by a process that is stopped and continued later."""
     do_and_stop(transact_by, url, markers, stop_at, idle_timeout_ms, told)
 
 
@@ -169,9 +169,9 @@ def recover(url: str, markers: Path, kill_at: int) -> None:
 
 
 def take_turns(url: str, number: int, rounds: int, meet: Any, told: Any) -> None:
-    """All ask for an identity of one id at once, and commit at once: (round, process, identity, what came of it).
+    """All request an identity of one id at once, and commit at once: (round, process, identity, outcome).
 
-    In the last rounds each of them once asks after the others, so that each of them wins once at least.
+    In the last rounds each process once requests last, so that each wins at least once.
     """
     coordinator = TransactionCoordinator(sqlalchemy.create_engine(url))
     for turn in range(rounds):

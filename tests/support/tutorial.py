@@ -1,4 +1,4 @@
-"""Does what a tutorial says, in an empty folder: writes its programs, runs its commands, compares what they print.
+"""Follows a tutorial in an empty folder: writes its programs, runs its commands, compares their output.
 
 | block | what happens |
 |---|---|
