@@ -58,7 +58,7 @@ def deduplicate(
     if is_a(rows, "pyarrow", "Table") or is_a(rows, "pyarrow", "RecordBatch"):
         import pyarrow as pa
 
-        kept = table._keep(_fields_read(rows, names, rows.schema.names), columns, is_last)
+        kept = table._keep(_narrowed(rows, names, rows.schema.names), columns, is_last)
         try:
             return rows.filter(pa.array(kept))
         except pa.ArrowNotImplementedError:
@@ -70,7 +70,7 @@ def deduplicate(
     if is_a(rows, "polars", "DataFrame"):
         import polars as pl
 
-        return rows.filter(pl.Series(table._keep(_fields_read(rows, names, rows.columns), columns, is_last)))
+        return rows.filter(pl.Series(table._keep(_narrowed(rows, names, rows.columns), columns, is_last)))
     if is_a(rows, "pandas", "DataFrame"):
         import numpy as np
 
@@ -81,6 +81,17 @@ def deduplicate(
         return rows[np.asarray(table._keep(_fields_read(identity, names, identity.columns), columns, is_last))]
     rows = _native.collect(rows)
     return _native.filter_rows(rows, table._keep(_fields_read(rows, names, rows.column_names), columns, is_last))
+
+
+def _narrowed(rows: Any, names: tuple[str, ...], known: Sequence[str]) -> Any:
+    """Return the identity columns of a DataFrame or table, or rows in which the native code finds an error.
+
+    The native code cannot import slices of other columns if these are structs with structs in them.
+    """
+    wanted = list(dict.fromkeys(names))
+    if all(known.count(name) == 1 for name in wanted):
+        return rows.select(wanted)
+    return _fields_read(rows, names, known)
 
 
 def _fields_read(rows: Any, names: tuple[str, ...], known: Sequence[str]) -> Any:
