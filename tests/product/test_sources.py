@@ -99,6 +99,18 @@ def test_a_job_reads_text_once(
     assert lake.dataset(job[1]).count_rows() == counts["ACCEPTED"] + counts["UNTRACKED"]
 
 
+def test_errors_of_a_job_name_the_text_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = {
+        "a.csv": ("pid,epoch,partition,seq\n1,0,0,one\n", "column 'seq': is of type"),
+        "b.csv": ("pid,epoch,partition,seq\n1,0,0,5\n1,0,0,-5\n", "column 'seq', row 1: value -5"),
+        "c.csv": ("pid,epoch,part,seq\n1,0,0,5\n", "column 'partition': missing"),
+    }
+    for name, (text, message) in cases.items():
+        (tmp_path / name).write_text(text)
+        assert cli.main(["dedup", f"{tmp_path}/{name}", f"{tmp_path}/state", f"{tmp_path}/clean", "-q"]) == 1
+        assert f"{tmp_path}/{name}: {message}" in capsys.readouterr().err
+
+
 def test_a_text_file_cannot_be_one_of_several_sources_of_a_job(zone: Path, texts: list[Path], tmp_path: Path) -> None:
     job = [f"{tmp_path}/state", f"{tmp_path}/clean"]
     assert cli.main(["dedup", str(texts[0]), str(zone), *job]) == 2

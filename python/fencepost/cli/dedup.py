@@ -16,7 +16,7 @@ from fencepost.cli import identity
 from fencepost.cli.identity import read_policy
 from fencepost.cli.jobs import make_job, milliseconds, number_or_all
 from fencepost.cli.terminal import Html, Threads, check_page, option, quit_at_once, steps, stop_on_signals
-from fencepost.errors import StoreError
+from fencepost.errors import FencepostError, StoreError
 
 if TYPE_CHECKING:
     from fencepost.lake import DedupJob, RunReport
@@ -299,7 +299,7 @@ def dedup_command(
 
 @contextmanager
 def _converted(source: list[str], timestamp: str | None) -> Iterator[list[str]]:
-    """Return the sources, text and Arrow files as Parquet files in a temporary folder.
+    """Return the sources, text and Arrow files as Parquet files in a temporary folder. Errors name the original files.
 
     `timestamp`: a column whose texts are times.
     """
@@ -313,7 +313,15 @@ def _converted(source: list[str], timestamp: str | None) -> Iterator[list[str]]:
     if other := next((it for it in source if not tabular_files([it])), None):
         raise typer.BadParameter(f"{other}: is Parquet or a table, but {texts[0]} is not: pass them to separate runs")
     with TemporaryDirectory(prefix="fencepost-") as folder:
-        yield [write_as_parquet(it, folder, timestamp) for it in texts]
+        paths = {write_as_parquet(it, folder, timestamp): it for it in texts}
+        try:
+            yield list(paths)
+        except FencepostError as problem:
+            text = problem.message
+            for path, original in paths.items():
+                text = text.replace(path, original).replace(Path(path).name, original)
+            problem.args = (text,)
+            raise
 
 
 def _watch(job: DedupJob, interval_ms: int, *, as_json: bool, quiet: bool) -> None:
