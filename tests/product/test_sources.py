@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -181,6 +182,50 @@ def test_a_text_that_is_not_a_time(name: str, tmp_path: Path) -> None:
     job = ["dedup", str(path), f"{tmp_path}/state", f"{tmp_path}/clean", "-q"]
     assert cli.main([*job, "--timestamp", "at"]) != 0
     assert cli.main(job) == 0
+
+
+ONE_TYPE = [
+    ["2026-11-20 10:00:00"],
+    ["2026-11-20"],
+    ["2026-11-20 10:00:00", ""],
+    ["2026-11-20 10:00:00.5", "2026-11-20T10:00:00"],
+    ["2026-11-20T10:00:00Z"],
+    ["2026-11-20T10:00:00.123Z", ""],
+    ["2026-11-20T10:00:00+01:00", "2026-11-20 10:00:00", ""],
+    ["2026-11-20 10:00:00"] * 60_000 + ["2026-11-20T10:00:00.5Z"],  # only a later block needs a wider type
+]
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "events.csv"])
+def test_times_have_one_type_in_all_files(name: str, tmp_path: Path) -> None:
+    """Readers infer seconds, dates, nanoseconds or text, with a zone or without: a sink accepts one type."""
+    for times in ONE_TYPE:
+        rows = open_rows([str(write_events(tmp_path / name, times))], "at").read_all()
+        assert rows.schema.field("at").type == pa.timestamp("us", "UTC")
+        wanted = [pd.to_datetime(it, utc=True) if it else None for it in times]
+        assert rows["at"].to_pylist() == wanted
+
+
+def test_times_of_nanoseconds_in_csv(tmp_path: Path) -> None:
+    path = write_events(tmp_path / "events.csv", ["2026-11-20T10:00:00.123456789Z", "2026-11-20T10:00:01Z"])
+    assert open_rows([str(path)], "at").schema.field("at").type == pa.timestamp("ns", "UTC")
+
+
+def test_inferred_times_in_structs_and_on_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_events(tmp_path / "events.csv", ["2026-11-20 10:00:00"])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    assert open_rows(["-"], "at").schema.field("at").type == pa.timestamp("us", "UTC")
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"payload": {"at": "2026-11-20 10:00:00"}}\n')
+    assert open_rows([str(path)], "payload.at").schema.field("payload.at").type == pa.timestamp("us", "UTC")
+
+
+def test_a_job_whose_files_suggest_different_types_of_times(tmp_path: Path) -> None:
+    job = [f"{tmp_path}/state", f"{tmp_path}/clean", "--timestamp", "at", "--max-idle", "7d", "--no-sync", "--quiet"]
+    for seq, at in enumerate(["2026-11-20 10:00:00", "2026-11-20 10:00:00.5", "2026-11-20T10:00:00Z"]):
+        (tmp_path / f"{seq}.csv").write_text(f"pid,epoch,partition,seq,at\n7,0,0,{seq},{at}\n")
+        assert cli.main(["dedup", f"{tmp_path}/{seq}.csv", *job]) == 0
+    assert lake.dataset(f"{tmp_path}/clean").count_rows() == 3
 
 
 def test_the_row_of_a_later_block(tmp_path: Path) -> None:

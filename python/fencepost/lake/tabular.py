@@ -17,7 +17,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from fencepost.errors import SourceError
 from fencepost.lake.slices import is_glob
-from fencepost.lake.times import with_times
+from fencepost.lake.times import is_time, with_times
 from fencepost.state.stores import is_local
 
 STDIN = "-"
@@ -58,16 +58,24 @@ def open_rows(paths: Sequence[str], timestamp: str | None = None) -> pa.RecordBa
     return pa.RecordBatchReader.from_batches(first.schema, chain(first, others))
 
 
-def _opened(place: str, timestamp: str | None = None) -> pa.RecordBatchReader:
+def _opened(place: str, timestamp: str | None = None, *, adds_field: bool = True) -> pa.RecordBatchReader:
+    """Open the rows of a file. `adds_field`: add the timestamp as a column if it is a field of a struct column."""
     name = "standard input" if place == STDIN else place
     with _read_errors(name):
         if place == STDIN:
             file = io.BufferedReader(sys.stdin.buffer)  # type: ignore[type-var]
-            reader = _READERS[_sniffed(file.peek(8)[:8])](file)
+            ending = _sniffed(file.peek(8)[:8])
+            reader = _READERS[ending](file)
         else:
-            reader = _READERS[_ending(place)](pa.input_stream(place, compression="detect"))
+            ending = _ending(place)
+            reader = _READERS[ending](pa.input_stream(place, compression="detect"))
+            if ending in _READERS_AS_TEXT and is_time(reader.schema, timestamp):
+                # the type that the first block suggests may be too narrow for the next ones
+                reader = _READERS_AS_TEXT[ending](pa.input_stream(place, compression="detect"), timestamp)
     rows = pa.RecordBatchReader.from_batches(reader.schema, _checked(reader, name))
-    return rows if timestamp is None else with_times(rows, timestamp, name)
+    if timestamp is None or not (adds_field or timestamp in reader.schema.names):
+        return rows
+    return with_times(rows, timestamp, name, is_inferred=ending in _READERS_AS_TEXT)
 
 
 def _converted(path: str, first: str, schema: pa.Schema, timestamp: str | None) -> Iterator[pa.RecordBatch]:
@@ -121,22 +129,29 @@ def _sniffed(start: bytes) -> str:
     return ".jsonl" if start.lstrip().startswith(b"{") else ".csv"
 
 
-def _csv(file: Any) -> Any:
+# `text`: a column to read as text, whose type would be inferred otherwise
+
+
+def _csv(file: Any, text: str | None = None, delimiter: str = ",") -> Any:
     from pyarrow import csv
 
-    return csv.open_csv(file)
+    types = {} if text is None else {text: pa.string()}
+    return csv.open_csv(
+        file,
+        parse_options=csv.ParseOptions(delimiter=delimiter),
+        convert_options=csv.ConvertOptions(column_types=types),
+    )
 
 
-def _tsv(file: Any) -> Any:
-    from pyarrow import csv
-
-    return csv.open_csv(file, parse_options=csv.ParseOptions(delimiter="\t"))
+def _tsv(file: Any, text: str | None = None) -> Any:
+    return _csv(file, text, "\t")
 
 
-def _json(file: Any) -> Any:
+def _json(file: Any, text: str | None = None) -> Any:
     from pyarrow import json
 
-    return json.open_json(file)
+    types = None if text is None else pa.schema([(text, pa.string())])
+    return json.open_json(file, parse_options=json.ParseOptions(explicit_schema=types))
 
 
 def _arrow(file: Any) -> Any:
@@ -164,6 +179,13 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     ".ipc": _arrow,
     ".arrows": _arrows,
 }
+_READERS_AS_TEXT: dict[str, Callable[[Any, str | None], Any]] = {
+    ".csv": _csv,
+    ".tsv": _tsv,
+    ".jsonl": _json,
+    ".ndjson": _json,
+}
+"""Of files whose types are inferred."""
 
 
 def write_as_parquet(path: str, folder: str, timestamp: str | None = None) -> str:
@@ -176,9 +198,7 @@ def write_as_parquet(path: str, folder: str, timestamp: str | None = None) -> st
     """
     digest = hashlib.sha256()
     unfinished = os.path.join(folder, "_unfinished")
-    reader = _opened(path)
-    if timestamp is not None and timestamp in reader.schema.names:
-        reader = with_times(reader, timestamp, path)
+    reader = _opened(path, timestamp, adds_field=False)
     digest.update(reader.schema.serialize())
     with pq.ParquetWriter(unfinished, reader.schema) as file:
         for batch in reader:

@@ -15,20 +15,25 @@ IS_FINE = r"\.\d{7}"
 """More digits than microseconds have."""
 
 
-def with_times(reader: pa.RecordBatchReader, column: str, source: str) -> pa.RecordBatchReader:
+def with_times(
+    reader: pa.RecordBatchReader, column: str, source: str, *, is_inferred: bool = False
+) -> pa.RecordBatchReader:
     """Return the stream with a column of texts as timestamps in UTC, if it has such a column.
 
-    A text without a zone is a time in UTC. The unit is microseconds, or nanoseconds if a text of the first batch has
-    more digits. A field of a struct ("payload.at") is added as a column. A column of another type stays unchanged.
+    A text without a zone is a time in UTC, an empty one is null. The unit is microseconds, or nanoseconds if a text of
+    the first batch has more digits. A field of a struct ("payload.at") is added as a column. `is_inferred`: types were
+    inferred from texts, so that times have different types in different files; all of them become timestamps in UTC. A
+    column of another type stays unchanged.
 
     Raises SourceError (path) for a text that is not a time. `source`: the name of the file, for messages.
     """
     empty = with_fields(pa.RecordBatch.from_pylist([], schema=reader.schema), [column])
-    if column not in empty.schema.names or not _is_text(empty.schema.field(column).type):
+    if column not in empty.schema.names:
+        return reader
+    if not (_is_text(empty.schema.field(column).type) or (is_inferred and is_time(empty.schema, column))):
         return reader
     first = next(iter(reader), empty)
-    is_fine = pc.any(pc.match_substring_regex(with_fields(first, [column])[column], IS_FINE)).as_py()
-    kind = pa.timestamp("ns" if is_fine else "us", "UTC")
+    kind = pa.timestamp("ns" if _is_fine(with_fields(first, [column])[column]) else "us", "UTC")
     at = empty.schema.get_field_index(column)
     schema = empty.schema.set(at, empty.schema.field(at).with_type(kind))
 
@@ -45,11 +50,31 @@ def with_times(reader: pa.RecordBatchReader, column: str, source: str) -> pa.Rec
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
+def is_time(schema: pa.Schema, column: str | None) -> bool:
+    """Return whether the schema has the column, with a type that readers infer for texts of times."""
+    if column not in schema.names:
+        return False
+    kind = schema.field(column).type
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def _is_fine(times: pa.Array) -> bool:
+    """Return whether a time has more digits than microseconds have."""
+    if _is_text(times.type):
+        return bool(pc.any(pc.match_substring_regex(times, IS_FINE)).as_py())
+    return times.type == pa.timestamp("ns", times.type.tz) and bool(
+        pc.any(pc.not_equal(pc.nanosecond(times), 0)).as_py()
+    )
+
+
 def _is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string())
 
 
 def _times(texts: pa.Array, kind: pa.DataType, place: str, rows_before: int, path: str) -> pa.Array:
+    if not _is_text(texts.type):
+        return texts.cast(pa.timestamp(kind.unit, getattr(texts.type, "tz", None))).cast(kind)
+    texts = pc.if_else(pc.equal(texts, ""), None, texts)
     has_zone = pc.match_substring_regex(texts, HAS_ZONE)
     zoned = pc.if_else(has_zone, texts, None)
     plain = pc.if_else(has_zone, None, texts)
