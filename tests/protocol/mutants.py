@@ -308,7 +308,7 @@ class NoSinkSync(Mutant):
 
 
 class TrustsUnsyncedHead(Mutant):
-    """A run builds on log/<n> or done/<n> as it finds them; who put them died before the folder was synced."""
+    """A run builds on log/<n> or done/<n> without a sync; their writer died before the folder was synced."""
 
     bounds = Bounds(faults=2, starts=2, changes=1)
     caught_by = "history_has_no_gap"
@@ -318,7 +318,7 @@ class TrustsUnsyncedHead(Mutant):
 
 
 class TrustsUnsyncedFolder(Mutant):
-    """segments/<n> is left alone where it is there already; who made it has not come to sync the folder above."""
+    """An existing segments/<n> is not synced again; its creator has not synced the folder above yet."""
 
     bounds = Bounds(faults=2, starts=2, changes=1)
     caught_by = "references_exist"
@@ -343,7 +343,7 @@ class RenamesFileByFile(Mutant):
 
 
 class ZombieOverwrites(Mutant):
-    """Apply puts a copy of the prepared files in the place of what lies there under the number."""
+    """Apply replaces the content of the sink under the number by a copy of the prepared files."""
 
     bounds = Bounds(faults=1, starts=2, changes=0, abandons=0)
     caught_by = "done_is_shown"
@@ -358,7 +358,7 @@ class ZombieOverwrites(Mutant):
 
 
 class TakesAnyFolder(Mutant):
-    """Apply takes whatever stands under the number for its own."""
+    """Apply treats any content under the number as its own."""
 
     bounds = Bounds(faults=2, starts=2, changes=1)
     caught_by = "done_is_shown"
@@ -450,7 +450,7 @@ class FenceBesideFiles(Mutant):
 
 
 class BelievesTheClaimIsLost(Mutant):
-    """In a prefix an answer "exists" to a claim is taken for the fence of another, without reading."""
+    """In a prefix, an answer "exists" to a claim is treated as the fence of another driver, without reading."""
 
     sink = "prefix"
     caught_by = "abandoned_never_appears"
@@ -463,7 +463,7 @@ class BelievesTheClaimIsLost(Mutant):
 
 
 class ClearsWhenDone(Mutant):
-    """In a prefix what was prepared stays until the version is done: who was paused copies it once more."""
+    """In a prefix, prepared files stay until the version is done: a paused driver copies them again."""
 
     sink = "prefix"
     caught_by = "removed_stays_away"
@@ -511,7 +511,7 @@ class CommitsTwice(Mutant):
 
 
 class FenceLooksApplied(Mutant):
-    """The table's version number alone says that a version is applied; the empty commit of `abandon` has it too."""
+    """The table's version number alone means that a version is applied; the empty commit of `abandon` has it too."""
 
     sink = "table"
     bounds = Bounds(faults=2, starts=2, changes=0)
@@ -540,7 +540,7 @@ class TrimsBeforeSync(Folding):
 
 
 class ForgetsTheFloor(Folding):
-    """Whoever has put log/<n> has decided."""
+    """A put of log/<n> always decides."""
 
     bounds = Bounds(faults=1, starts=3, changes=1, abandons=0, folds=True)
     caught_by = "numbers_decided_once"
@@ -565,7 +565,7 @@ class ReadsTheFloorFirst(Folding):
 
 
 class DiscardsWhatIsFolded(Folding):
-    """A driver that finds its version folded takes it for lost, and removes what it prepared."""
+    """A driver that finds its version folded treats it as lost, and removes its prepared files."""
 
     caught_by = "references_exist"
 

@@ -1,4 +1,4 @@
-"""What must hold in every world of the model, and over every step of a driver. Each says what is wrong, or nothing."""
+"""The properties of every world of the model, and of every step of a driver. Each returns a problem, or nothing."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def is_shown(world: World, version: int, nonce: int) -> bool:
 
 
 def above_floor(world: World) -> Iterator[tuple[int, tuple[int, bool] | None]]:
-    """done/<n> of the versions above the durable floor: below it nobody believes what is there."""
+    """done/<n> of the versions above the durable floor: below it these files do not count."""
     return ((version, entry) for version, entry in enumerate(world.done, 1) if version > world.folded[1])
 
 
@@ -151,7 +151,7 @@ def references_exist(model: Protocol, world: World) -> str:
 
 
 def finishable_without_source(model: Protocol, world: World) -> str:
-    """What is decided gets done by a run that finds no source and meets no faults, whoever else has died."""
+    """A run without a source and without faults finishes decided versions, even if all others have died."""
     decided = newest(world.log)
     if decided <= newest(world.done):
         return ""
@@ -179,7 +179,7 @@ def finishable_without_source(model: Protocol, world: World) -> str:
 
 
 def abandoned_never_appears(model: Protocol, world: World) -> str:
-    """Where done/<n> says abandoned, above the floor, the sink has no row of n."""
+    """If done/<n> says abandoned, above the floor, the sink has no row of n."""
     for version, entry in above_floor(world):
         if entry and entry[0] == ABANDONED:
             if isinstance(world.sink, Table):
@@ -204,7 +204,7 @@ def versions_are_whole(model: Protocol, world: World) -> str:
 
 
 def removed_stays_away(model: Protocol, world: World) -> str:
-    """What someone removed of a version that is done is not put back, by whoever was paused."""
+    """A paused driver does not restore removed files of a version that is done."""
     for version, shown in enumerate(world.sink if model.sink == "prefix" else (), 1):
         if shown and BACK in shown.files:
             return f"files of version {version} are there again, which someone had removed"
@@ -225,7 +225,7 @@ def view(world: World) -> object:
 
 
 def loser_changes_nothing(model: Protocol, before: World, action: Action) -> str:
-    """What a run does before it decides, and after it lost, nobody can see."""
+    """The steps of a run before it decides, and after it has lost, are invisible."""
     if action.step in (LIST, WRITE, SYNC, SEAL, DISCARD) and view(before) != view(action.world):
         return f"driver {action.driver + 1} had not decided anything, and changed what others see"
     if action.step == DECIDE:

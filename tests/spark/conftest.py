@@ -1,6 +1,6 @@
 """One Spark session for the run, small enough to share a laptop, with retries on: a failed task is tried twice.
 
-With FENCEPOST_SPARK=connect it is one of Spark Connect, whose server runs beside it.
+With FENCEPOST_SPARK=connect it is one of Spark Connect, with a server on this machine.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @contextmanager
 def settings(spark: SparkSession, **values: Any) -> Iterator[None]:
-    """Settings of the session for a while; underscores in names stand for dots."""
+    """Temporary settings of the session; underscores in names mean dots."""
     changed = {name.replace("_", "."): str(value) for name, value in values.items()}
     before = {name: spark.conf.get(name, None) for name in changed}
     try:

@@ -26,7 +26,7 @@ Row = tuple[Any, ...]
 
 
 def stream(producers: int = 5, partitions: int = 3, seqs: int = 200, copies: int = 2, seed: int = 0) -> list[Row]:
-    """Every row `copies` times, shuffled, and some untracked rows; `copy` tells copies apart."""
+    """Every row `copies` times, shuffled, and some untracked rows; `copy` distinguishes copies."""
     rows: list[Row] = [
         (pid, pid % 2, partition, seq, copy)
         for pid in range(producers)
@@ -63,7 +63,7 @@ def identities(df: DataFrame) -> list[Row]:
 
 
 class TestShuffled:
-    """The default: rows come from anywhere."""
+    """The default: rows in any order."""
 
     def test_each_identity_is_kept_once(self, df: DataFrame) -> None:
         kept = deduplicate(df)
@@ -102,7 +102,7 @@ class TestShuffled:
         assert kept.union(kept).count() == 2 * (KEPT - 100)
 
     def test_a_join_above_does_not_prune_the_input(self, spark: SparkSession, df: DataFrame, tmp_path: Path) -> None:
-        """By the values of a partition column, as Spark likes to: the first copy lies in another folder."""
+        """By the values of a partition column, as in Spark: the first copy is in another folder."""
         df.where("pid >= 0").write.partitionBy("copy").parquet(str(tmp_path / "rows"))
         read = spark.read.parquet(str(tmp_path / "rows")).select(*IDENTITY, "copy")
         wanted = spark.createDataFrame([(1, "x")], "copy int, name string").where("name = 'x'")
@@ -117,7 +117,7 @@ class TestShuffled:
             kept.unpersist()
 
     def test_spark_joins_small_partitions_and_splits_none(self, spark: SparkSession, df: DataFrame) -> None:
-        """As for an aggregation: 200 tasks for few rows take three times as long."""
+        """As for an aggregation: 200 tasks for few rows are three times as slow."""
         assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
         for size, tasks in (("64MB", 1), ("1B", 4)):
             names = ("advisoryPartitionSizeInBytes", "coalescePartitions_minPartitionSize")
@@ -155,7 +155,7 @@ class TestShuffled:
             assert set(some) <= kept
 
     def test_the_copy_that_is_kept_follows_from_the_rows_alone(self, spark: SparkSession) -> None:
-        """Whatever order they come in, as after a retried shuffle; maps cannot be sorted and do not disturb."""
+        """In any order of rows, as after a retried shuffle; maps cannot be sorted and have no effect."""
         kept = set()
         for seed in range(4):
             rows = [(*row, {"k": row[4]}) for row in stream(copies=3, seed=seed)]
@@ -205,7 +205,7 @@ class TestColumns:
         assert deduplicate(df, columns=columns).count() == 3
 
     def test_fields_of_structs(self, spark: SparkSession, tmp_path: Path) -> None:
-        """Found by their path, but a column of that name comes first; an identity in a null struct is untracked."""
+        """Found by their path, but a column of that name has precedence; an identity in a null struct is untracked."""
         rows = [
             (None if pid is None else (pid, (seq,)), epoch, partition, copy)
             for pid, epoch, partition, seq, copy in ROWS
@@ -355,7 +355,7 @@ class TestCoLocated:
 
     @classic_only
     def test_untracked_rows_go_where_they_went_before(self, spark: SparkSession) -> None:
-        """Also where a column is drawn anew: a task that is tried again must not send them elsewhere."""
+        """Also if a column changes with each evaluation: a retried task must send them to the same place."""
         from fencepost.policy import resolve
         from fencepost_spark.frames import _shuffle
 
@@ -495,7 +495,7 @@ class TestRefused:
 
 
 class TestRealLandingZone:
-    """What a broker, its producers and a sink that was killed left behind."""
+    """Files of a broker, its producers and a sink that was killed."""
 
     @pytest.fixture
     def landed(self, spark: SparkSession) -> DataFrame:

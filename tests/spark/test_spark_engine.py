@@ -52,7 +52,7 @@ def wait_for_progress(item: tuple[Path, int]) -> None:
 
 
 def watched_objects(item: int) -> tuple[int, int]:
-    """(the worker, how many objects a collection of garbage looks at)."""
+    """(the worker, the number of objects that a garbage collection inspects)."""
     return os.getpid(), len(gc.get_objects())
 
 

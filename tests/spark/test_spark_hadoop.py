@@ -1,4 +1,4 @@
-"""Object stores that a session's Hadoop settings tell of: a job needs no options of its own."""
+"""Object stores of a session's Hadoop settings: a job needs no options of its own."""
 
 from __future__ import annotations
 

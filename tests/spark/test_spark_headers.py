@@ -1,4 +1,4 @@
-"""Kafka without a broker: identities from headers, right, wrong and absent, and what a stream's offsets tell."""
+"""Kafka without a broker: identities from headers (right, wrong and absent), and the offsets of a stream."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def deliver(source: Path, files: list[Path]) -> None:
 
 
 def segments(state: Path) -> list[bytes]:
-    """The bytes of every file of a state that holds entries; not of those that say when and by whom (log, marks)."""
+    """The bytes of every file of a state with entries, without files that contain times and writers (log, marks)."""
     files = sorted(path for path in state.rglob("*") if path.is_file() and path.suffix not in {".json", ""})
     return sorted(path.read_bytes() for path in files)
 
@@ -142,7 +142,7 @@ def test_the_driver_reads_identities_and_tasks_write(
 def test_operations_run_on_the_jobs_engine(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shards are dealt anew by tasks of Spark, and are what threads make of them."""
+    """Tasks of Spark reshard a state, with the same result as threads."""
     for bound in ("TASK_BYTES_MIN", "TASK_BYTES_MAX"):
         monkeypatch.setattr(operation_tasks, bound, 1)
     stages = []
@@ -163,7 +163,7 @@ def test_operations_run_on_the_jobs_engine(
 
 
 def test_an_error_in_a_task_is_the_same_error(spark: SparkSession, tmp_path: Path) -> None:
-    """With its column, row and file, and not in Spark's stack; nothing is left behind."""
+    """The error has column, row and file, without Spark's stack; no file remains."""
     source = tmp_path / "source"
     source.mkdir()
     rows = {"pid": [7, 7, 7], "epoch": [0, 0, 0], "partition": [0, 0, 0], "seq": [0, None, 2]}

@@ -32,7 +32,7 @@ def load(spark: SparkSession, path: Path = DATA, **options: str) -> DataFrame:
 
 
 def plain(value: Any) -> Any:
-    """Values of Spark and of Arrow alike."""
+    """Values of Spark and of Arrow in one form."""
     if isinstance(value, bytearray):
         return bytes(value)
     if isinstance(value, list):
@@ -103,7 +103,7 @@ def some(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unfiltered(spark: SparkSession, some: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """All rows as they come without a filter, in files of which Spark itself filters."""
+    """All rows without a filter, in files that Spark itself filters."""
     path = str(tmp_path_factory.mktemp("unfiltered"))
     for isolation in ("read_uncommitted", "read_committed"):
         load(spark, some, isolation=isolation).coalesce(1).write.parquet(f"{path}/{isolation}")
@@ -196,7 +196,7 @@ def test_spark_filters_what_is_not_taken_from_it(spark: SparkSession, some: Path
 
 
 def test_a_frame_may_be_asked_again(spark: SparkSession, some: Path, filters_pushed: None) -> None:
-    """Unless it was said that it is not: Spark keeps the filters of the query before."""
+    """Unless pushdown is off: Spark keeps the filters of the previous query."""
     counts = {}
     for pushdown in ("off", "once"):
         frame = load(spark, some / "carts-0", pushdown=pushdown)
@@ -311,7 +311,7 @@ def test_a_path_is_needed() -> None:
 
 
 def test_a_job_on_spark_keeps_what_one_on_threads_keeps(spark: SparkSession, tmp_path: Path) -> None:
-    """In two runs: the second reads what has come since."""
+    """In two runs: the second reads the new batches."""
     found = {}
     for engine in ("spark", "local"):
         root = tmp_path / engine

@@ -65,7 +65,7 @@ def found(df: DataFrame) -> list[str]:
 
 
 def shuffled(df: DataFrame) -> DataFrame:
-    """The same rows behind a filter, which a plain scan has not."""
+    """The same rows after a filter, so that it is not a plain scan."""
     return df.where("seq is null or seq >= 0")
 
 
@@ -81,7 +81,7 @@ def check(df: DataFrame, **options: Any) -> int:
 
 
 class TestTheSameRows:
-    """As of the general way, whatever lies in the files."""
+    """The result equals that of the general way, for any files."""
 
     @pytest.mark.parametrize(
         "options",
@@ -366,7 +366,7 @@ class TestThePlan:
 
 
 class TestTheGeneralWay:
-    """What is no plain scan, and why."""
+    """DataFrames that are not a plain scan, and the reason."""
 
     def check(self, df: DataFrame, reason: str, **options: Any) -> None:
         way = choose_strategy(df, **options)
@@ -495,7 +495,7 @@ class TestTheGeneralWay:
         self.check(df, "there are no files")
 
     def test_files_that_only_spark_can_open(self, spark: SparkSession, folder: str) -> None:
-        """One that is gone is told by name; so is any that the native reader refuses."""
+        """A missing file is named, and so is a file that the native reader refuses."""
         df = spark.read.parquet(folder)
         Path(folder, "1.parquet").unlink()
         assert choose_strategy(df).name == "shuffle"
@@ -518,7 +518,7 @@ class TestChanges:
     @pytest.mark.parametrize("is_adaptive", [True, False])
     @pytest.mark.parametrize("is_used", [True, False])
     def test_a_file_that_is_replaced(self, spark: SparkSession, folder: Path, is_adaptive: bool, is_used: bool) -> None:
-        """Also where Spark takes over what it has exchanged in an action before."""
+        """Also if Spark reuses the exchange of an earlier action."""
         with settings(spark, spark_sql_adaptive_enabled=is_adaptive):
             kept = deduplicate(spark.read.parquet(str(folder)))
             if is_used:
@@ -542,7 +542,7 @@ class TestChanges:
         self.check(kept, "rows/1.parquet", "was deleted")
 
     def test_a_file_that_comes(self, spark: SparkSession, folder: Path) -> None:
-        """Is not in the frame, as of any scan, unless Spark lists the folder anew."""
+        """A new file is not in the DataFrame, as in any scan, unless Spark lists the folder again."""
         df = spark.read.parquet(str(folder))
         kept = deduplicate(df)
         before = found(kept)
@@ -562,7 +562,7 @@ class TestChanges:
 @hypothesis.settings(deadline=None, max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(1, 9)), max_size=30), st.booleans())
 def test_rows_that_have_copies(drawn: list[tuple[int, int, int]], is_text: bool) -> None:
-    """All of them, and no others, in whichever order the runs come."""
+    """All rows and no others, in any order of spans."""
     rows = [0, *np.cumsum([length for *_, length in drawn])[:-1]] if drawn else []
     columns: dict[str, Any] = {
         "pid": pa.array([f"p{pid}" if is_text else pid for pid, _, _ in drawn], pa.string() if is_text else pa.int64()),

@@ -1,4 +1,4 @@
-"""The rule book behind the Spark door: every row of every table through both kinds of the UDF."""
+"""The rule book on Spark: every row of every table through both kinds of the UDF."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credentials of a job whose tasks run on Spark are in nothing that it writes, wherever it is killed."""
+"""No file of a job on Spark contains its credentials, wherever it is killed."""
 
 from __future__ import annotations
 

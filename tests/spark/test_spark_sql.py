@@ -142,7 +142,7 @@ def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_the_hour_that_comes_twice(in_berlin: None) -> None:
-    """Python has local time for timestamps; on the way back PySpark would take one hour for the other."""
+    """Python uses local time for timestamps; on the way back, PySpark would confuse two hours."""
     kind = TimestampType()
     when = [1_761_433_200 + quarter * 900 for quarter in range(16)]  # around 2025-10-26, 3 in the night
     deep = StructType().add("a", ArrayType(kind)).add("m", MapType(IntegerType(), kind))

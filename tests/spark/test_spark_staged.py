@@ -68,7 +68,7 @@ def test_a_job_on_spark(spark: SparkSession, events: Engine, database_url: str, 
 def test_a_stream_whose_driver_dies_at_the_transaction(
     spark: SparkSession, events: Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """The batch is delivered again, found decided, and finished: its rows come from what workers had filled."""
+    """The batch is delivered again, found decided, and finished: its rows come from tables of the workers."""
     land(tmp_path / "source", "0.parquet", make_rows(0, 300))
 
     def writer() -> BatchWriter:

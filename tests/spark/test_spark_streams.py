@@ -119,7 +119,7 @@ def shuffled(spark: SparkSession) -> dict[int, int]:
 
 
 def test_where_a_partition_is_a_task_nothing_is_exchanged(spark: SparkSession, tmp_path: Path) -> None:
-    """Every batch says how it was judged: its files were looked at, and one that mixes partitions is found out."""
+    """Every batch reports its plan: its files are checked, and a file with rows of several partitions is detected."""
     rows = pl.DataFrame(make_rows(0, 1200)).filter(pl.col("pid") >= 0, pl.col("epoch") == 0)
     cut = rows["pid"].median()
     halves = [rows.filter(pl.col("pid") <= cut), rows.filter(pl.col("pid") > cut)]
@@ -235,7 +235,7 @@ def take_back(root: Path) -> None:
 
 
 def test_a_checkpoint_that_was_taken_back(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark numbers what is there by then as the batches that were judged, and may put other rows into them."""
+    """Spark uses the numbers of judged batches again, and may put other rows into them."""
     land_some(tmp_path, 0)
     stream(spark, tmp_path, writer(tmp_path))
     shutil.copytree(tmp_path / "checkpoint", tmp_path / "old")
@@ -268,7 +268,7 @@ def test_a_batch_under_an_old_number_that_holds_more(spark: SparkSession, tmp_pa
 
 
 def test_a_batch_in_parts_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """The second would be taken for the first, delivered again."""
+    """The second part would look like a repeated delivery of the first."""
     land_some(tmp_path, 0)
     write = writer(tmp_path)
 
@@ -299,7 +299,7 @@ def test_batches_without_rows_are_versions(spark: SparkSession, tmp_path: Path) 
 
 
 class Rows:
-    """A database that takes each version once."""
+    """A database that stores each version once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -456,7 +456,7 @@ def test_with_offsets_hidden_the_same_batch_is_known_in_any_order(
 def test_with_offsets_hidden_another_batch_under_a_known_number_is_refused(
     spark: SparkSession, tmp_path: Path, rows: pa.Table, message: str
 ) -> None:
-    """A checkpoint that was taken back by one, and a source that grew or was replaced meanwhile."""
+    """A checkpoint that was restored by one batch, and a source that grew or was replaced meanwhile."""
     deliver(spark, tmp_path, make_rows(0, 300), 0)
     before = hashes(tmp_path)
     with pytest.raises(fp.SourceError, match=rf"batch 0 of this query up to null; {message}; .*adopt_checkpoint=True"):
@@ -486,7 +486,7 @@ def test_the_content_outlives_versions_of_other_kinds(spark: SparkSession, tmp_p
 def test_offsets_that_are_seen_now_prove_nothing_if_they_were_hidden(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the other way round. The source's offsets tell all, as Kafka's do."""
+    """And vice versa. The source's offsets identify a batch, like Kafka's."""
     ends = [{"topic": {"0": 5}}]
     for then, now in ((None, ends), (ends, None), ([None], ends), (ends, [None])):
         root = tmp_path / f"{then}-{now}".replace("/", "")
@@ -501,7 +501,7 @@ def test_offsets_that_are_seen_now_prove_nothing_if_they_were_hidden(
 
 
 class NoKafka:
-    """A source of which only that it is there is asked."""
+    """A source whose existence alone is checked."""
 
     end: ClassVar[dict[str, Any]] = {}
 
@@ -546,7 +546,7 @@ def test_a_checkpoint_taken_back_by_one(
 def test_a_function_is_not_called_for_an_abandoned_version(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
-    """Given up between the decision and the call; or by someone who died before the state had it."""
+    """Abandoned between the decision and the call, or by a process that died before the state recorded it."""
     sink, folder = Rows(tmp_path / "rows.db"), tmp_path / "kept"
     spark.sparkContext.setLocalProperty(QUERY_ID, "one")
     real = state.State.decide
@@ -580,7 +580,7 @@ def test_a_function_is_not_called_for_an_abandoned_version(
 
 
 def test_recovery_does_not_call_for_a_version_that_is_fenced(spark: SparkSession, tmp_path: Path) -> None:
-    """Who gave it up died between the fence and the note of it."""
+    """The process that abandoned it died between the fence and its record."""
     sink, folder = Rows(tmp_path / "rows.db"), tmp_path / "kept"
     land_some(tmp_path, 0)
 
@@ -630,7 +630,7 @@ def test_missing_columns_are_refused_at_the_first_batch_even_if_it_is_empty(
 
 
 def test_the_newest_versions_are_kept(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As batches come: nobody has to remove what is older."""
+    """With each batch: old versions are removed without a command."""
     monkeypatch.setattr(retention, "READERS_MS", -1)
     for batch in range(5):
         deliver(spark, tmp_path, make_rows(batch, 300), batch, keep_versions=2, keep_versions_ms=0)

@@ -1,4 +1,4 @@
-"""`verdict_udf` as a column: what it takes, what it gives, and what Spark may do to it."""
+"""`verdict_udf` as a column: its input, its output, and changes of its execution by Spark."""
 
 from __future__ import annotations
 

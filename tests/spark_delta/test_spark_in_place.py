@@ -1,4 +1,4 @@
-"""Delta's own implementation on tables that are deduplicated where they stand: it reads what is written, and works on
+"""Delta's own implementation on tables that are deduplicated in place: it reads the commits, and works on
 top of it; then another run, and no good row is lost."""
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def test_rows_that_spark_moves_are_known(spark: SparkSession, tmp_path: Path, co
     ],
 )
 def test_rows_that_spark_rewrites(spark: SparkSession, tmp_path: Path, command: str) -> None:
-    """The state asks for a rebase, which takes repeats out and nothing else; what was gone may come again."""
+    """The state requires a rebase, which removes only repeats; rows that were deleted may come again."""
     name = make_table(spark, tmp_path, "vectors")
     append(spark, tmp_path, 0, 1)
     make_job(tmp_path).run()
@@ -233,7 +233,7 @@ def test_a_table_whose_vectors_are_allowed_later(spark: SparkSession, tmp_path: 
 
 
 def test_a_stream_of_the_table_needs_it_clean_before(spark: SparkSession, tmp_path: Path) -> None:
-    """As docs/delta.md says: who streams from it is told that rows were taken out."""
+    """As in docs/delta.md: a stream from the table fails because rows were removed."""
     make_table(spark, tmp_path, "vectors")
     append(spark, tmp_path, 0)
     make_job(tmp_path).run()

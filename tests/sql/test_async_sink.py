@@ -1,4 +1,4 @@
-"""AsyncSqlSink: the sink's verdicts on an asyncio engine, while the event loop goes on."""
+"""AsyncSqlSink: the sink's verdicts on an asyncio engine, while the event loop runs."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def holes(engine: Engine) -> list[tuple[Any, ...]]:
 
 
 def claims_bytes(engine: Engine) -> int:
-    """On disk where the database says, with index; else of the texts and numbers."""
+    """Bytes on disk with indexes, if the database reports them; else of the texts and numbers."""
     with engine.connect() as connection:
         if engine.dialect.name == "postgresql":
             return int(connection.execute(text("SELECT pg_total_relation_size('fencepost_claims')")).scalar_one())

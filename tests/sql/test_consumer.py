@@ -248,7 +248,7 @@ def test_an_outage_pauses_and_the_same_messages_are_applied(orders: Engine) -> N
 
 
 def test_partitions_move_in_an_outage(orders: Engine) -> None:
-    """One is taken away, whose messages another process applies then, and one comes."""
+    """One partition is revoked and its messages are applied by another process; one partition is assigned."""
     cluster = Cluster()
     cluster.send("orders", *map(order, range(3)))
     cluster.send("orders", *map(order, range(3)), partition=1)
@@ -314,7 +314,7 @@ def test_an_operation_that_fails_once_is_tried_again(orders: Engine) -> None:
 
 
 def test_too_many_dead_letters_in_a_row_stop_it(orders: Engine) -> None:
-    """Then it is not the messages. What was not set aside is read again."""
+    """The messages are then not the cause. Messages without a dead letter are read again."""
     cluster = Cluster()
     cluster.send("orders", order(0), *["no JSON"] * 10)
     sink = new_sink(orders)
@@ -364,7 +364,7 @@ def test_a_replay_is_judged_by_the_claims(orders: Engine) -> None:
 
 
 def test_messages_by_the_id_of_their_producer(orders: Engine) -> None:
-    """Sent twice, they lie under two offsets; a message that was set aside is not claimed, so it can be sent again."""
+    """Sent twice, they have two offsets; a dead letter is not claimed, so its message can be sent again."""
     with orders.begin() as connection:
         connection.execute(text("ALTER TABLE orders ADD COLUMN id TEXT"))
     cluster = Cluster()
@@ -401,7 +401,7 @@ def test_refused_rows_become_dead_letters(orders: Engine) -> None:
 
 @pytest.mark.parametrize(("start", "first"), [("earliest", 0), ("latest", 4), ("committed", 2)])
 def test_where_a_new_partition_begins(orders: Engine, start: Any, first: int) -> None:
-    """ "latest" is where the topic ended when it was first seen, also for the process that comes after a crash."""
+    """ "latest" is the end of the topic when it was first seen, also for the process after a crash."""
     cluster = Cluster()
     cluster.send("orders", *map(order, range(4)))
     cluster.committed[P0] = 2
@@ -633,7 +633,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(it, marks=pytest.mark.matrix) for it in range(4, 100))])
 def test_whatever_happens_by_chance(orders: Engine, seed: int) -> None:
-    """Processes die, come back, work on partitions that others have, meet outages and poison, partitions move."""
+    """Processes die and restart, work on partitions of others, meet outages and poison messages; partitions move."""
     chance = random.Random(seed)
     cluster = Cluster()
     wanted, poison = [], []

@@ -1,4 +1,4 @@
-"""Transactions through a database: what is decided, who may decide, and what readers see of it."""
+"""Transactions through a database: decisions, permission to decide, and what readers see."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_work_that_fails_leaves_the_transaction_open(coordinator: TransactionCoo
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_work_that_passes_over_an_error_decides_nothing(engine: Engine) -> None:
-    """Nor does it write markers: PostgreSQL takes the commit of what it has undone for a rollback."""
+    """No markers are written either: PostgreSQL treats the commit of an undone transaction as a rollback."""
     markers: list[tuple[Any, ...]] = []
     coordinator = TransactionCoordinator(engine, routes={"out": Route(lambda *marker: markers.append(marker))})
     OUTPUT.create(coordinator.database.engine)
@@ -293,7 +293,7 @@ def test_a_marker_that_cannot_be_written_leaves_the_decision(engine: Engine) -> 
 
 @pytest.mark.parametrize("routes", [{}, {"out": None}])
 def test_a_coordinator_without_a_route_cannot_complete(engine: Engine, routes: dict[str, None]) -> None:
-    """Nor can who believes that nobody waits for markers: what was registered counts."""
+    """A coordinator that expects no markers cannot complete it either: the registered partitions count."""
     with_route = TransactionCoordinator(engine, routes={"out": Route(lambda *_: None)})
     without = TransactionCoordinator(engine, routes=routes)
     identity = with_route.init_producer("an id")
@@ -308,7 +308,7 @@ def test_a_coordinator_without_a_route_cannot_complete(engine: Engine, routes: d
 
 
 def test_waiting_for_markers_is_checked_in_each_call(engine: Engine) -> None:
-    """A partition that was named by one who writes no marker waits for one once its transport is known."""
+    """A partition that was registered without a marker waits for one as soon as its transport is known."""
     written = []
     silent = TransactionCoordinator(engine, routes={"out": None})
     told = TransactionCoordinator(engine, routes={"out": Route(lambda *marker: written.append(marker))})

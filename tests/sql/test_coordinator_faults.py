@@ -85,7 +85,7 @@ def test_of_two_processes_with_one_id_one_commits(database_url: str, coordinator
 
 
 def test_processes_that_fence_each_other_all_the_time(database_url: str, coordinator: TransactionCoordinator) -> None:
-    """What a process was told is what happened, whenever it was fenced."""
+    """The result that a process got is what happened, at any time of the fence."""
     rounds, told = 40, PROCESSES.Queue()
     processes = [start(transacting.run_at_each_other, database_url, number, rounds, told) for number in range(3)]
     answers = [told.get(timeout=PATIENCE_SECONDS) for _ in range(3 * rounds)]
@@ -99,7 +99,7 @@ def test_processes_that_fence_each_other_all_the_time(database_url: str, coordin
 
 
 def test_workers_of_one_input_take_every_event_once(database_url: str, coordinator: TransactionCoordinator) -> None:
-    """Different ids, so that nobody fences anybody: what keeps them apart is the position alone."""
+    """Different ids, so that no process fences another: only the position separates them."""
     end, meet, told = 150, PROCESSES.Barrier(3), PROCESSES.Queue()
     processes = [start(transacting.work_on_one_input, database_url, number, end, meet, told) for number in range(3)]
     answers = [told.get(timeout=PATIENCE_SECONDS) for _ in range(3)]
@@ -111,7 +111,7 @@ def test_workers_of_one_input_take_every_event_once(database_url: str, coordinat
 def test_one_identity_in_two_places_is_one_producer(
     coordinator: TransactionCoordinator, new_engine: Callable[[], Engine], markers: Markers
 ) -> None:
-    """A copy cannot be told from a retry: both are answered, one of them decides and does its work."""
+    """A second process of one identity looks like a retry: both get an answer, one decides and does its work."""
     identity = coordinator.init_producer("an id")
     found: list[ProducerIdentity] = []
     for _ in range(10):

@@ -68,7 +68,7 @@ def test_what_is_read_for_writing_is_held(database: Database, new_engine: Callab
 
 
 def test_deadlocks_are_tried_again(database: Database, new_engine: Callable[[], Engine]) -> None:
-    """Two that take the same rows in opposite order: PostgreSQL undoes one of them, SQLite lets one wait."""
+    """Two transactions lock the same rows in opposite order: PostgreSQL undoes one, on SQLite one waits."""
     met = threading.Barrier(2)
     runs: list[int] = []
 
@@ -181,7 +181,7 @@ def test_a_connection_lost_before_the_commit_is_tried_again(database: Database) 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_connection_lost_in_the_commit_is_not(database: Database) -> None:
-    """Nobody can tell whether it happened: saying so is all that can be done."""
+    """The outcome is unknown: the error says so."""
 
     def work(connection: Connection) -> None:
         increment(connection, 1)
@@ -195,7 +195,7 @@ def test_a_connection_lost_in_the_commit_is_not(database: Database) -> None:
 
 
 def test_an_ignored_error_prevents_the_commit(database: Database) -> None:
-    """PostgreSQL has undone everything by then, and takes the commit for a rollback. Others undid a statement."""
+    """PostgreSQL has undone everything already, and treats the commit as a rollback. Others undo only the statement."""
 
     def work(connection: Connection) -> None:
         increment(connection, 1)

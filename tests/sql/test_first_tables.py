@@ -1,4 +1,4 @@
-"""Databases whose tables were made by the first version: they are brought to this one, or it is said what to do."""
+"""Databases with tables of the first version: they are upgraded, or an error says what to do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_claims_of_the_first_version_are_known(engine: Engine) -> None:
 @pytest.mark.parametrize("state", WAITING)
 @without_mariadb
 def test_transactions_that_wait_for_markers_are_refused(engine: Engine, state: State) -> None:
-    """Nobody can say whose they are; what was made stays as it is, for the version that can."""
+    """Their topics are unknown; nothing changes, so that the old version can complete them."""
     make(engine, ("done", 7, State.COMPLETE_COMMIT, [], True), ("stuck", 8, state, ["clicks", "views"], True))
     for _ in range(2):
         with pytest.raises(

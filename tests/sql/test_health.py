@@ -111,7 +111,7 @@ def test_forgotten_messages_are_never_new(events: Engine) -> None:
 
 
 def test_an_id_counts_with_its_first_row_that_can_be_judged(events: Engine) -> None:
-    """Whether rows come in one call or in two."""
+    """Rows in one call or in two."""
     for name, calls in {"one": [[500, 5_000]], "two": [[500], [5_000]]}.items():
         sink = SqlSink(events, None, name, claim="message_id", message_id="id", timestamp="at")
         sink.handle([{"id": "first", "at": 3_000}], nothing)
@@ -665,7 +665,7 @@ def test_of_many_transitions_one_happens(orders: Engine, new_engine: Callable[[]
 
 
 def test_of_two_that_have_read_the_same_one_moves(orders: Engine, new_engine: Callable[[], Engine]) -> None:
-    """Outside a transaction of `Database` SQLite's read takes no lock: the update itself must ask."""
+    """Outside a transaction of `Database`, SQLite's read takes no lock: the update itself must check."""
     met, moved = threading.Barrier(2), list[bool | str]()
 
     def pay(to: str) -> None:

@@ -43,7 +43,7 @@ def more(engine: Engine) -> list[str | None]:
 
 
 def holes_of(table: fp.StateTable) -> list[Hole]:
-    """The same of a table in memory."""
+    """The same for a table in memory."""
     found = []
     for entry in pa.table(table.entries()).to_pylist():
         pid = json.dumps(entry["pid"]) if isinstance(entry["pid"], str) else str(entry["pid"])

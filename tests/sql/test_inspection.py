@@ -1,4 +1,4 @@
-"""How transactions stand, as an operator sees it, and how one is aborted from outside."""
+"""The state of transactions for an operator, and aborting one from outside."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DAY_MS = 86_400_000
 
 
 def set_back(engine: Engine, **by_ms: int) -> None:
-    """As if time had passed since what these columns say."""
+    """Move the times in these columns back."""
     with engine.begin() as connection:
         values = {name: tables.PRODUCERS.c[name] - ms for name, ms in by_ms.items()}
         connection.execute(tables.PRODUCERS.update().values(values))

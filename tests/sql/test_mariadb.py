@@ -271,7 +271,7 @@ def test_instants_go_to_timestamps_in_utc_alone(engine: Engine, zone: str) -> No
 def test_a_deadlock_that_an_effect_passes_over_commits_nothing(
     engine: Engine, new_engine: Callable[[], Engine]
 ) -> None:
-    """MariaDB undoes the whole transaction, and takes what follows for another: its claim would be lost."""
+    """MariaDB undoes the whole transaction, and treats later statements as a new one: the claim would be lost."""
     execute(
         engine, "CREATE TABLE totals (id INTEGER PRIMARY KEY, total BIGINT)", "INSERT INTO totals VALUES (1,0),(2,0)"
     )

@@ -1,4 +1,4 @@
-"""A database that is away is an outage, not the end: every door says so by one error, and goes on once it is back."""
+"""A database that is unavailable is an outage: every function raises one error, and continues after the outage."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_a_producer_outlives_an_outage_that_is_longer_than_its_time_out(
 
 @on_each
 def test_transactions_under_load_survive_outages(engine: sa.Engine, server: Server) -> None:
-    """Who runs again what was aborted, and asks what is unknown, has every value once."""
+    """A client that repeats aborted work and queries unknown outcomes has every value once."""
     transport = SqlTransport(engine, "events", schema=SCHEMA)
     coordinator = TransactionCoordinator(engine, routes={"events": transport})
     failures: list[str] = []
@@ -276,7 +276,7 @@ def test_transactions_under_load_survive_outages(engine: sa.Engine, server: Serv
     changed = threading.Condition()
 
     def settle(producer: fp.SequencedProducer) -> bool:
-        """Whether the transaction that an outage has met is committed: asks until somebody knows."""
+        """Whether the transaction during an outage is committed: asks until the database answers."""
         while True:
             try:
                 producer.commit()
@@ -396,7 +396,7 @@ def test_an_abort_that_began_prevents_a_commit(engine: sa.Engine, server: Server
 
 @on_each
 def test_an_outcome_that_is_unknown_stays_so_in_an_outage(engine: sa.Engine, server: Server) -> None:
-    """The commit happened, its answer was lost, and then nobody answers: not an error that says that it did not."""
+    """The commit happened, its answer was lost, the database is unavailable: the error must not say that it failed."""
     transport = SqlTransport(engine, "events", schema=SCHEMA)
     coordinator = TransactionCoordinator(engine, routes={"events": transport})
     commit = engine.dialect.do_commit
@@ -431,7 +431,7 @@ def test_an_outcome_that_is_unknown_stays_so_in_an_outage(engine: sa.Engine, ser
 
 @on_each
 def test_a_decision_that_could_not_be_completed_is_not_called_undone(engine: sa.Engine, server: Server) -> None:
-    """The database goes away while markers are written: what is decided stands, and the error says so."""
+    """The database becomes unavailable while markers are written: the decision is final, and the error says so."""
     coordinator = TransactionCoordinator(engine, routes={"out": Route(lambda *_: server.halt("immediate"))})
     identity = coordinator.init_producer("stage")
     coordinator.add_partitions(identity, [("out", 0)])

@@ -1,4 +1,4 @@
-"""The number of partitions of a place: the first writer's, for ever, whatever kind of place it is."""
+"""The number of partitions of a destination: the first writer sets it permanently, for each kind of destination."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Logs:
 
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Callable[..., Any], Callable[[], Any]]]:
-    """A function that opens a new place, and one that takes its stored number away."""
+    """A function that opens a new destination, and one that removes its stored number."""
     if request.param == "landing":
         yield (
             lambda **options: LandingTransport(tmp_path, sync=False, **options),

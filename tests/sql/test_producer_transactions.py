@@ -1,4 +1,4 @@
-"""SequencedProducer with the registry and the coordinator of the same database, and every transport behind it."""
+"""SequencedProducer with registry and coordinator in one database, and every transport."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_restarted_producer_aborts_the_open_transaction(engine: sa.Engine, pla
 
 
 def test_a_transaction_that_took_too_long_does_not_stop_its_producer(engine: sa.Engine, place: Place) -> None:
-    """Its time-out has raised the epoch, as another producer would have: here the producer goes on."""
+    """Its time-out has raised the epoch, like another producer: here the producer continues."""
     coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
     late = tables.PRODUCERS.update().values(started_ms=tables.PRODUCERS.c.started_ms - 100_000)
     with fp.SequencedProducer(

@@ -1,4 +1,4 @@
-"""Producer identities: no pid twice, no epoch twice, and what becomes of ids that nobody uses."""
+"""Producer identities: no pid twice, no epoch twice, and the expiry of unused ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of producer identities on few calls, so that it cannot rot: every answer is right."""
+"""The benchmark of producer identities on few calls, so that it keeps working: every answer is right."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_a_request_in_flight_is_not_begun_again(requests: IdempotentRequests, en
 def test_a_slow_worker_whose_lease_was_taken_commits_nothing(
     requests: IdempotentRequests, engine: Engine, new_engine: Callable[[], Engine], call: str
 ) -> None:
-    """On PostgreSQL it is taken while the slow one is in its transaction; SQLite has one writer."""
+    """On PostgreSQL the claim is taken over while the slow worker is in its transaction; SQLite has one writer."""
     slow = claimed(requests)
     slow.step("first", insert("first"))
     let_pass(engine, "leased_until_ms")
@@ -321,7 +321,7 @@ def test_a_worker_that_is_killed(requests: IdempotentRequests, engine: Engine, d
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_work_that_leaves_its_transaction_idle_is_undone(engine: Engine) -> None:
-    """A worker that is stopped in its work keeps its locks no longer than that."""
+    """A worker that is stopped in its work loses its locks after this time."""
     requests = IdempotentRequests(engine, idle_timeout_ms=200)
     claim = requests.claim("me", "key", b"body")
     assert isinstance(claim, RequestClaim)

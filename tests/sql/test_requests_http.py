@@ -353,7 +353,7 @@ def serve(url: str, pipe: Pipe) -> None:
 
 
 def response_to(client: httpx.Client, ports: list[int], key: str) -> bytes:
-    """What the client gets in the end: it repeats its request until there is a response."""
+    """The final response of a client, which repeats its request until it gets one."""
     while True:
         try:
             answer = client.post(f"http://127.0.0.1:{ports[-1]}/order", headers={"Idempotency-Key": key})
@@ -368,7 +368,7 @@ def response_to(client: httpx.Client, ports: list[int], key: str) -> bytes:
 @pytest.mark.matrix
 @pytest.mark.parametrize("seed", range(3))
 def test_servers_that_are_killed_again_and_again(engine: Engine, database_url: str, seed: int) -> None:
-    """Each client repeats its requests until they are answered, and once more."""
+    """Each client repeats its requests until they are answered, and then once again."""
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE effects (name VARCHAR(40))"))
     ports: list[int] = []

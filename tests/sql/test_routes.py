@@ -77,7 +77,7 @@ def producer_of(coordinator: TransactionCoordinator, topic: str, output: Output)
 def test_recover_leaves_the_transactions_of_others(
     kind: str, outputs: dict[str, Output], new_engine: NewEngine
 ) -> None:
-    """B stalls past its time-out while A recovers. A's markers stood in A's own output, and B's rows came twice."""
+    """B stalls past its time-out while A recovers. Markers of A must not go to A's output, or B's rows are doubled."""
     clicks, sales = (
         TransactionCoordinator(new_engine(), routes={topic: outputs[topic].transport}) for topic in ("clicks", "sales")
     )
@@ -99,7 +99,7 @@ def test_recover_leaves_the_transactions_of_others(
 
 
 def test_one_transaction_of_several_transports(kind: str, outputs: dict[str, Output], engine: sa.Engine) -> None:
-    """Each has a producer id of the same transaction: what the coordinator decides is told to all."""
+    """Each output has the producer id of the same transaction: all get the coordinator's decision."""
     coordinator = TransactionCoordinator(engine, routes={name: it.transport for name, it in outputs.items()})
     identity = coordinator.init_producer("stage")
     for value, decide in ((1, coordinator.abort), (2, coordinator.commit)):
@@ -126,7 +126,7 @@ def write(transport: Any, identity: Any, columns: dict[str, Any]) -> None:
 def test_markers_of_some_topics_are_written_by_one_and_the_rest_by_another(
     kind: str, outputs: dict[str, Output], new_engine: NewEngine, outcome: str
 ) -> None:
-    """What is decided is decided for each partition by itself, so it may be told by whoever can."""
+    """A decision is final for each partition, so any coordinator with a route may write its marker."""
     both, clicks, sales = (
         TransactionCoordinator(new_engine(), routes={name: outputs[name].transport for name in names})
         for names in (("clicks", "sales"), ("clicks",), ("sales",))

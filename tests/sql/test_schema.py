@@ -1,4 +1,4 @@
-"""The tables as SQL, their versions, and databases of users: made by an earlier version, they are brought to this one.
+"""The tables as SQL, their versions, and databases of users: those of an earlier version are upgraded.
 
 `tests/data/sql/ddl-*.sql` is the SQL of this version, for the review of every change. `tests/data/sql/golden-*.sql` are
 databases as users have them, tables and rows; they are never written again. A new version gets new ones:
@@ -51,7 +51,7 @@ def run_script(engine: Engine, script: str) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_the_sql_is_what_was_reviewed(dialect: str) -> None:
-    """Where this fails tables have changed: give the part a new version and a migration, then take the SQL over."""
+    """If this fails, tables have changed: add a new version and a migration to the part, then update the SQL."""
     found, path = schema.ddl(dialect, PARTS), DATA / f"ddl-{dialect}.sql"
     if os.environ.get("FENCEPOST_GOLDEN") == "add":
         path.write_text(found)

@@ -213,7 +213,7 @@ def test_the_effect_is_in_the_transaction(events: Engine) -> None:
 
 
 def test_an_effect_that_passes_over_an_error(events: Engine) -> None:
-    """What is claimed is written: PostgreSQL would take the commit for a rollback, and the event would be lost."""
+    """Claimed rows are written: PostgreSQL would treat the commit as a rollback, and the event would be lost."""
     sink = SqlSink(events, None, "c")
     with events.begin() as connection:
         connection.execute(text("CREATE TABLE taken (seq BIGINT PRIMARY KEY)"))
@@ -328,7 +328,7 @@ POLICIES: list[tuple[fp.Policy, bool]] = [
 @pytest.mark.parametrize(("policy", "keeps_time"), POLICIES, ids=[f"{p.name or p.rules}-{t}" for p, t in POLICIES])
 @pytest.mark.parametrize("seed", range(3))
 def test_verdicts_are_those_of_a_state_table(events: Engine, policy: fp.Policy, keeps_time: bool, seed: int) -> None:
-    """Calls of any size, keys that come and go, evictions between: the claims must hold what the table holds."""
+    """Calls of any size, changing keys, evictions in between: the claims must have the content of the table."""
     chance = random.Random(seed)
     columns = fp.Columns(epoch=None if policy.epochs == "ignore" else "epoch", timestamp="time" if keeps_time else None)
     keep = ("timestamp",) if keeps_time else ()

@@ -222,7 +222,7 @@ def start_to_consume(url: str, told_at: int) -> tuple[Any, Any]:
 
 
 def test_a_consumer_that_is_killed_again_and_again(events: Engine, database_url: str) -> None:
-    """It goes on from its position, which committed with the rows."""
+    """It continues from its position, which committed with the rows."""
     chance = random.Random(7)
     for kill in range(4):
         # Between one place and 200 rows further on, where it waits.

@@ -1,4 +1,4 @@
-"""The benchmark of sinks on few rows, so that it cannot rot: every answer is right."""
+"""The benchmark of sinks on few rows, so that it keeps working: every answer is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of the user pages about databases: run one after the other, they print what the page says."""
+"""The examples of the user pages about databases, run in order, print the output on the page."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_a_value_that_no_column_takes_fails_its_batch_alone(engine: sa.Engine, o
 
 
 def test_a_value_that_a_type_refuses_fails_its_batch_alone(engine: sa.Engine) -> None:
-    """SQLite would take any value in any column."""
+    """SQLite would accept any value in any column."""
     schema = pa.schema([("value", pa.int64()), ("at", pa.timestamp("us"))])
     transport = SqlTransport(engine, "events", schema=schema)
     producer = fp.SequencedProducer(transport, **QUICK)
@@ -261,7 +261,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("what", REFUSALS)
 def test_permanent_refusals_of_the_database_are_not_tried_again(engine: sa.Engine, what: str) -> None:
-    """Tried again, each batch would take delivery_timeout_ms to fail."""
+    """With retries, each batch would fail only after delivery_timeout_ms."""
     breaks, code = REFUSALS[what]
     transport = SqlTransport(engine, "events", schema=SCHEMA)
     with engine.begin() as connection:
@@ -315,7 +315,7 @@ class Counted:
 @pytest.mark.parametrize("reason", ["rotation", "expiry"])
 @pytest.mark.parametrize("kind", ["sql", "landing", "log"])
 def test_a_zombie_is_kept_out_by_a_fresh_pid(engine: sa.Engine, tmp_path: Path, kind: str, reason: str) -> None:
-    """A registry of its own, beside the log: nothing but the fence tells the log of it."""
+    """A registry apart from the log: only the fence informs the log."""
     transport: Any
     if kind == "sql":
         transport = SqlTransport(engine, "events", schema=SCHEMA)
@@ -351,14 +351,14 @@ def test_a_zombie_is_kept_out_by_a_fresh_pid(engine: sa.Engine, tmp_path: Path, 
 
 
 def expire_names(engine: sa.Engine) -> None:
-    """Nobody has used a name for longer than a registry keeps it."""
+    """A name was not used for longer than a registry keeps it."""
     with engine.begin() as connection:
         connection.execute(sa.text(f"UPDATE fencepost_producers SET updated_ms = updated_ms - {8 * DAY_MS}"))
 
 
 @pytest.mark.parametrize("reason", ["rotation", "expiry", "expiry, then a crash, then expiry", "tombstone gone"])
 def test_a_source_is_read_again_under_a_fresh_pid(engine: sa.Engine, tmp_path: Path, reason: str) -> None:
-    """Positions belong to the name: a registry may forget who had it, or tell it to somebody who dies of it."""
+    """Positions belong to the name: a registry may forget its owner, or assign it to a process that crashes."""
 
     def run(registry: ProducerRegistry, begin: int, end: int) -> int:
         source = [{"value": at} for at in range(begin, end)]
@@ -561,7 +561,7 @@ def test_tables_of_version_2_are_taken(engine: sa.Engine) -> None:
 
 @pytest.mark.parametrize("is_broken_off", [False, True])
 def test_leases_of_a_table_are_fenced_by_the_upgrade(engine: sa.Engine, is_broken_off: bool) -> None:
-    """Nobody else could: the registry does not know them. MariaDB may run an upgrade again after its last statement."""
+    """Only the table knows them, not the registry. MariaDB may run an upgrade again after its last statement."""
     before = SqlTransport(engine, "events", schema=SCHEMA)
     assert before.send(batch(7, 3, 0, [1])).offset == 0
     before.fence(8, 2, [0])
@@ -599,7 +599,7 @@ class Deaf:
 
 
 def test_a_fresh_pid_whose_answer_was_lost_is_asked_for_again(engine: sa.Engine) -> None:
-    """Behind the last epoch comes a fresh pid: who asks for it once more is not somebody else."""
+    """After the last epoch, a fresh pid follows: a repeated request gets the same one."""
     behind = ProducerRegistry(engine)
     first = behind.init_producer("a")
     with engine.begin() as connection:
@@ -619,7 +619,7 @@ def test_a_fresh_pid_whose_answer_was_lost_is_asked_for_again(engine: sa.Engine)
 
 
 class RefusesOnce:
-    """Refuses the first batch, behind which the epoch is raised."""
+    """Refuses the first batch, after which the epoch is raised."""
 
     partitions = 1
 
@@ -709,7 +709,7 @@ def test_a_view_of_a_table_with_an_odd_name(engine: sa.Engine) -> None:
 
 
 def test_a_view_reads_each_batch_by_an_index(engine: sa.Engine) -> None:
-    """However many batches there are: a view that scanned them for every row would take their product."""
+    """For any number of batches: a view that scans them for every row would be quadratic."""
     transport = SqlTransport(engine, "events", schema=SCHEMA)
     transport.send(batch(7, 0, 0, [1]))
     create_committed_view(engine, "events")

@@ -101,7 +101,7 @@ def test_versions_are_transactions(events: Engine, make: Callable[..., DedupJob]
 def test_tasks_fill_tables_of_their_own(
     events: Engine, make: Callable[..., DedupJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Attempts that lose, before and after the winner, leave tables of which nothing is inserted."""
+    """Losing attempts, before and after the winner, leave tables whose rows are not inserted."""
     monkeypatch.setattr("fencepost.lake.plan.TASK_BYTES", 1)
     monkeypatch.setattr("fencepost.lake.plan.FILE_BYTES", 0)
 
@@ -146,7 +146,7 @@ def crash_at_commit(monkeypatch: pytest.MonkeyPatch, number: int, after: bool) -
 def test_a_crash_at_every_commit(
     events: Engine, make: Callable[..., DedupJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes next finds each version wholly or not; and a file that came meanwhile is not passed over."""
+    """The next process finds each version completely or not at all; a file that was added meanwhile is not skipped."""
     land_some(tmp_path, 0)
     make(engine=LocalEngine(1)).run()
     seeds, crashes = [0], 0
@@ -237,7 +237,7 @@ def test_tables_that_a_crash_of_the_server_took(
 def test_a_driver_that_comes_late_changes_nothing(
     events: Engine, make: Callable[..., DedupJob], tmp_path: Path
 ) -> None:
-    """A paused process goes on after others have written two more versions."""
+    """A paused process continues after others have written two more versions."""
     decisions = []
     for seed in range(3):
         land_some(tmp_path, seed)
@@ -297,7 +297,7 @@ def test_rows_that_the_table_does_not_take(
 def test_a_version_that_the_table_refuses_for_good(
     events: Engine, make: Callable[..., DedupJob], tmp_path: Path
 ) -> None:
-    """It is decided: mend the table, or give the version up; its input is new again then."""
+    """The version is decided: repair the table, or abandon the version; its input is new again then."""
     land_some(tmp_path, 0)
     make().run()
     with events.begin() as connection:
@@ -357,7 +357,7 @@ def test_a_table_with_columns_of_its_own(engine: Engine, database_url: str, tmp_
 
 
 def test_a_table_with_odd_names(engine: Engine, database_url: str, tmp_path: Path) -> None:
-    """Those that SQLAlchemy and drivers take for parameters."""
+    """Characters that SQLAlchemy and drivers treat as parameters."""
     with engine.begin() as connection:
         quote = connection.dialect.identifier_preparer.initial_quote
         create = r'CREATE TABLE "of 50% \:all" (pid BIGINT, seq INTEGER, "%s \:origin" VARCHAR(20))'
@@ -419,7 +419,7 @@ def test_an_engine_that_its_url_does_not_lead_to(
 def test_the_password_of_the_database_is_in_nothing_that_a_killed_run_leaves(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
-    """A server that trusts everyone does not look at it."""
+    """A server that trusts every client does not check the password."""
     url = make_url(postgres.new_database()).set(password=SECRETS[1])
     engine = create_engine(url)
     with engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""Processes that are stopped (SIGSTOP) in a transaction of PostgreSQL or MariaDB, and those that take their place."""
+"""Processes that are stopped (SIGSTOP) in a transaction of PostgreSQL or MariaDB, and their successors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ IDLE_MS = 200
 
 @pytest.fixture(autouse=True)
 def none_stays() -> Iterator[None]:
-    """A test that fails leaves a process that stands still, and whoever waits for it would wait for ever."""
+    """A failed test leaves a stopped process; without this, waiting for it would block forever."""
     yield
     for process in PROCESSES.active_children():
         process.kill()

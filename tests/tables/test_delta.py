@@ -261,7 +261,7 @@ def test_the_table_moves_on_while_a_version_is_written(tmp_path: Path, monkeypat
 
 
 def test_two_drivers_apply_the_same_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is paused before its commit, another recovers and goes on; then the first one wakes."""
+    """One is paused before its commit, another recovers and continues; then the first one wakes."""
     land_some(tmp_path, [0])
     run_alone(tmp_path)
     real, others = DeltaSink._write, []
@@ -433,7 +433,7 @@ def test_another_state_for_the_same_table(tmp_path: Path) -> None:
 
 
 def test_the_library_refuses_a_version_that_is_there_already(tmp_path: Path) -> None:
-    """What `DeltaSink` relies on: without retries a commit follows what was looked at, or fails."""
+    """What `DeltaSink` relies on: without retries, a commit follows the version that was read, or fails."""
     land_some(tmp_path, [0])
     make_job(tmp_path).run()
     old = table_of(tmp_path)

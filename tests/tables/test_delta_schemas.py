@@ -1,4 +1,4 @@
-"""Delta tables whose files get other columns: refused before anything is decided, or taken in by the same commit."""
+"""Delta tables whose files get other columns: refused before the decision, or added by the same commit."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_types_are_widened_where_the_table_allows_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["integer", "string"])
 def test_other_writers_change_the_table_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """The same column by another writer is no conflict. One of another type stops the version."""
+    """The same column by another writer is not a conflict. One of another type stops the version."""
     land(tmp_path, "a.parquet", events(0))
     run(tmp_path)
     land(tmp_path, "b.parquet", events(ROWS, x=ints(pa.int32())))

@@ -1,4 +1,4 @@
-"""Delta tables as sources: what commits append, version by version, and nothing that was moved or written anew."""
+"""Delta tables as sources: rows that commits append, version by version, without moved or rewritten ones."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_rows_that_only_moved_are_not_read_again(tmp_path: Path) -> None:
 
 
 def test_files_that_were_dropped_before_they_were_read(tmp_path: Path) -> None:
-    """Whoever overwrites a table takes back what nobody had read; what still lies there is read."""
+    """An overwrite removes unread files; those that still exist are read."""
     append(tmp_path, 0)
     make_job(tmp_path).run()
     append(tmp_path, 1)
@@ -266,7 +266,7 @@ def test_an_audit_reads_the_table_not_the_folder(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_file_is_quarantined(tmp_path: Path) -> None:
-    """Its own time says nothing, and the position goes on."""
+    """Its own time does not matter, and the position moves on."""
     append(tmp_path, 0)
     make_job(tmp_path).run()
     before = set(table_of(tmp_path).file_uris())

@@ -499,7 +499,7 @@ def test_changes_that_stop_a_run(bucket: Tables) -> None:
 
 
 def test_rows_removed_by_a_vector_are_not_read(bucket: Tables) -> None:
-    """A vector beside the files: of a table that was deduplicated in a folder."""
+    """A vector file of a table that was deduplicated in a folder."""
     folder = bucket.folder / "near-table"
     settings = {"delta.enableDeletionVectors": "true"}
     write_deltalake(folder, rows(0, 30), configuration=settings)

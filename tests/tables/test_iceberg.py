@@ -206,7 +206,7 @@ def test_all_types_that_a_table_has(tmp_path: Path, catalog: SqlCatalog) -> None
 
 
 def test_field_ids_of_files(tmp_path: Path, catalog: SqlCatalog) -> None:
-    """Those of the table's columns are taken; others would be read as other columns."""
+    """Ids of the table's columns are accepted; others would be read as other columns."""
     names = SCHEMA.names
     for order, numbers in (("same", [1, 2, 3, 4, 5]), ("other", [2, 1, 3, 4, 5])):
         root = tmp_path / order
@@ -364,7 +364,7 @@ def test_dead_in_every_recovery(tmp_path: Path, catalog: SqlCatalog, monkeypatch
 
 
 def test_drivers_at_once(tmp_path: Path, catalog: SqlCatalog) -> None:
-    """Two, then three, with a table and without one: each version once, and who was slower is told so."""
+    """Two, then three, with a table and without one: each version once, and the slower drivers report it."""
     for number, drivers in enumerate((2, 3)):
         land_some(tmp_path, [2 * number, 2 * number + 1])
         found: list[Any] = []
@@ -418,7 +418,7 @@ def test_drivers_and_fences_at_once(tmp_path: Path, catalog: SqlCatalog, monkeyp
 
 @contextmanager
 def paused_before_commit(monkeypatch: pytest.MonkeyPatch, others: Callable[[], Any]) -> Iterator[list[str]]:
-    """The first commit waits until others are through. Gives what became of the commits that followed."""
+    """The first commit waits until others are done. Returns the outcomes of the later commits."""
     real, told, is_first = SqlCatalog.commit_table, list[str](), itertools.count()
 
     def commit(self: SqlCatalog, *arguments: Any) -> Any:
@@ -438,7 +438,7 @@ def paused_before_commit(monkeypatch: pytest.MonkeyPatch, others: Callable[[], A
 
 
 def test_others_commit_meanwhile(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was looked at is what a commit follows, or it looks again."""
+    """A commit follows the snapshot that was read, or reads again."""
     land_some(tmp_path, [0])
     run_alone(tmp_path)
     land_some(tmp_path, [1])
@@ -453,7 +453,7 @@ def test_others_commit_meanwhile(tmp_path: Path, catalog: SqlCatalog, monkeypatc
 def test_a_zombie_that_wakes_when_the_version_is_done(
     tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files are those that were added; it must not add them again, nor when others have gone on."""
+    """Its files were added already; it must not add them again, even after others have continued."""
     for versions_behind in (0, 1):
         root = tmp_path / str(versions_behind)
         own = catalog_of(root)
@@ -507,7 +507,7 @@ def test_a_zombie_that_wakes_when_the_version_is_abandoned(
 
 
 def test_a_version_that_the_table_refuses(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody has changed a column since it was decided: nothing is lost, and the version can be given up."""
+    """A column was changed after the decision: nothing is lost, and the version can be abandoned."""
     land_some(tmp_path, [0])
     run_alone(tmp_path)
     land_some(tmp_path, [1])

@@ -1,4 +1,4 @@
-"""Delta tables that are deduplicated where they stand: by deletion vectors, or by files in place of others."""
+"""Delta tables that are deduplicated in place: by deletion vectors, or by replaced files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def assert_one_of_each(root: Path, *seeds: int, count: int = 300) -> None:
 
 
 def commits(root: Path) -> list[str]:
-    """What each commit says it was."""
+    """The operation of each commit."""
     found = []
     for version in range(table_of(root).version() + 1):
         actions = read_commit(LocalStore(root / "table"), version)
@@ -232,7 +232,7 @@ def test_settings_that_others_change_are_checked_again(tmp_path: Path, meddling:
 
 
 def test_compaction_that_comes_first_is_planned_around(tmp_path: Path, way: str, meddling: Any) -> None:
-    """Rows were judged where they are no longer: the version is given up, and nothing is taken out by old numbers."""
+    """Judged rows have moved: the version is abandoned, and no row is removed by its old number."""
     append(tmp_path, 0, 1, way=way)
     meddling(lambda: table_of(tmp_path).optimize.compact())
     report = make_job(tmp_path).run()
@@ -241,7 +241,7 @@ def test_compaction_that_comes_first_is_planned_around(tmp_path: Path, way: str,
 
 
 def test_copies_that_others_take_away_are_not_counted_on(tmp_path: Path, way: str, meddling: Any) -> None:
-    """The first of two copies is deleted while the second is about to be taken out: both would be gone."""
+    """The first of two copies is deleted while the second is about to be removed: both would be lost."""
     clean = expected_of(0).filter(pl.col("pid") >= 0)
     for origin in ("first", "second"):
         rows = clean.with_columns(origin=pl.lit(origin)).to_arrow().cast(SCHEMA)
@@ -533,7 +533,7 @@ def crash(*arguments: Any) -> None:
 def test_killed_at_every_change_to_the_disk(
     tmp_path: Path, way: str, half: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And whoever comes next finishes, or begins anew: rows are taken out once. At every second change."""
+    """And the next run finishes or starts again: rows are removed once. At every second change."""
     world, template = tmp_path / "world", tmp_path / "template"
     append(world, 0, 1, way=way, count=60)
     make_job(world, shards=2).run()

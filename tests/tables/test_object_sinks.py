@@ -246,7 +246,7 @@ def decided(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, dies_at: str) -> An
 
 @pytest.mark.parametrize("dies_at", ["apply", "_show", "place"])
 def test_fenced(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, dies_at: str) -> None:
-    """Whoever claims a version first says what becomes of it, for the one who is late as well."""
+    """The first claim of a version decides its outcome, also for a late driver."""
     decision = decided(bucket, monkeypatch, dies_at)
     status = bucket.sink().fence(decision)
     assert status == ("abandoned" if dies_at == "apply" else "applied")
@@ -343,7 +343,7 @@ def test_reads_that_are_wrong(bucket: Bucket, fault: str) -> None:
 
 
 def test_an_upload_that_is_cut(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that says of half a file that it has it: the run stops, and nothing is decided."""
+    """A store that stores half a file and reports success: the run stops before the decision."""
     land_some(bucket)
     real = RemoteStore.head
     monkeypatch.setattr(RemoteStore, "head", lambda self, name: (real(self, name)[0] - ("/part-" in name), ""))
@@ -424,7 +424,7 @@ def test_a_state_that_was_taken_back(bucket: Bucket) -> None:
 def test_another_run_while_the_sink_is_checked(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, version: int, call: str
 ) -> None:
-    """What the other one has written is nobody else's, nor is the state older than the sink."""
+    """Files of the other driver belong to this state, and the state is not older than the sink."""
     land_some(bucket)
     bucket.near().run()
     if version == 2:

@@ -96,7 +96,7 @@ def test_slices_of_a_prefix(landing: Landing, tmp_path: Path) -> None:
 
 
 def test_the_driver_asks_for_no_single_file(landing: Landing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks do, of files that a notification has named, whose rows are counted, and that are set aside."""
+    """Tasks check files that a notification names, files whose rows are counted, and quarantined files."""
     monkeypatch.setattr(asking, "ASKED_OF_A_TASK", 1)
     asked: list[str] = []
     for name in ("head", "read_exactly"):
@@ -147,7 +147,7 @@ def test_rows_are_those_of_a_folder(landing: Landing, tmp_path: Path, plan: Any)
 
 @pytest.mark.parametrize("engine", [LocalEngine, ProcessEngine])
 def test_credentials_come_from_a_provider(landing: Landing, tmp_path: Path, engine: Any) -> None:
-    """It is imported where it is needed, in processes of tasks too; there are no other credentials."""
+    """It is imported where it is needed, also in processes of tasks; there are no other credentials."""
     landing.land("a.parquet", rows(0, 3000))
     options = {**BY_PROVIDER, "endpoint": landing.options["endpoint"]}
     credentials.asked.clear()
@@ -278,7 +278,7 @@ def test_a_file_that_vanishes_meanwhile(landing: Landing, tmp_path: Path, step: 
 @pytest.mark.parametrize("fault", FAULTS_OF_READS)
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_answers_that_are_wrong(landing: Landing, tmp_path: Path, fault: str, share: float) -> None:
-    """Throttling and broken answers are tried again; where nothing else comes, the run stops and changes nothing."""
+    """Throttling and broken answers are retried; if they persist, the run stops and changes nothing."""
     for number in range(4):
         landing.land(f"{number}.parquet", rows(900 * number, 1000), row_group_size=100)
     with Liar(landing.options["endpoint"], (fault,), share=share, verb="GET", names=".parquet") as liar:

@@ -1,4 +1,4 @@
-"""Stores: the same calls everywhere, and one winner, whatever the network says."""
+"""Stores: the same calls everywhere, and one winner despite any network fault."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_one_writer_wins(store: Store, writers: int) -> None:
 
 
 def assert_one_wins(writers: list[Store], name: str) -> None:
-    """All put their own data at once: one is told that it won, and that is what is there."""
+    """All put their own data at once: one gets success, and its data are stored."""
     outcomes: dict[bytes, bool] = {}
     start = threading.Barrier(len(writers))
 
@@ -165,7 +165,7 @@ def test_one_writer_wins_under_all_wrong_answers(endpoint: str, seed: int) -> No
 
 
 def test_a_reply_that_never_comes(endpoint: str) -> None:
-    """The put lands after its writer has given up waiting, who is patient enough for an answer of a busy machine."""
+    """The put takes effect after its writer has stopped waiting; the time-out is long enough for a busy machine."""
     with Liar(endpoint, ("late",), share=1, lies_max=3, late_seconds=None) as liar:
         uri = f"s3://{BUCKET}/{uuid.uuid4().hex}"
         writers = [s3(liar.endpoint, uri, timeout="3s") for _ in range(3)]
