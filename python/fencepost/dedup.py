@@ -9,7 +9,7 @@ from fencepost import _native
 from fencepost._native import StateTable
 from fencepost.errors import DependencyError, PolicyError
 from fencepost.findings import ADVICE_ROWS, RESET_ROWS_MIN, AuditReport, check_reset_rows_min
-from fencepost.inputs import has_fields, is_a, opened, with_fields
+from fencepost.inputs import fields_read, has_fields, is_a, narrowed, opened
 from fencepost.policy import Columns, Policy, difference, resolve, resolve_columns
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def deduplicate(
     if is_a(rows, "pyarrow", "Table") or is_a(rows, "pyarrow", "RecordBatch"):
         import pyarrow as pa
 
-        kept = table._keep(_narrowed(rows, names, rows.schema.names), columns, is_last)
+        kept = table._keep(narrowed(rows, names, rows.schema.names), columns, is_last)
         try:
             return rows.filter(pa.array(kept))
         except pa.ArrowNotImplementedError:
@@ -70,7 +70,7 @@ def deduplicate(
     if is_a(rows, "polars", "DataFrame"):
         import polars as pl
 
-        return rows.filter(pl.Series(table._keep(_narrowed(rows, names, rows.columns), columns, is_last)))
+        return rows.filter(pl.Series(table._keep(narrowed(rows, names, rows.columns), columns, is_last)))
     if is_a(rows, "pandas", "DataFrame"):
         import numpy as np
 
@@ -78,29 +78,9 @@ def deduplicate(
         heads = {*names, *(name.partition(".")[0] for name in names if name not in rows.columns)}
         is_complete = heads <= set(rows.columns) or has_fields(names, rows.columns)
         identity = rows.loc[:, [name in heads for name in rows.columns]] if is_complete else rows
-        return rows[np.asarray(table._keep(_fields_read(identity, names, identity.columns), columns, is_last))]
+        return rows[np.asarray(table._keep(fields_read(identity, names, identity.columns), columns, is_last))]
     rows = _native.collect(rows)
-    return _native.filter_rows(rows, table._keep(_fields_read(rows, names, rows.column_names), columns, is_last))
-
-
-def _narrowed(rows: Any, names: tuple[str, ...], known: Sequence[str]) -> Any:
-    """Return the identity columns of a DataFrame or table, or rows in which the native code finds an error.
-
-    The native code cannot import slices of other columns if these are structs with structs in them.
-    """
-    wanted = list(dict.fromkeys(names))
-    if all(known.count(name) == 1 for name in wanted):
-        return rows.select(wanted)
-    return _fields_read(rows, names, known)
-
-
-def _fields_read(rows: Any, names: tuple[str, ...], known: Sequence[str]) -> Any:
-    """Return the identity columns if some are fields of struct columns, otherwise the rows unchanged."""
-    if not has_fields(names, known):
-        return rows
-    import pyarrow as pa
-
-    return with_fields(pa.table(rows), names).select(list(dict.fromkeys(names)))
+    return _native.filter_rows(rows, table._keep(fields_read(rows, names, rows.column_names), columns, is_last))
 
 
 def audit(
