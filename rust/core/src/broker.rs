@@ -1,8 +1,8 @@
-//! Produce batches and markers, judged as the leader of a Kafka partition judges them.
+//! Judges produce batches and markers as the leader of a Kafka partition does.
 //!
-//! The table remembers, for each producer and partition, its epoch, its last batches and its open transaction. The
-//! rules are in `judge`, one function for batches and one for markers; how producers lie in memory is in `line`.
-//! Transaction verification, a handshake between a broker and its coordinator, is not part of it.
+//! For each producer and partition, the table stores its epoch, its last batches and its open transaction. The rules
+//! are in `judge`, with one function for batches and one for markers. The memory layout of producers is in `line`.
+//! Transaction verification, a handshake between a broker and its coordinator, is not included.
 
 mod batch;
 mod judge;
@@ -19,15 +19,15 @@ use judge::{Judgement, Producer, Rules};
 use rustc_hash::FxHashMap;
 use shelf::{Shelves, with_shelf};
 
-/// An offset that is not known.
+/// An unknown offset.
 pub(crate) const NONE: i64 = -1;
 
-/// The broker whose rules are followed: kafka-rules 4.3 says which of them differ.
+/// The version of the broker whose rules apply. kafka-rules 4.3 lists the differences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BrokerVersion {
     /// The number before the dot.
     pub major: u8,
-    /// The number behind it.
+    /// The number after the dot.
     pub minor: u8,
 }
 
@@ -60,16 +60,16 @@ impl std::fmt::Display for BrokerVersion {
     }
 }
 
-/// What a table is made with.
+/// The options of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BrokerOptions {
-    /// Whose rules.
+    /// The version whose rules apply.
     pub version: BrokerVersion,
-    /// How many batches of a producer are remembered, 1 to 255.
+    /// Number of batches to remember per producer, 1 to 255.
     pub window: u8,
-    /// Whether an unknown producer must begin at 0, whatever the version says.
+    /// Whether an unknown producer must begin at 0, whatever the version allows.
     pub begins_at_zero: bool,
-    /// Whether the table hands out offsets, as a leader does, or is given them.
+    /// Whether the table assigns offsets, as a leader does, or reads them.
     pub assigns_offsets: bool,
     /// How long a producer may be idle, in milliseconds.
     pub max_idle_ms: i64,
@@ -87,7 +87,7 @@ impl Default for BrokerOptions {
     }
 }
 
-/// What is remembered of a producer in a partition.
+/// The state of a producer in a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProducerEntry {
     /// The producer.
@@ -96,41 +96,41 @@ pub struct ProducerEntry {
     pub partition: i32,
     /// Its epoch.
     pub epoch: i16,
-    /// Of the last marker; -1: none.
+    /// The coordinator epoch of the last marker; -1: none.
     pub coordinator_epoch: i32,
-    /// Of the last batch or marker, in milliseconds; -1: none.
+    /// The timestamp of the last batch or marker, in milliseconds; -1: none.
     pub last_timestamp: i64,
     /// Whether a transaction is open.
     pub is_open: bool,
-    /// The offset at which it began; -1: not known.
+    /// The first offset of the open transaction; -1: unknown.
     pub open_from: i64,
     /// Its last batches, oldest first.
     pub batches: Vec<WindowBatch>,
 }
 
-/// What a call says of its batches.
+/// The result of a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BrokerJudged {
     /// The code of each row's [`Verdict`].
     pub verdicts: Vec<u8>,
-    /// Rows by verdict code.
+    /// Number of rows by verdict code.
     pub counts: [u64; Verdict::COUNT],
-    /// For each row that is out of order, in row order: the row, and the only sequence number that would do.
+    /// For each row that is out of order, in row order: the row, and the only sequence number that would be accepted.
     pub expected: Vec<(u64, i64)>,
-    /// The first offset of each batch that was accepted, or of the one that a duplicate repeats; -1 where there
-    /// is none. Empty where no offset is known.
+    /// The first offset of each accepted batch, or of the original of a duplicate; -1 if there is none. Empty if
+    /// offsets are unknown.
     pub offsets: Vec<i64>,
 }
 
-/// What brokers remember of producers, and the rules by which they judge produce batches.
+/// The producer state of brokers, and the rules by which they judge produce batches.
 pub struct BrokerTable {
     options: BrokerOptions,
     rules: Rules,
     keys: Keys,
     shelves: Shelves,
-    /// The next offset of each partition, where that matters.
+    /// The next offset of each partition, if the rules need it.
     log_ends: FxHashMap<i32, i64>,
-    /// Whether any accepted batch had a timestamp: without one, no producer can be idle.
+    /// Whether any accepted batch had a timestamp. Without one, no producer can be idle.
     has_times: bool,
     is_half_done: bool,
 }
@@ -157,7 +157,7 @@ impl BrokerTable {
         })
     }
 
-    /// What it was made with.
+    /// The options of the table.
     pub fn options(&self) -> &BrokerOptions {
         &self.options
     }
@@ -167,27 +167,27 @@ impl BrokerTable {
         &self.keys
     }
 
-    /// The type and the numbers of its partitions, to add to them.
+    /// The type and the numbers of its partitions, mutable.
     pub fn keys_mut(&mut self) -> &mut Keys {
         &mut self.keys
     }
 
-    /// How many producers are remembered, counted by partition.
+    /// Number of producers, counted per partition.
     pub fn len(&self) -> usize {
         with_shelf!(&self.shelves, shelf => shelf.len())
     }
 
-    /// Whether there is none.
+    /// Whether there are no producers.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether nothing at all is remembered: neither producers nor ends of logs.
+    /// Whether the table has neither producers nor ends of logs.
     pub fn is_blank(&self) -> bool {
         self.is_empty() && self.log_ends.is_empty()
     }
 
-    /// Bytes held.
+    /// Bytes of memory.
     pub fn memory_bytes(&self) -> usize {
         with_shelf!(&self.shelves, shelf => shelf.memory_bytes())
             + self.keys.partition.dictionary.memory_bytes()
@@ -195,29 +195,29 @@ impl BrokerTable {
             + size_of::<BrokerTable>()
     }
 
-    /// Whether any accepted batch had a timestamp: without one, no producer is known to be idle.
+    /// Whether any accepted batch had a timestamp. Without one, no producer is known to be idle.
     pub(crate) fn has_times(&self) -> bool {
         self.has_times
     }
 
-    /// For a table that is rebuilt.
+    /// For tables that are rebuilt.
     pub(crate) fn set_has_times(&mut self, has_times: bool) {
         self.has_times = has_times;
     }
 
-    /// Whether a call broke off midway for lack of memory, so that the table can be used no more.
+    /// Whether a call ran out of memory before it was complete. The table must then not be used.
     pub fn is_half_done(&self) -> bool {
         self.is_half_done
     }
 
-    /// What is remembered of a producer in a partition.
+    /// The state of a producer in a partition.
     pub fn get(&self, pid: i64, partition: i32) -> Option<ProducerEntry> {
         let mut producer = Producer::default();
         with_shelf!(&self.shelves, shelf => shelf.read(pid, partition, &mut producer))
             .then(|| entry(pid, partition, &producer))
     }
 
-    /// Everything that is remembered, in the order of pid and partition (by value).
+    /// The state of all producers, in the order of pid and partition (by value).
     pub fn entries(&self) -> impl ExactSizeIterator<Item = ProducerEntry> + '_ {
         self.sorted_keys().into_iter().map(|(pid, partition)| self.get(pid, partition).expect("a known key"))
     }
@@ -230,19 +230,19 @@ impl BrokerTable {
         keys
     }
 
-    /// The offset that the next batch of a partition gets. 0 before the first.
+    /// The offset of the next batch of a partition. 0 before the first batch.
     pub fn log_end(&self, partition: i32) -> i64 {
         self.log_ends.get(&partition).copied().unwrap_or(0)
     }
 
-    /// The partitions whose ends are known, in their order (by value), with the ends.
+    /// The partitions with a known log end, in their order (by value), with the ends.
     pub fn log_ends(&self) -> Vec<(i32, i64)> {
         let mut ends: Vec<_> = self.log_ends.iter().map(|(&partition, &end)| (partition, end)).collect();
         ends.sort_unstable_by(|one, other| self.keys.partition.order(one.0.into(), other.0.into()));
         ends
     }
 
-    /// Says where a partition's log ends. `Error::Policy` below 0.
+    /// Sets the end of a partition's log. Returns `Error::Policy` if the offset is negative.
     pub fn set_log_end(&mut self, partition: i32, offset: i64) -> Result<()> {
         if offset < 0 {
             return Err(Error::Policy(format!("offset={offset} is outside 0..=9223372036854775807")));
@@ -251,8 +251,8 @@ impl BrokerTable {
         Ok(())
     }
 
-    /// Judges every batch in order and advances the table. An error leaves the table as it was, but for one: see
-    /// [`BrokerTable::is_half_done`].
+    /// Judges every batch in order, and updates the table. After an error the table is unchanged, with one exception:
+    /// see [`BrokerTable::is_half_done`].
     pub fn apply(&mut self, batches: &[ProduceBatches<'_>]) -> Result<BrokerJudged> {
         self.validate(batches)?;
         let needed = batches.iter().fold(self.shelves.kind(), |kind, batches| kind.max(shelf::Kind::of(batches)));
@@ -267,7 +267,7 @@ impl BrokerTable {
         Ok(judged)
     }
 
-    /// The same verdicts, the table untouched: judges on a copy of what the batches touch.
+    /// Returns the same verdicts as `apply` without changing the table. It judges on a copy of the affected state.
     pub fn check(&self, batches: &[ProduceBatches<'_>]) -> Result<BrokerJudged> {
         let mut copy = BrokerTable::new(self.options.clone())?;
         copy.shelves.widen(self.shelves.kind())?;
@@ -282,7 +282,7 @@ impl BrokerTable {
         copy.apply(batches)
     }
 
-    /// Every batch is looked at before the first is judged.
+    /// Validates all batches before the first is judged.
     fn validate(&self, batches: &[ProduceBatches<'_>]) -> Result<()> {
         let mut from = 0;
         for batches in batches {
@@ -293,7 +293,7 @@ impl BrokerTable {
         if self.follows_log_ends() { self.check_ends(batches) } else { Ok(()) }
     }
 
-    /// Whether no log's end can grow above what 64 bits hold, whatever is accepted of the batches.
+    /// Checks that no log end can exceed 64 bits, whichever batches are accepted.
     fn check_ends(&self, batches: &[ProduceBatches<'_>]) -> Result<()> {
         let known = self.log_ends.values().copied().max().unwrap_or(0);
         let (from_end, end) = batches.iter().fold((0, known), |(count, end), batches| {
@@ -304,7 +304,7 @@ impl BrokerTable {
         if is_enough { Ok(()) } else { Err(Error::Policy(format!("a log that ends at {end} takes no more batches"))) }
     }
 
-    /// Whether the ends of logs matter: where offsets are handed out, and where a new partition has a rule of its own.
+    /// Whether the rules need the ends of logs: if the table assigns offsets, or if new partitions have their own rule.
     pub fn follows_log_ends(&self) -> bool {
         self.options.assigns_offsets || self.rules.begins_at_zero_in_new_partitions
     }
@@ -317,8 +317,9 @@ impl BrokerTable {
         Ok(call.judged)
     }
 
-    /// What a broker's clean restart does to its memory: of each window the last batch stays, and what has been idle
-    /// for `max_idle_ms` goes, unless its transaction is open.
+    /// Simulates a clean restart of a broker: each producer keeps the last batch of its window, and producers that were
+    /// idle for `max_idle_ms` are dropped unless they have an open transaction. Returns the number of dropped
+    /// producers.
     pub fn restart(&mut self, now_ms: i64) -> usize {
         let (has_times, limit) = (self.has_times, self.options.max_idle_ms);
         with_shelf!(&mut self.shelves, shelf => shelf.retain(|producer| {
@@ -328,7 +329,7 @@ impl BrokerTable {
         }))
     }
 
-    /// Drops producers that have been idle for `max_idle_ms`, unless their transaction is open. Gives how many went.
+    /// Drops producers that were idle for `max_idle_ms`, unless they have an open transaction. Returns their number.
     pub fn evict(&mut self, now_ms: i64) -> Result<usize> {
         if !self.has_times && !self.is_empty() {
             return Err(Error::Policy("evict needs timestamps, and no batch of this table had one".into()));
@@ -337,8 +338,8 @@ impl BrokerTable {
         Ok(with_shelf!(&mut self.shelves, shelf => shelf.retain(|producer| !producer.is_expired(now_ms, limit))))
     }
 
-    /// Remembers a producer as it is told, in the place of what was known of it. For tables that are rebuilt.
-    /// `Error::Snapshot` where no broker could have it.
+    /// Stores the state of a producer, and replaces what was known of it. For tables that are rebuilt. Returns
+    /// `Error::Snapshot` if no broker could have this state.
     pub fn add(&mut self, entry: &ProducerEntry) -> Result<()> {
         let problem = entry.problem(self.options.window);
         if let Some(problem) = problem {
@@ -371,7 +372,7 @@ impl BrokerTable {
 }
 
 impl ProducerEntry {
-    /// What no broker could have in it.
+    /// What is wrong with the entry, if no broker could have it.
     fn problem(&self, window: u8) -> Option<String> {
         let is_batch = |batch: &WindowBatch| {
             batch.last_seq >= -1
@@ -391,7 +392,7 @@ impl ProducerEntry {
     }
 }
 
-/// Whether any batch that has a timestamp was accepted. A refused one leaves no trace (I3).
+/// Whether any batch with a timestamp was accepted. A refused batch leaves no trace (I3).
 fn accepts_a_time(batches: &[ProduceBatches<'_>], verdicts: &[u8]) -> bool {
     let mut from = 0;
     batches.iter().any(|batches| {
@@ -415,22 +416,22 @@ fn entry(pid: i64, partition: i32, producer: &Producer) -> ProducerEntry {
     }
 }
 
-/// What a call has found so far.
+/// The results of a call so far.
 struct Call {
     judged: BrokerJudged,
-    /// Whether offsets are told.
-    tells_offsets: bool,
-    /// Whether the ends of logs are followed.
+    /// Whether offsets are reported.
+    reports_offsets: bool,
+    /// Whether the ends of logs are tracked.
     follows: bool,
 }
 
 impl Call {
-    /// With room for what is said of each row.
-    fn new(rows: usize, tells_offsets: bool, follows: bool) -> Result<Call> {
+    /// Creates a call with memory for the results of each row.
+    fn new(rows: usize, reports_offsets: bool, follows: bool) -> Result<Call> {
         let mut judged = BrokerJudged::default();
         make_room(&mut judged.verdicts, rows)?;
-        make_room(&mut judged.offsets, if tells_offsets { rows } else { 0 })?;
-        Ok(Call { judged, tells_offsets, follows })
+        make_room(&mut judged.offsets, if reports_offsets { rows } else { 0 })?;
+        Ok(Call { judged, reports_offsets, follows })
     }
 
     #[inline(always)]
@@ -442,7 +443,7 @@ impl Call {
     fn note(&mut self, verdict: Verdict, offset: i64) {
         self.judged.verdicts.push(verdict as u8);
         self.judged.counts[verdict as usize] += 1;
-        if self.tells_offsets {
+        if self.reports_offsets {
             self.judged.offsets.push(offset);
         }
     }

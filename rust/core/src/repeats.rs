@@ -1,19 +1,19 @@
-//! Repeats among the rows of one call, found by hash and on several threads, where no state is kept.
+//! Finds repeats among the rows of one call by hash, on several threads, without keeping a state.
 //!
 //! ```text
 //! columns ── hash, count, scatter ──┐   each thread takes the next block of rows
 //!                                   │
-//!            a small hash table ────┤   each thread takes the next partition: where rows have equal hashes
+//!            a small hash table ────┤   each thread takes the next partition and finds rows with equal hashes
 //!                                   │
 //! kept ───── compare exactly ───────┘   each thread takes the next block again
 //! ```
 //!
-//! A state table keeps ranges of positions, which costs little where sequence numbers rise by one. Where they do not,
-//! each row splits a range (50 to 180 ns). If every position is accepted once and nobody needs the state, a repeat is a
-//! row whose identity came before: a partition of hashes in the cache finds it for a fifth of that, in any order.
+//! A state table stores ranges of positions, which is cheap if sequence numbers increase by one. In other orders, each
+//! row splits a range (50 to 180 ns). If every position is accepted once and the state is not needed, a repeat is a row
+//! whose identity appeared before. A partition of hashes in the cache finds it in a fifth of that time, in any order.
 //!
-//! The lap of a row depends on the rows before it only if its key has rows in both zones beside the border of the wrap.
-//! All rows of such keys are left to a state table ([`Repeats::others`]).
+//! The lap of a row depends on earlier rows only if its key has rows in both zones beside the border of the wrap. All
+//! rows of such keys are left to a state table ([`Repeats::others`]).
 
 use crate::batch::{Batch, Seqs};
 use crate::dictionary::fold_hash;
@@ -30,20 +30,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The keys of some rows, in any form.
 pub trait KeyColumns: Sync {
-    /// Writes a hash of the key of each row from `from` on; 0 exactly for rows that carry no producer.
+    /// Writes a hash of the key of each row from `from` on. It is 0 if and only if the row has no producer.
     fn hash_keys(&self, from: usize, hashes: &mut [u64]);
 
-    /// Whether two rows, neither of them without a producer, have the same key.
+    /// Whether two rows with a producer have the same key.
     fn is_same_key(&self, row: usize, other: &Self, other_row: usize) -> bool;
 
-    /// Prefetches what tells the key of a row.
+    /// Prefetches the key of a row.
     fn prefetch_key(&self, row: usize);
 
-    /// Prefetches the bytes that it points to; what [`KeyColumns::prefetch_key`] requested has arrived.
+    /// Prefetches the bytes of the key. The memory that [`KeyColumns::prefetch_key`] requested has arrived.
     fn prefetch_bytes(&self, row: usize);
 
-    /// Pid and partition of rows, as far as they are still to be validated: keys that are no plain numbers are 0, and
-    /// -1 is the pid of rows that carry no producer.
+    /// Pid and partition of rows, for validation. Keys that are not plain numbers are 0. The pid of rows without a
+    /// producer is -1.
     fn numbers(&self, rows: Range<usize>) -> (Cow<'_, [i64]>, Cow<'_, [i32]>);
 }
 
@@ -52,9 +52,9 @@ pub trait KeyColumns: Sync {
 pub struct KeyedRows<'a, K> {
     /// The keys.
     pub keys: &'a K,
-    /// Absent where the policy ignores epochs.
+    /// `None` if the policy ignores epochs.
     pub epoch: Option<&'a [i16]>,
-    /// One a row.
+    /// One per row.
     pub seq: Seqs<'a>,
 }
 
@@ -66,17 +66,17 @@ impl<K> Clone for KeyedRows<'_, K> {
 
 impl<K> Copy for KeyedRows<'_, K> {}
 
-/// What was found of the rows of a call, counted from the first row of the first chunk.
+/// The result for the rows of a call. Row numbers count from the first row of the first chunk.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Repeats {
-    /// A bit a row, lowest first: 0 where the row repeats an earlier one.
+    /// One bit per row, lowest first: 0 if the row repeats an earlier one.
     pub kept: Vec<u64>,
-    /// All rows of the keys that are not judged here, in their order.
+    /// All rows of keys that are not judged here, in order.
     pub others: Vec<u32>,
 }
 
 impl Repeats {
-    /// Notes that a row is not kept.
+    /// Marks a row as not kept.
     pub fn drop_row(&mut self, row: u32) {
         clear_bit(&mut self.kept, row as usize);
     }
@@ -86,23 +86,23 @@ fn clear_bit(words: &mut [u64], bit: usize) {
     words[bit / 64] &= !(1 << (bit % 64));
 }
 
-/// Rows below which the table is asked: threads take as long to start as it takes to judge.
+/// With fewer rows, a table judges: starting threads would take as long.
 const ROWS_MIN: usize = 1 << 17;
-/// Rows of a chunk, on average, below which the work by chunk would take longer than that by row.
+/// Minimum average number of rows per chunk. Below it, work per chunk would take longer than work per row.
 const CHUNK_MIN: usize = 1 << 6;
 const BLOCK_BITS: u32 = 16;
 const BLOCK: usize = 1 << BLOCK_BITS;
-/// Rows of a partition, about: its hash table stays in the second level of the cache.
+/// Approximate number of rows of a partition. Its hash table fits into the second-level cache.
 const PARTITION: usize = 4096;
 const PARTITION_BITS_MAX: u32 = 12;
-/// Of rows, or of keys, one in so many may be left to the table.
+/// Maximum share of rows, or of keys, that are left to the table: one in OTHERS_SHARE.
 const OTHERS_SHARE: usize = 8;
 
-/// Finds the rows that repeat an earlier one, if that is sooner done than judging them by an empty table; if not,
-/// `None`. The rows are validated as a table validates them.
+/// Finds the rows that repeat an earlier one, if this is faster than judging them with an empty table; otherwise
+/// `None`. Rows are validated as by a table.
 ///
 /// # Panics
-/// Where the columns of a chunk differ in length.
+/// If the columns of a chunk differ in length.
 pub(crate) fn find_repeats<K: KeyColumns>(
     policy: &Policy,
     domain: &Domain,
@@ -118,7 +118,7 @@ pub(crate) fn find_repeats<K: KeyColumns>(
     }
 }
 
-/// Whether an empty table accepts each position once, and nothing else counts.
+/// Whether an empty table accepts each position once, and nothing else affects verdicts.
 fn accepts_each_once<K>(policy: &Policy, chunks: &[KeyedRows<'_, K>]) -> bool {
     let has_bounds = policy.max_jump.is_some() || policy.reach.is_some() || policy.intervals_max.is_some();
     let needs_epochs = match policy.epochs {
@@ -130,7 +130,7 @@ fn accepts_each_once<K>(policy: &Policy, chunks: &[KeyedRows<'_, K>]) -> bool {
 }
 
 impl<K: KeyColumns> KeyedRows<'_, K> {
-    /// Writes a hash of key and epoch of each row from `from` on; 0 exactly for rows that carry no producer.
+    /// Writes a hash of key and epoch of each row from `from` on. It is 0 if and only if the row has no producer.
     fn hash_keys(&self, from: usize, hashes: &mut [u64]) {
         self.keys.hash_keys(from, hashes);
         if let Some(epoch) = self.epoch {
@@ -140,7 +140,7 @@ impl<K: KeyColumns> KeyedRows<'_, K> {
         }
     }
 
-    /// Prefetches what [`KeyedRows::is_same`] reads of a row.
+    /// Prefetches the data that [`KeyedRows::is_same`] reads of a row.
     #[inline]
     fn prefetch(&self, row: usize) {
         match self.seq {
@@ -161,19 +161,20 @@ impl<K: KeyColumns> KeyedRows<'_, K> {
     }
 }
 
-/// How a table would judge the first rows: spans by what they would cost.
+/// A simulation of how a table would judge the first rows. It counts spans by their cost.
 #[derive(Default)]
 struct Sample {
     rows: usize,
-    /// Spans of new keys, those that go on behind the last one of their key, those that open a hole, and the others.
+    /// Number of spans that begin a key, that continue after the last position of their key, that open a hole, and that
+    /// do something else.
     begun: usize,
     next: usize,
     jumps: usize,
     within: usize,
 }
 
-/// Measured, in nanoseconds: a span of a new key, one that a slot judges, and one of an entry with holes; a key that is
-/// no plain number; and a row here, on one thread and on several.
+/// Measured costs in nanoseconds: a span of a new key, a span that the fast path judges, and a span of an entry with
+/// holes; a key that is not a plain number; and a row in this module, on one thread and on several.
 const BEGUN_NS: usize = 40;
 const PLAIN_NS: usize = 10;
 const HOLES_NS: usize = 50;
@@ -181,7 +182,7 @@ const NAMED_NS: usize = 50;
 const ROW_ALONE_NS: usize = 22;
 const ROW_NS: usize = 14;
 
-/// What a table would hold of a key.
+/// The state that a table would have of a key.
 #[derive(Clone, Copy, Default)]
 struct Known {
     hash: u64,
@@ -190,13 +191,13 @@ struct Known {
 }
 
 impl Sample {
-    /// Rows of which spans are counted, then one row in so many of a call, of one key in so many.
+    /// Spans are first counted in this many rows, then in one row in so many of the call, of one key in so many.
     const FIRST_ROWS: usize = 1 << 12;
     const ROWS_SHARE: usize = 16;
     const KEYS_SHARE: u64 = 16;
-    /// Spans for which a hole stays, about.
-    const HOLE_RUNS: usize = 10;
-    /// Keys of one place push each other out.
+    /// Approximate number of spans for which a hole stays open.
+    const HOLE_SPANS: usize = 10;
+    /// Number of places. Keys with the same place replace each other.
     const PLACES: usize = 1 << 15;
 
     fn of<K: KeyColumns>(policy: &Policy, chunks: &[KeyedRows<'_, K>], rows_max: usize, keys_share: u64) -> Sample {
@@ -222,7 +223,7 @@ impl Sample {
         sample
     }
 
-    /// `is_behind`: the row before has the same key and the sequence number before.
+    /// `is_behind`: the previous row has the same key and the previous sequence number.
     fn count(&mut self, entry: &mut Known, (hash, seq): (u64, i64), is_behind: bool, begins_anywhere: bool) {
         if entry.hash != hash {
             *entry = Known { hash, first: seq, last: seq };
@@ -242,22 +243,22 @@ impl Sample {
         self.begun + self.next + self.jumps + self.within
     }
 
-    /// What a span costs a table. Keys come again more seldom among the first rows than among all.
+    /// Average cost of a span in a table. Keys repeat less often among the first rows than among all.
     fn span_ns(&self) -> usize {
         let again = self.next + self.jumps;
         if again * 100 < self.spans() {
             (self.begun * BEGUN_NS + self.within * PLAIN_NS) / self.spans().max(1)
         } else {
-            let with_holes = (self.jumps * Self::HOLE_RUNS).min(again);
+            let with_holes = (self.jumps * Self::HOLE_SPANS).min(again);
             PLAIN_NS + (HOLES_NS - PLAIN_NS) * with_holes / again
         }
     }
 }
 
-/// Whether a table would take longer.
+/// Whether this module is faster than a table.
 fn is_sooner<K: KeyColumns>(policy: &Policy, chunks: &[KeyedRows<'_, K>], rows: usize, has_plain_keys: bool) -> bool {
     let named_ns = if has_plain_keys { 0 } else { NAMED_NS };
-    // Long spans cost little, whatever they are.
+    // Long spans are cheap in all cases.
     let first = Sample::of(policy, chunks, Sample::FIRST_ROWS, 1);
     let spans_share = (first.spans(), first.rows);
     let row_ns = if threads() > 1 { ROW_NS } else { ROW_ALONE_NS };
@@ -269,7 +270,7 @@ fn is_sooner<K: KeyColumns>(policy: &Policy, chunks: &[KeyedRows<'_, K>], rows: 
 #[derive(Clone, Copy)]
 struct Piece {
     chunk: usize,
-    /// Where they begin in the chunk, and in the block.
+    /// Their first row in the chunk, and in the block.
     first: usize,
     from: usize,
     rows: usize,
@@ -284,39 +285,39 @@ impl Piece {
 /// Rows of a block by partition.
 #[derive(Default)]
 struct Scattered {
-    /// Hashes, whose low bits are the row in the block; behind the search the number, from 1 on, of the first row with
-    /// the same hash, or 0 for that row itself, and in the low bits the row in the block.
+    /// Hashes, with the row in the block as low bits. After the search: the number, from 1 on, of the first row with
+    /// the same hash, or 0 for that row itself, with the row in the block as low bits.
     items: Vec<AtomicU64>,
-    /// For each partition, where its items end.
+    /// For each partition, the end of its items.
     ends: Vec<u32>,
     others: Vec<u32>,
 }
 
-/// What a thread keeps from block to block when it compares.
+/// Buffers that a thread reuses between blocks.
 #[derive(Default)]
 struct Compared {
     /// For each row of the block, the number from 1 on of the first row with the same hash.
     firsts: Vec<u32>,
-    /// A row of the call, and where the first row with the same hash is.
+    /// A row of the call, and the place of the first row with the same hash.
     pairs: Vec<(usize, Place)>,
 }
 
 /// A chunk and a row in it.
 type Place = (usize, usize);
 
-/// Pairs of rows that are compared together: while some are compared, the memory that others need comes.
+/// Number of pairs of rows that are compared together. While some are compared, the memory of others is loaded.
 const TOGETHER: usize = 64;
 
 struct Search<'a, K> {
     domain: &'a Domain,
     chunks: &'a [KeyedRows<'a, K>],
     rows: usize,
-    /// Each of [`BLOCK`] rows, but for the last.
+    /// Each has [`BLOCK`] rows, except the last.
     blocks: Vec<Vec<Piece>>,
     partition_bits: u32,
     wrap: Option<Wrap>,
     threads: usize,
-    /// If there are more of [`Repeats::others`], the table judges all.
+    /// If there are more [`Repeats::others`], the table judges all rows.
     others_max: usize,
 }
 
@@ -359,9 +360,9 @@ impl<'a, K: KeyColumns> Search<'a, K> {
         Ok(Some(Repeats { kept: self.compare_all(&scattered)?, others }))
     }
 
-    /// A bit a row: 0 where it repeats an earlier one.
+    /// One bit per row: 0 if it repeats an earlier one.
     ///
-    /// Compared in the order of rows, most values are next to each other: 4 cache misses a repeat instead of 8.
+    /// Rows are compared in their order, so most values are adjacent: 4 cache misses per repeat instead of 8.
     fn compare_all(&self, scattered: &[Scattered]) -> Result<Vec<u64>> {
         let compare = |state: &mut Compared, block: usize| self.compare(&scattered[block], block, state);
         let (mut kept, mut first_of_others) = (Vec::new(), FxHashMap::<Place, Vec<Place>>::default());
@@ -373,7 +374,7 @@ impl<'a, K: KeyColumns> Search<'a, K> {
             others.extend(of_block);
         }
         for (row, first) in others {
-            // All rows of its identity were found equal to the same row by their hashes.
+            // The hashes of all rows of this identity pointed to the same row.
             let (known, place) = (first_of_others.entry(first).or_default(), self.place(row));
             if known.iter().any(|&known| self.is_same(place, known)) {
                 clear_bit(&mut kept, row);
@@ -384,7 +385,8 @@ impl<'a, K: KeyColumns> Search<'a, K> {
         Ok(kept)
     }
 
-    /// The same for the rows of a block, and the rows that have only the hash of an earlier one, with that one.
+    /// Like `compare_all`, for the rows of a block. Also returns the rows that only have the hash of an earlier row,
+    /// with that row.
     #[expect(clippy::type_complexity, reason = "taken apart at once")]
     fn compare(
         &self,
@@ -424,7 +426,7 @@ impl<'a, K: KeyColumns> Search<'a, K> {
         Ok((kept, others))
     }
 
-    /// The keys that have rows in both zones beside the border of the wrap, and perhaps others.
+    /// Keys with rows in both zones beside the border of the wrap, and possibly others.
     fn keys_beside_border(&self, wrap: Wrap) -> Result<Option<KeySet>> {
         let upper = self.keys_where(|seq| seq >= wrap.upper_zone(), &KeySet::all());
         if upper.len() == 0 {
@@ -434,7 +436,7 @@ impl<'a, K: KeyColumns> Search<'a, K> {
         Ok((both.len() > 0).then_some(both))
     }
 
-    /// The keys among others that have a row with such a sequence number.
+    /// The keys of a set that have a row with such a sequence number.
     fn keys_where(&self, is_such: impl Fn(i64) -> bool + Sync, among: &KeySet) -> KeySet {
         let find = |(): &mut (), block: usize| {
             let mut keys = KeySet::none();
@@ -459,7 +461,7 @@ impl<'a, K: KeyColumns> Search<'a, K> {
         keys
     }
 
-    /// Validates the rows of a block and brings them into the order of partitions.
+    /// Validates the rows of a block and sorts them by partition.
     fn scatter(&self, block: usize, others: Option<&KeySet>, hashes: &mut Vec<u64>) -> Result<Scattered> {
         make_room(hashes, BLOCK.saturating_sub(hashes.len()))?;
         hashes.resize(BLOCK, 0);
@@ -510,7 +512,7 @@ impl<'a, K: KeyColumns> Search<'a, K> {
         Cut::default().find(&batch, self.domain)
     }
 
-    /// Notes with each row of a partition the first row of whose hash it has the bits.
+    /// Stores with each row of a partition the first row whose hash has the same bits.
     fn search(&self, scattered: &[Scattered], partition: usize, slots: &mut Vec<u64>) -> Result<()> {
         let items_of = |block: &'_ Scattered| {
             let from = partition.checked_sub(1).map_or(0, |before| block.ends[before]);
@@ -524,10 +526,10 @@ impl<'a, K: KeyColumns> Search<'a, K> {
         let last_slot = slots.len() - 1;
         for (from, block) in (0..).step_by(BLOCK).zip(scattered) {
             for noted in &block.items[items_of(block)] {
-                // No other thread reads or writes the items of this partition meanwhile.
+                // No other thread accesses the items of this partition.
                 let item = noted.load(Ordering::Relaxed);
                 let row_of_block = item % BLOCK as u64;
-                // The bits of the hash beside the row, and the number of the row, from 1 on.
+                // The bits of the hash without the row, and the number of the row, from 1 on.
                 let named = item >> BLOCK_BITS << u32::BITS | (from + row_of_block + 1);
                 let mut slot = (item << self.partition_bits >> (u64::BITS - slot_bits)) as usize;
                 let first = loop {
@@ -547,12 +549,12 @@ impl<'a, K: KeyColumns> Search<'a, K> {
         Ok(())
     }
 
-    /// How many rows a block has.
+    /// Number of rows of a block.
     fn rows_of(&self, block: usize) -> usize {
         BLOCK.min(self.rows - block * BLOCK)
     }
 
-    /// Where a row of the call is.
+    /// The place of a row of the call.
     #[inline]
     fn place(&self, row: usize) -> Place {
         let (pieces, row) = (&self.blocks[row / BLOCK][..], row % BLOCK);
@@ -567,7 +569,7 @@ impl<'a, K: KeyColumns> Search<'a, K> {
     }
 }
 
-/// Folds sequence numbers into the hashes of keys, but for those that are 0.
+/// Folds sequence numbers into the hashes of keys, except those that are 0.
 #[inline(always)]
 fn fold_seqs<S: Copy>(hashes: &mut [u64], seqs: &[S], wide: impl Fn(S) -> i64) {
     for (hash, &seq) in hashes.iter_mut().zip(seqs) {
@@ -575,7 +577,7 @@ fn fold_seqs<S: Copy>(hashes: &mut [u64], seqs: &[S], wide: impl Fn(S) -> i64) {
     }
 }
 
-/// Tells where values are such; few are.
+/// Visits the places of matching values, which are rare.
 #[inline(always)]
 fn each_where<T>(values: &[T], is_such: impl Fn(&T) -> bool, mut visit: impl FnMut(usize)) {
     for (number, some) in values.chunks(64).enumerate() {
@@ -585,7 +587,7 @@ fn each_where<T>(values: &[T], is_such: impl Fn(&T) -> bool, mut visit: impl FnM
     }
 }
 
-/// Keys by some bits of their hashes: it has what was added, and perhaps others.
+/// A set of keys by some bits of their hashes. It contains all added keys and possibly others.
 struct KeySet(Box<[u64]>);
 
 impl KeySet {
@@ -689,7 +691,7 @@ mod tests {
         Domain { seq_max: policy.seq_max(), untracked: Untracked::Keep }
     }
 
-    /// The refused rows and how many were left to a table.
+    /// The refused rows, and the number of rows left to a table.
     fn refused(policy: Policy, chunks: &[Columns]) -> Result<(Vec<u32>, usize)> {
         let domain = domain(&policy);
         let keyed = |keys| KeyedRows { keys, epoch: Columns::epoch(keys, &policy), seq: Seqs::I32(&keys.seq) };
@@ -750,8 +752,8 @@ mod tests {
         assert!(left > 1000 && found > 5000, "{left} {found}");
     }
 
-    /// Many rows, around both borders of the wrap, in chunks of several sizes: some have several blocks, some blocks have
-    /// several chunks.
+    /// Many rows, around both borders of the wrap, in chunks of several sizes: some chunks have several blocks, and
+    /// some blocks have several chunks.
     #[test]
     fn long_streams_are_refused_what_a_table_refuses() {
         let mut state = 7u64;

@@ -1,17 +1,17 @@
-//! A table as bytes, version 1: docs/snapshot-format.md says what each of them means.
+//! A table as bytes, version 1. docs/snapshot-format.md describes them.
 //!
 //! ```text
 //! head        magic "FPSTATE\0" | version u16 | whole or delta u8 | 0 u8
-//! frame       length u64 | payload | CRC-32 of everything so far but the checksums
+//! frame       length u64 | payload | CRC-32 of everything so far except the checksums
 //!
 //! frames      header: policy, options, key types, counts
-//!             pids, then partitions, in the order of their bytes, where they are no plain integers
+//!             pids, then partitions, in the order of their bytes, if they are not plain integers
 //!             keys that are gone (delta only)
-//!             entries, in an order that follows from their keys
+//!             entries, in an order that depends on their keys
 //! ```
 //!
-//! Equal tables give equal bytes. Both ways are a stream: neither holds more than a frame, and the
-//! writer the places of some of the lines beside it, or all frames of a delta.
+//! Equal tables have equal bytes. Reading and writing are streams: neither holds more than a frame in memory. The
+//! writer also holds the places of some lines, or all frames of a delta.
 
 mod broker;
 mod columns;
@@ -34,15 +34,15 @@ const VERSION: u16 = 1;
 const WHOLE: u8 = 0;
 const DELTA: u8 = 1;
 
-/// Keys and bytes of a dictionary after which a frame ends.
+/// Number of keys of a dictionary after which a frame ends, and number of bytes.
 const FRAME_KEYS_MAX: usize = 4096;
 const FRAME_BYTES_MAX: usize = 1 << 16;
-/// Bytes of a key part of one length, at the most.
+/// Maximum number of bytes of a key part with a fixed length.
 const KEY_WIDTH_MAX: u32 = KEY_BYTES_MAX as u32;
 
 impl StateTable {
-    /// Writes the table. Equal tables give equal bytes. Gives the checksum, by which a delta that
-    /// follows knows this snapshot, see [`StateTable::begin_changes`].
+    /// Writes the table. Equal tables have equal bytes. Returns the checksum by which a delta refers to this snapshot,
+    /// see [`StateTable::begin_changes`].
     pub fn write_snapshot(&self, out: &mut impl Write) -> io::Result<u32> {
         Delta { table: self, since: None }.write(out)
     }
@@ -54,9 +54,9 @@ impl StateTable {
         bytes
     }
 
-    /// What has changed since the last snapshot or delta, to be written as a delta.
+    /// The changes since the last snapshot or delta, to be written as a delta.
     ///
-    /// `Error::Snapshot` where changes are not tracked or there is no snapshot that they follow.
+    /// Returns `Error::Snapshot` if changes are not tracked or there is no snapshot that they follow.
     pub fn delta(&self) -> Result<Delta<'_>> {
         match (self.changes().marks(), self.changes().since()) {
             (None, _) => refuse("changes are not tracked: a delta cannot say what has changed"),
@@ -65,11 +65,11 @@ impl StateTable {
         }
     }
 
-    /// Reads a table back. `Error::Snapshot` where the bytes are not one; what cannot be read at all
-    /// is one too. Leaves what follows the snapshot unread.
+    /// Reads a table. Returns `Error::Snapshot` if the bytes are not a valid snapshot or cannot be read. Data after the
+    /// snapshot is not read.
     ///
-    /// `bytes`: how many there are, 0 where that is not known. What is reserved for the entries that the
-    /// header claims is bounded by it.
+    /// `bytes`: the size of the input, 0 if unknown. It limits the memory that is reserved for the entries declared in
+    /// the header.
     pub fn read_snapshot(input: &mut impl Read, bytes: u64) -> Result<StateTable> {
         let (mut input, header) = Incoming::open(input, WHOLE)?;
         let mut table = header.options.empty_table()?;
@@ -89,7 +89,7 @@ impl StateTable {
         Ok(table)
     }
 
-    /// The table that the bytes hold.
+    /// Reads a table from bytes.
     pub fn restore(mut bytes: &[u8]) -> Result<StateTable> {
         let count = bytes.len() as u64;
         let table = StateTable::read_snapshot(&mut bytes, count)?;
@@ -97,10 +97,10 @@ impl StateTable {
         Ok(table)
     }
 
-    /// Takes over what a delta says. Everything is read and checked before the first change.
+    /// Applies a delta. It is read and checked completely before the first change.
     ///
-    /// `Error::Snapshot` where the bytes are no delta, or do not follow the snapshot or delta that this
-    /// table was read from, or where the table has changed since.
+    /// Returns `Error::Snapshot` if the bytes are not a delta, if they do not follow the snapshot or delta from which
+    /// this table was read, or if the table has changed since.
     pub fn apply_delta(&mut self, mut bytes: &[u8]) -> Result<()> {
         let (mut input, header) = Incoming::open(&mut bytes, DELTA)?;
         if self.changes().since() != header.follows || !self.changes().is_none() {
@@ -140,15 +140,15 @@ impl StateTable {
     }
 }
 
-/// A snapshot to be written: of a whole table, or of what has changed in it.
+/// A snapshot to be written: a whole table, or its changes.
 pub struct Delta<'a> {
     table: &'a StateTable,
-    /// The checksum of what a delta follows.
+    /// The checksum of the snapshot or delta that a delta follows.
     since: Option<u32>,
 }
 
 impl Delta<'_> {
-    /// Writes it. Gives the checksum, see [`StateTable::begin_changes`].
+    /// Writes the snapshot. Returns the checksum, see [`StateTable::begin_changes`].
     pub fn write(&self, out: &mut impl Write) -> io::Result<u32> {
         let table = self.table;
         let mut gone: Vec<(i64, i32)> = Vec::new();
@@ -165,7 +165,7 @@ impl Delta<'_> {
                 }
             });
         });
-        // How many entries a delta has is known once they are found: they wait until that is written.
+        // The number of entries of a delta is known only after all are found, so they are kept until it is written.
         let (mut waiting, mut entries) = (Vec::new(), table.len());
         if self.since.is_some() {
             entries = 0;
@@ -209,7 +209,7 @@ impl Delta<'_> {
         out.push(options.keeps_timestamp.into());
         optional(out, options.entries_max);
         optional(out, options.horizon_ms.map(|horizon| horizon as u64));
-        // Where no key is in use, the next may be of any type.
+        // If no key is used, the next one may have any type.
         let unknown = KeySpace::default();
         let keys = self.table.keys();
         let (pid, partition) = if gone + entries == 0 { (&unknown, &unknown) } else { (&keys.pid, &keys.partition) };
@@ -224,7 +224,7 @@ impl Delta<'_> {
         number(out, entries as u64);
     }
 
-    /// The entries frame by frame. `end_frame` empties what it is given.
+    /// Visits the entries frame by frame. `end_frame` empties its argument.
     fn for_each_frame(
         &self,
         numbers: &Renumbering,
@@ -260,7 +260,7 @@ fn text(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
 }
 
-/// The type of keys, and how many of them a dictionary follows with.
+/// Appends the type of keys and their number in the dictionary that follows.
 fn key_type(out: &mut Vec<u8>, space: &KeySpace, numbering: Option<&Numbering>) {
     let parts = match &space.kind {
         None => return out.push(0),
@@ -282,7 +282,7 @@ fn key_type(out: &mut Vec<u8>, space: &KeySpace, numbering: Option<&Numbering>) 
     number(out, numbering.map_or(0, |numbering| numbering.sorted.len()) as u64);
 }
 
-/// Writes the keys in use, in the order of their bytes.
+/// Writes the used keys in the order of their bytes.
 fn write_dictionary<W: Write>(
     frames: &mut Writer<'_, W>,
     dictionary: &Dictionary,
@@ -324,7 +324,7 @@ fn write_gone<W: Write>(
     Ok(())
 }
 
-/// What a table was made with, and its horizon.
+/// The options of a table, and its horizon.
 #[derive(PartialEq, Eq)]
 struct Options {
     policy: Policy,
@@ -356,7 +356,7 @@ impl Options {
             .with_label(self.label))
     }
 
-    /// Whether a delta with these options may follow: the horizon may have risen, nothing else differs.
+    /// Whether a delta with the `later` options can follow: only the horizon may differ, and only increase.
     fn allows(&self, later: &Options) -> bool {
         let Options { policy, label, untracked, keeps_timestamp, entries_max, horizon_ms } = later;
         (self.policy, &self.label, self.untracked) == (*policy, label, *untracked)
@@ -365,21 +365,21 @@ impl Options {
     }
 }
 
-/// What the first frame says.
+/// The content of the first frame.
 struct Header {
     options: Options,
     pid: KeyType,
     partition: KeyType,
-    /// The checksum of what a delta follows.
+    /// The checksum of the snapshot or delta that a delta follows.
     follows: Option<u32>,
     eviction: Option<Eviction>,
-    /// Whether all earlier entries went.
+    /// Whether all earlier entries were dropped.
     everything: bool,
     gone: u64,
     entries: u64,
 }
 
-/// A type of keys, and how many of them a dictionary follows with.
+/// A type of keys, and their number in the dictionary that follows.
 type KeyType = (Option<KeyKind>, u64);
 
 /// A snapshot that is being read.
@@ -525,10 +525,10 @@ fn read_key_type(payload: &mut Payload<'_>) -> Result<KeyType> {
     Ok((Some(KeyKind::Parts(parts)), payload.number()?))
 }
 
-/// A frame of entries whose keys are checked as they are read.
+/// A frame of entries. Keys are checked while they are read.
 struct Frame<'a> {
     rows: &'a Rows,
-    /// The entry before the frame.
+    /// The last entry before the frame.
     before: &'a mut Before,
     bounds: &'a KeyBounds,
 }
@@ -543,7 +543,7 @@ impl InOrder for Frame<'_> {
     }
 }
 
-/// The highest numbers of keys that the dictionaries have.
+/// The highest numbers of keys in the dictionaries.
 struct KeyBounds {
     pid_max: i64,
     partition_max: i32,

@@ -1,4 +1,4 @@
-//! The state table: what is asked of it and what it says.
+//! The state table: its calls and their results.
 
 pub(crate) mod call;
 mod entries;
@@ -28,7 +28,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Mutex;
 
-/// What is remembered of one key, or of one of its epochs where every epoch counts by itself.
+/// The state of one key, or of a key and epoch if each epoch has its own state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The producer, or its number in [`StateTable::keys`].
@@ -44,9 +44,9 @@ pub struct Entry {
     pub last: i64,
     /// Positions between them that were not accepted and still may be, lowest first.
     pub holes: Vec<Hole>,
-    /// The positions between them of which nothing is known any more, both ends included.
+    /// Positions between them that can no longer be judged, both ends included.
     pub final_range: Option<(i64, i64)>,
-    /// The highest timestamp of its accepted rows, in milliseconds; `None` where they are not kept.
+    /// The highest timestamp of its accepted rows, in milliseconds. `None` if timestamps are not kept.
     pub last_timestamp: Option<i64>,
 }
 
@@ -57,7 +57,7 @@ pub struct Hole {
     pub first: i64,
     /// The highest.
     pub last: i64,
-    /// Of the row that opened it, in milliseconds; `None` where timestamps are not kept.
+    /// The timestamp of the row that opened it, in milliseconds. `None` if timestamps are not kept.
     pub timestamp: Option<i64>,
 }
 
@@ -70,15 +70,15 @@ pub struct Missing {
     pub partition: i32,
     /// 0 where there are no epochs.
     pub epoch: i16,
-    /// The first of them.
+    /// The first sequence number.
     pub first_seq: i64,
-    /// The last of them; below the first where the range crosses the wrap.
+    /// The last sequence number. Less than the first if the range crosses the wrap.
     pub last_seq: i64,
-    /// How many they are.
+    /// Number of sequence numbers.
     pub count: u64,
 }
 
-/// Rows that came after a higher epoch of their key had been accepted: a zombie's.
+/// Rows that came after a higher epoch of their key was accepted. They indicate a zombie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stale {
     /// The producer, or its number in [`StateTable::keys`].
@@ -87,45 +87,44 @@ pub struct Stale {
     pub partition: i32,
     /// The epoch below the highest.
     pub epoch: i16,
-    /// How many rows of it there were.
+    /// Number of rows.
     pub rows: u64,
 }
 
-/// What a call says of its rows.
+/// The result of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Judged {
     /// The code of each row's [`Verdict`].
     pub verdicts: Vec<u8>,
-    /// Rows by verdict code.
+    /// Number of rows by verdict code.
     pub counts: [u64; Verdict::COUNT],
-    /// Rows below the highest epoch accepted of their key, kept or not.
+    /// Number of rows below the highest accepted epoch of their key, kept or not.
     pub stale_epoch: u64,
-    /// The same by key and epoch, in the order of pid, partition and epoch (by value).
+    /// These rows by key and epoch, in the order of pid, partition and epoch (by value).
     pub stale: Vec<Stale>,
-    /// Rows that only the border of the wrap could place on a lap.
+    /// Number of rows whose lap only the border of the wrap decided.
     pub border: u64,
-    /// For each row that is out of order, in row order: the row, and the sequence number that would
-    /// have been accepted.
+    /// For each row that is out of order, in row order: the row, and the sequence number that would have been accepted.
     pub expected: Vec<(u64, i64)>,
-    /// What rows of this call jumped over and filled.
+    /// Positions that rows of this call skipped and filled.
     skipped: Skipped,
 }
 
 impl Judged {
-    /// What rows of this call jumped over and none of them filled, in the order of pid, partition and epoch (by
-    /// value, see [`Keys`]). Made here, so that nobody pays for a list that nobody asks for. `keys`: those of the
-    /// table, before it forgets or renumbers any.
+    /// Positions that rows of this call skipped and that no row filled, in the order of pid, partition and epoch (by
+    /// value, see [`Keys`]). The list is built here, so that it costs nothing if it is not used. `keys`: the keys of
+    /// the table, before it forgets or renumbers any.
     pub fn missing(&self, keys: &Keys) -> impl Iterator<Item = Missing> + use<'_> {
         self.skipped.missing(keys)
     }
 
-    /// How many ranges rows of this call jumped over.
+    /// Number of ranges that rows of this call skipped.
     pub fn opened(&self) -> usize {
         self.skipped.opened()
     }
 }
 
-/// What is remembered of producers, and the rules by which their rows are judged.
+/// Judges rows by the rules of a policy, and stores the state of producers.
 pub struct StateTable {
     rules: Rules,
     untracked: Untracked,
@@ -138,11 +137,11 @@ pub struct StateTable {
     store: Store,
     changes: Changes,
     is_half_done: bool,
-    /// Kept from call to call to save the allocation.
+    /// Reused between calls to save the allocation.
     cuts: Cuts,
 }
 
-/// For each batch of a call, how it is cut into spans.
+/// The spans of each batch of a call.
 type Cuts = Vec<Cut>;
 
 impl StateTable {
@@ -165,21 +164,21 @@ impl StateTable {
         })
     }
 
-    /// With another answer to rows that carry no producer.
+    /// Sets how rows without a producer identity are treated.
     pub fn with_untracked(self, untracked: Untracked) -> StateTable {
         StateTable { untracked, ..self }
     }
 
-    /// With a bound on the number of entries.
+    /// Sets the maximum number of entries.
     pub fn with_entries_max(self, entries_max: Option<u64>) -> StateTable {
         StateTable { entries_max, ..self }
     }
 
-    /// An empty table that keeps timestamps, or does not: see [`Entry::last_timestamp`] and
-    /// [`Hole::timestamp`]. They take 8 bytes a slot and let the table forget by age.
+    /// Sets whether the table keeps timestamps: see [`Entry::last_timestamp`] and [`Hole::timestamp`]. They take 8
+    /// bytes per slot and make eviction by age possible.
     ///
     /// # Panics
-    /// Where the table has entries.
+    /// If the table has entries.
     pub fn with_keep_timestamp(self, keeps_timestamp: bool) -> StateTable {
         assert!(self.is_empty(), "what a table keeps is said before its first row");
         StateTable { keeps_timestamp, ..self }.emptied()
@@ -200,17 +199,17 @@ impl StateTable {
         StateTable { store, ..self }
     }
 
-    /// With a horizon, where timestamps are kept; for tables that are rebuilt.
+    /// Sets the horizon, if timestamps are kept. For tables that are rebuilt.
     pub fn with_horizon_ms(self, horizon_ms: Option<i64>) -> StateTable {
         StateTable { horizon_ms: horizon_ms.filter(|_| self.keeps_timestamp), ..self }
     }
 
-    /// With a text that the table carries along and snapshots keep.
+    /// Sets a text that the table and its snapshots store.
     pub fn with_label(self, label: String) -> StateTable {
         StateTable { label, ..self }
     }
 
-    /// The text that it carries along.
+    /// The stored text.
     pub fn label(&self) -> &str {
         &self.label
     }
@@ -220,12 +219,12 @@ impl StateTable {
         self.rules.policy
     }
 
-    /// What becomes of rows that carry no producer identity.
+    /// How rows without a producer identity are treated.
     pub fn untracked(&self) -> Untracked {
         self.untracked
     }
 
-    /// The bound on the number of entries.
+    /// The maximum number of entries.
     pub fn entries_max(&self) -> Option<u64> {
         self.entries_max
     }
@@ -235,8 +234,8 @@ impl StateTable {
         self.keeps_timestamp
     }
 
-    /// Rows at or below this timestamp are too old for what is still remembered, in milliseconds; `None`
-    /// before the first eviction. It never falls.
+    /// The table can no longer judge unknown rows at or below this timestamp (milliseconds). `None` before the first
+    /// eviction. It never decreases.
     pub fn horizon_ms(&self) -> Option<i64> {
         self.horizon_ms
     }
@@ -246,23 +245,23 @@ impl StateTable {
         &self.keys
     }
 
-    /// The types and numbers of its keys, to add to them.
+    /// The types and numbers of its keys, mutable.
     pub fn keys_mut(&mut self) -> &mut Keys {
         &mut self.keys
     }
 
-    /// How many entries there are.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         with_shelf!(&self.store, shelf => shelf.len())
     }
 
-    /// Whether there is none.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many positions its entries hold, under policies that keep positions: from first to last of each, less
-    /// its holes. Where nothing is forgotten, a call adds as many as it accepts rows.
+    /// Number of positions in all entries, under policies that keep positions: from first to last, without the holes.
+    /// Without eviction, a call adds one per accepted row.
     pub fn positions(&self) -> u128 {
         let mut sum = 0;
         with_shelf!(&self.store, shelf => shelf.for_each(|_, _, entry| {
@@ -272,7 +271,7 @@ impl StateTable {
         sum
     }
 
-    /// Bytes held.
+    /// Bytes of memory.
     pub fn memory_bytes(&self) -> usize {
         let keys = self.keys.pid.dictionary.memory_bytes() + self.keys.partition.dictionary.memory_bytes();
         let shelf = with_shelf!(&self.store, shelf => shelf.memory_bytes());
@@ -283,7 +282,7 @@ impl StateTable {
             + size_of::<StateTable>()
     }
 
-    /// The entry of a key: of the given epoch, or of its highest.
+    /// The entry of a key and epoch, or of the key's highest epoch.
     pub fn get(&self, pid: i64, partition: i32, epoch: Option<i16>) -> Option<Entry> {
         let state = with_shelf!(&self.store, shelf => shelf.get(pid, partition, epoch))?;
         Some(self.entry(pid, partition, &state))
@@ -310,32 +309,31 @@ impl StateTable {
         Entries::new(self, keys)
     }
 
-    /// The entries of up to [`CHUNK`] keys that are known to have one.
+    /// The entries of up to [`CHUNK`] keys that exist.
     pub(crate) fn get_known(&self, keys: &[Key]) -> Vec<Entry> {
         with_shelf!(&self.store, shelf => shelf.prefetch(keys));
         let entry = |&(pid, partition, epoch): &Key| self.get(pid, partition, Some(epoch)).expect("a known key");
         keys.iter().map(entry).collect()
     }
 
-    /// Judges every row in order and advances the table. The batches are one input, cut anywhere; rows
-    /// are counted from the first batch's first. An error leaves the table as it was, but for one: see
+    /// Judges every row in order, and updates the table. The batches are one input, divided in any way. Rows are
+    /// counted from the first row of the first batch. After an error the table is unchanged, with one exception: see
     /// [`StateTable::is_half_done`].
     pub fn apply(&mut self, batches: &[Batch<'_>]) -> Result<Judged> {
         self.advance(batches, None, true)
     }
 
-    /// The same verdicts, for callers that never ask for [`Judged::missing`]: it is empty, and nothing is gathered for
-    /// it.
+    /// Like `apply`, for callers that do not use [`Judged::missing`]. It is empty, and no data is collected for it.
     pub fn apply_without_missing(&mut self, batches: &[Batch<'_>]) -> Result<Judged> {
         self.advance(batches, None, false)
     }
 
-    /// The same as [`StateTable::apply`] for rows that were gathered into spans: each line of a batch stands for as many
-    /// rows as its number in `lengths` says. Their sequence numbers continue from `seq`; they share the line's timestamp.
-    /// Verdicts are one a row; in errors, rows are lines.
+    /// Like [`StateTable::apply`], for rows grouped into spans: each line of a batch stands for as many rows as its value
+    /// in `lengths`. Their sequence numbers continue from `seq`, and they share the line's timestamp. There is one verdict
+    /// per row; row numbers in errors are line numbers.
     ///
     /// # Panics
-    /// Where `lengths` are not one slice a batch.
+    /// If `lengths` does not have one slice per batch.
     pub fn apply_spans(&mut self, batches: &[Batch<'_>], lengths: &[&[u32]]) -> Result<Judged> {
         assert_eq!(batches.len(), lengths.len(), "each batch has lengths");
         self.advance(batches, Some(lengths), true)
@@ -361,7 +359,7 @@ impl StateTable {
         judged
     }
 
-    /// The same verdicts, the table untouched: judges on a copy of the entries that the rows touch.
+    /// Returns the same verdicts as `apply` without changing the table. It judges on a copy of the affected entries.
     pub fn check(&self, batches: &[Batch<'_>]) -> Result<Judged> {
         let (batches, mut cuts) = (&parts_of(batches)[..], Vec::new());
         self.find_spans(batches, None, &mut cuts)?;
@@ -375,9 +373,9 @@ impl StateTable {
         Ok(self.finish(call))
     }
 
-    /// Drops the entries whose last timestamp lies `max_idle_ms` or more before `now_ms`, raises the
-    /// horizon to that age, and makes the holes that were opened at or below the horizon final. Gives how
-    /// many entries went. [`Error::Policy`] where timestamps are not kept.
+    /// Drops the entries whose last timestamp is at least `max_idle_ms` before `now_ms`, raises the horizon to that
+    /// time, and makes holes that opened at or below the horizon final. Returns the number of dropped entries. Returns
+    /// [`Error::Policy`] if timestamps are not kept.
     pub fn evict(&mut self, now_ms: i64, max_idle_ms: i64) -> Result<usize> {
         if !self.keeps_timestamp {
             return Err(Error::Policy("evict needs timestamps, and this table does not keep them".into()));
@@ -403,8 +401,8 @@ impl StateTable {
         Ok(dropped)
     }
 
-    /// Drops what is remembered of a producer, or of one of its partitions, in all epochs: the remedy where
-    /// its sequence began anew. Gives how many entries went.
+    /// Drops the entries of a producer, or of one of its partitions, in all epochs. Use it if sequence numbers were
+    /// restarted. Returns the number of dropped entries.
     pub fn forget(&mut self, pid: i64, partition: Option<i32>) -> usize {
         let mut changes = std::mem::take(&mut self.changes);
         let dropped = self.retain(|of_pid, of_partition, _| {
@@ -423,14 +421,13 @@ impl StateTable {
         with_shelf!(&mut self.store, shelf => shelf.retain(keep))
     }
 
-    /// Renumbers the keys where most of the numbered ones name no entry any more, so that what was forgotten
-    /// does not live on in the dictionaries. Not part of [`StateTable::evict`]: numbers of keys that the
-    /// caller still holds mean nothing afterwards.
+    /// Renumbers the keys if most numbered keys have no entry any more, so that the dictionaries do not keep what was
+    /// forgotten. This is not part of [`StateTable::evict`], because it invalidates key numbers that the caller holds.
     ///
-    /// Nothing happens while a delta is due, for it names what was forgotten; nor without memory for it.
+    /// Nothing happens while a delta is pending, because it names what was forgotten, or if there is no memory.
     pub fn drop_unused_keys(&mut self) {
         if self.is_empty() {
-            // Equal to a table that never knew a key: the next may be of any type.
+            // The table now equals a new one, so the next key may have any type.
             self.keys = Keys::default();
             return;
         }
@@ -463,7 +460,7 @@ impl StateTable {
         }
     }
 
-    /// Puts an entry where its key has none yet; for tables that are rebuilt.
+    /// Inserts an entry for a key without one. For tables that are rebuilt.
     pub fn insert(&mut self, entry: &Entry) -> Result<()> {
         self.check_entry(entry)?;
         let mut state = FullEntry {
@@ -486,13 +483,13 @@ impl StateTable {
         if is_new { Ok(()) } else { Err(Error::Snapshot("two entries have the same key".into())) }
     }
 
-    /// Whether a call was refused memory when it had judged some of its rows or put some of its entries, which
-    /// takes one that adds a sixth to the table. The table holds what is neither before nor after it, and must not be used.
+    /// Whether a call ran out of memory after it had judged some rows or inserted some entries. This needs a call that
+    /// adds a sixth to the table. The table is then in an intermediate state and must not be used.
     pub fn is_half_done(&self) -> bool {
         self.is_half_done
     }
 
-    /// Before the first change of a call: memory for what it begins with.
+    /// Reserves the memory with which a call begins, before its first change.
     fn make_room(&mut self, rows: usize) -> Result<()> {
         with_shelf!(&mut self.store, shelf => shelf.reserve(room_for(rows)))
     }
@@ -531,7 +528,7 @@ impl StateTable {
         self.check_final(entry)
     }
 
-    /// Checks what an entry says of forgotten positions and of time.
+    /// Checks the final range and the timestamps of an entry.
     fn check_final(&self, entry: &Entry) -> Result<()> {
         let refuse = |problem: &str| Err(Error::Snapshot(format!("{problem}: {entry:?}")));
         if let Some((first, last)) = entry.final_range {
@@ -550,8 +547,8 @@ impl StateTable {
         Ok(())
     }
 
-    /// Finds the rows that an empty table would refuse, without judging them one by one, if that is sooner done;
-    /// `None` if not. Errors are those of [`StateTable::apply`]. The table stays empty.
+    /// Finds the rows that an empty table would refuse, without judging each one, if this is faster; otherwise `None`.
+    /// Errors are those of [`StateTable::apply`]. The table stays empty.
     pub fn find_repeats<K: KeyColumns>(
         &self,
         chunks: &[KeyedRows<'_, K>],
@@ -567,8 +564,7 @@ impl StateTable {
         Domain { seq_max: self.policy().seq_max(), untracked: self.untracked }
     }
 
-    /// Validates the batches, finds their spans (or takes them as given), and makes sure that the table may
-    /// grow by them.
+    /// Validates the batches, finds their spans (or takes the given ones), and checks that the table may grow by them.
     fn find_spans(&self, batches: &[Batch<'_>], lengths: Option<&[&[u32]]>, cuts: &mut Cuts) -> Result<()> {
         let domain = self.domain();
         cuts.resize_with(batches.len(), Cut::default);
@@ -577,7 +573,7 @@ impl StateTable {
             self.check_epoch(batch)?;
             self.check_timestamp(batch)?;
             match lengths {
-                // Timestamps are of rows, and a span is cut where they cross the horizon.
+                // Each row has a timestamp, and a span is cut where its rows cross the horizon.
                 None if self.keeps_timestamp => cut.find(batch, &domain),
                 None => cut.gather(batch, &domain),
                 Some(lengths) => cut.take(batch, lengths[number], &domain),
@@ -618,7 +614,7 @@ impl StateTable {
         Err(Error::Batch { column: Column::Timestamp, row: None, problem })
     }
 
-    /// Refuses a call on a table that holds as many holes as it may.
+    /// Refuses a call if the table already has the maximum number of holes.
     fn check_intervals(&self) -> Result<()> {
         let Some(limit) = self.policy().intervals_max else { return Ok(()) };
         let holes = with_shelf!(&self.store, shelf => shelf.holes());
@@ -664,14 +660,15 @@ fn missing_of(rules: &Rules, (pid, partition, epoch): Key, (first, last): (i64, 
     Missing { pid, partition, epoch, first_seq: rules.seq(first), last_seq: rules.seq(last), count }
 }
 
-/// Rows of a call whose spans are found by several threads: to start them takes as long as to read a tenth of so many.
+/// Minimum number of rows of a call for which several threads find spans. Starting them takes as long as reading a
+/// tenth of this number.
 const ROWS_TOGETHER: usize = 1 << 19;
-/// Rows that one of them takes at once.
+/// Number of rows that a thread takes at once.
 const PART: usize = 1 << 17;
-/// So many are kept from call to call.
+/// Number of cuts that are reused between calls.
 const CUTS_KEPT: usize = 8;
 
-/// Batches with so few rows that threads can share them. What is no batch stays whole: who validates it says so.
+/// Batches divided into parts that threads can share. Invalid batches stay whole; validation reports them.
 fn parts_of<'a, 'b>(batches: &'a [Batch<'b>]) -> Cow<'a, [Batch<'b>]> {
     let is_large = |batch: &Batch<'_>| batch.len() >= 2 * PART && check_lengths(batch).is_ok();
     if batches.iter().map(Batch::len).sum::<usize>() < ROWS_TOGETHER || !batches.iter().any(is_large) {
@@ -686,8 +683,8 @@ fn parts_of<'a, 'b>(batches: &'a [Batch<'b>]) -> Cow<'a, [Batch<'b>]> {
     parts.collect()
 }
 
-/// Lines that so many spans can need, of which no more are under way at once: a span needs one for its key, and one for an epoch that
-/// is no longer the highest.
+/// Maximum number of lines for this many spans. No more spans are in progress at once. A span needs one line for its
+/// key, and one for an epoch that is no longer the highest.
 fn room_for(spans: usize) -> usize {
     2 * spans.min(CHUNK)
 }
@@ -700,7 +697,7 @@ fn key_at(batch: &Batch<'_>, line: usize) -> Key {
     (batch.pid[line], batch.partition[line], batch.epoch.map_or(0, |epoch| epoch[line]))
 }
 
-/// The key and epoch of every span, as many together as are judged together.
+/// The key and epoch of every span, in groups that are judged together.
 fn chunks_of<'a>(batches: &'a [Batch<'a>], cuts: &'a Cuts) -> impl Iterator<Item = Vec<Key>> + 'a {
     batches.iter().zip(cuts).flat_map(|(batch, cut)| {
         let batch = cut.batch(batch);

@@ -1,12 +1,12 @@
-//! Transactions as the log of a partition shows them: which rows are committed, aborted or still undecided.
+//! Follows transactions in the logs of partitions: which rows are committed, aborted or still open.
 //!
-//! A transaction is what a producer writes to a partition up to its next marker there. Nothing else decides: a marker
-//! of another epoch closes it as well (that is how a coordinator fences), and an epoch that rises without a marker
-//! goes on in it. So it is when a follower replays its log (Kafka's `ProducerStateManager`, `ProducerAppendInfo`,
-//! `TransactionIndex`), and whoever reads a log can but follow.
+//! A transaction is what a producer writes to a partition up to its next marker there. A marker of another epoch closes
+//! it as well (this is how a coordinator fences), and an epoch that increases without a marker continues it. A follower
+//! replays its log by the same rules (Kafka's `ProducerStateManager`, `ProducerAppendInfo`, `TransactionIndex`), and
+//! readers of a log must do the same.
 //!
-//! What is remembered is a number for each partition and an entry for each open transaction. The list of aborted
-//! transactions is an output that has not been fetched yet: [`TransactionIndex::forget_aborted`] lets go of it.
+//! The state is a number per partition and an entry per open transaction. The list of aborted transactions is output
+//! that was not yet fetched: [`TransactionIndex::forget_aborted`] frees it.
 
 mod cut;
 #[cfg(test)]
@@ -18,17 +18,17 @@ use cut::{NO_SPAN, Span};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
-/// What became of the transaction of a row. The codes never change.
+/// The outcome of the transaction of a row. The codes never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Outcome {
-    /// Part of no transaction: plain rows, markers, other control rows.
+    /// Not part of a transaction: plain rows, markers, other control rows.
     None = 0,
-    /// Decided: readers get it.
+    /// Decided: readers return it.
     Committed = 1,
-    /// Decided: readers of committed rows pass over it.
+    /// Decided: readers of committed rows skip it.
     Aborted = 2,
-    /// Undecided as far as the log was read.
+    /// Not decided by the rows so far.
     Open = 3,
 }
 
@@ -36,7 +36,7 @@ impl Outcome {
     /// Every outcome, in the order of its code.
     pub const ALL: [Outcome; 4] = [Outcome::None, Outcome::Committed, Outcome::Aborted, Outcome::Open];
 
-    /// The name by which every door knows it.
+    /// The name in all APIs.
     pub fn name(self) -> &'static str {
         match self {
             Outcome::None => "none",
@@ -47,41 +47,41 @@ impl Outcome {
     }
 }
 
-/// Rows of logs, batch headers or records, all columns of one length. Rows of a partition are in the order of its log;
-/// partitions may take turns. A partition that is not a plain integer comes as the number that [`Keys`] gave it.
+/// Rows of logs (batch headers or records), all columns of equal length. Rows of a partition are in the order of its
+/// log; rows of several partitions can alternate. Partitions that are not plain integers are numbers from [`Keys`].
 #[derive(Clone, Copy, Debug)]
 pub struct LogRows<'a> {
-    /// -1 where the row has no producer.
+    /// -1 if the row has no producer.
     pub pid: &'a [i64],
-    /// 0 … 32767; not looked at where there is no producer.
+    /// 0 … 32767. Not read if there is no producer.
     pub epoch: &'a [i16],
-    /// 0 and above; -1 for the one partition whose number is not known.
+    /// 0 and above; -1 for the one partition without a number.
     pub partition: &'a [i32],
     /// The first offset, above all of the rows before it in its partition.
     pub offset: &'a [i64],
-    /// The last offset; absent where rows are records.
+    /// The last offset. `None` if rows are records.
     pub last_offset: Option<&'a [i64]>,
-    /// 1: data that is part of a transaction; absent: all that has a producer is. Not looked at in control rows.
+    /// 1: data that is part of a transaction. `None`: all data with a producer is. Not read in control rows.
     pub transactional: Option<&'a [u8]>,
     /// The code of a [`Control`].
     pub control: &'a [u8],
-    /// Milliseconds, -1 where there is none.
+    /// Milliseconds; -1 if there is none.
     pub timestamp: Option<&'a [i64]>,
 }
 
-/// What a call gives.
+/// The result of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcomes {
-    /// A code of [`Outcome`] for each row, as of the end of the call.
+    /// A code of [`Outcome`] per row, at the end of the call.
     pub outcomes: Vec<u8>,
-    /// Transactions that an earlier call left open and this one decided, in the order of their markers.
+    /// Transactions that were open before this call and that it decided, in the order of their markers.
     pub resolved: Vec<Resolved>,
 }
 
-/// A transaction that was reported open and is decided now. Its rows are those of its producer within its offsets.
+/// A transaction that was reported as open and is now decided. Its rows are those of its producer within its offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resolved {
-    /// Where it was written.
+    /// The partition.
     pub partition: i32,
     /// The producer.
     pub pid: i64,
@@ -96,7 +96,7 @@ pub struct Resolved {
 /// A transaction without a marker yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenTransaction {
-    /// Where it is written.
+    /// The partition.
     pub partition: i32,
     /// The producer.
     pub pid: i64,
@@ -125,11 +125,11 @@ pub struct AbortedTransaction {
 
 /// Follows the transactions of any number of partitions, call by call.
 ///
-/// How the rows are cut into calls does not show, but for [`Outcome::Open`], which is as of the end of a call.
+/// The division of rows into calls affects only [`Outcome::Open`], which is the state at the end of a call.
 #[derive(Clone, Debug, Default)]
 pub struct TransactionIndex {
     keys: Keys,
-    /// Where a partition stands in `partitions`, which has them in the order of their coming.
+    /// The index of each partition in `partitions`, which has the order of arrival.
     slots: FxHashMap<i32, u32>,
     partitions: Vec<Partition>,
     /// By slot of the partition and pid.
@@ -142,7 +142,7 @@ struct Partition {
     number: i32,
     /// The offset after the last row.
     log_end: i64,
-    /// First offset and pid of transactions, in that order, for offsets rise. The first is open; others may have been
+    /// First offset and pid of transactions, ordered because offsets increase. The first is open; others may be
     /// decided.
     begun: VecDeque<(i64, i64)>,
     open: usize,
@@ -169,7 +169,7 @@ impl TransactionIndex {
         &self.keys
     }
 
-    /// The types and numbers of its partitions, to add to them.
+    /// The types and numbers of its partitions, mutable.
     pub fn keys_mut(&mut self) -> &mut Keys {
         &mut self.keys
     }
@@ -179,19 +179,19 @@ impl TransactionIndex {
         self.partition(partition)?.first_unstable_offset()
     }
 
-    /// Up to where everything in a partition is decided: the first unstable offset, or the end of its log. `None`
-    /// where it has no rows. A broker's is not above its high watermark either, which no log tells.
+    /// The offset below which all rows of a partition are decided: the first unstable offset, or the end of its log.
+    /// `None` if it has no rows. A broker's value is also at most its high watermark, which logs do not contain.
     pub fn last_stable_offset(&self, partition: i32) -> Option<i64> {
         let partition = self.partition(partition)?;
         Some(partition.first_unstable_offset().unwrap_or(partition.log_end))
     }
 
-    /// The offset after the last row of a partition; `None` where it has no rows.
+    /// The offset after the last row of a partition. `None` if it has no rows.
     pub fn log_end(&self, partition: i32) -> Option<i64> {
         Some(self.partition(partition)?.log_end)
     }
 
-    /// The transactions that are open, in the order of partition (by value, see [`Keys`]) and first offset.
+    /// The open transactions, in the order of partition (by value, see [`Keys`]) and first offset.
     pub fn open(&self) -> impl Iterator<Item = OpenTransaction> + '_ {
         let mut slots: Vec<_> = (0..self.partitions.len()).filter(|&slot| self.partitions[slot].open > 0).collect();
         let number = |slot: usize| i64::from(self.partitions[slot].number);
@@ -206,22 +206,22 @@ impl TransactionIndex {
         })
     }
 
-    /// The aborted transactions of a partition in the order of their markers, those that were forgotten aside.
+    /// The aborted transactions of a partition in the order of their markers, without forgotten ones.
     pub fn aborted(&self, partition: i32) -> &[AbortedTransaction] {
         self.partition(partition).map_or(&[], |partition| &partition.aborted)
     }
 
-    /// How many transactions are open.
+    /// Number of open transactions.
     pub fn open_count(&self) -> usize {
         self.open.len()
     }
 
-    /// Whether it has seen no row.
+    /// Whether there were no rows yet.
     pub fn is_empty(&self) -> bool {
         self.partitions.is_empty()
     }
 
-    /// Bytes held.
+    /// Bytes of memory.
     pub fn memory_bytes(&self) -> usize {
         let of_partition = |partition: &Partition| {
             size_of::<Partition>()
@@ -235,8 +235,8 @@ impl TransactionIndex {
             + size_of::<TransactionIndex>()
     }
 
-    /// Follows rows in order. The batches are one input, cut anywhere; rows are counted from the first batch's first.
-    /// An error leaves the index as it was.
+    /// Follows rows in order. The batches are one input, divided in any way. Rows are counted from the first row of the
+    /// first batch. After an error the index is unchanged.
     pub fn apply(&mut self, batches: &[LogRows<'_>]) -> Result<Outcomes> {
         let rows = cut::check_lengths(batches)?;
         let mut outcomes = Vec::new();
@@ -256,8 +256,8 @@ impl TransactionIndex {
         Ok(call.result)
     }
 
-    /// Lets go of the aborted transactions of a partition whose markers lie below an offset, and says how many they
-    /// were: no reader from that offset on needs them.
+    /// Drops the aborted transactions of a partition whose markers are below an offset, and returns their number.
+    /// Readers from that offset on do not need them.
     pub fn forget_aborted(&mut self, partition: i32, below: i64) -> usize {
         let Some(&slot) = self.slots.get(&partition) else { return 0 };
         let aborted = &mut self.partitions[slot as usize].aborted;
@@ -312,7 +312,8 @@ impl TransactionIndex {
         call.fill(span, Outcome::Open);
     }
 
-    /// A marker: decides its producer's transaction, if one is open. More of them in a span find nothing to decide.
+    /// Applies a marker: decides its producer's transaction, if one is open. Further markers in the span have no
+    /// effect.
     fn decide(&mut self, batch: &LogRows<'_>, row: usize, span: usize, outcome: Outcome, call: &mut Call) {
         let (slot, pid, marker) = (call.spans[span].slot, batch.pid[row], batch.offset[row]);
         let Some(ongoing) = self.open.remove(&(slot, pid)) else { return };
@@ -338,8 +339,8 @@ impl TransactionIndex {
         }
     }
 
-    /// One transaction of the partition has been decided. What was decided goes from the front of the list, and from
-    /// its middle once it is the most of it: a few steps a transaction, however many are open.
+    /// Removes decided transactions from the list of a partition after one was decided: from the front, and from the
+    /// middle if they are the majority. This takes a few steps per transaction, however many are open.
     fn forget_decided(&mut self, slot: u32) {
         let Partition { begun, open: count, .. } = &mut self.partitions[slot as usize];
         let open = &mut self.open;
@@ -360,10 +361,10 @@ impl TransactionIndex {
     }
 }
 
-/// How much room is not worth giving back.
+/// Capacity that is too small to be freed.
 const SPARE: usize = 64;
 
-/// What a call has gathered so far.
+/// The results of a call so far.
 struct Call {
     spans: Vec<Span>,
     rows: usize,
@@ -371,7 +372,7 @@ struct Call {
 }
 
 impl Call {
-    /// The row after the last of a span.
+    /// The row after the last row of a span.
     #[inline]
     fn end(&self, span: usize) -> usize {
         self.spans.get(span + 1).map_or(self.rows, |next| next.start as usize)

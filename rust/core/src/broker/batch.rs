@@ -1,70 +1,70 @@
-//! Produce batches and markers as columns, and what must hold of each before any is judged.
+//! Produce batches and markers as columns, and their validation before any is judged.
 
 use super::NONE;
 use crate::{Column, Error, Result};
 use std::ops::Range;
 
-/// Rows that are looked at together before one is judged: their columns stay in the nearest cache.
+/// Number of rows that are validated together before one is judged. Their columns stay in the nearest cache.
 const BLOCK: usize = 512;
 
-/// What a batch is to the transactions of its partition.
+/// The kind of a batch, with respect to transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Control {
     /// Records of a producer.
     Data = 0,
-    /// The marker that ends a transaction, its records to be read.
+    /// The marker that commits a transaction.
     Commit = 1,
-    /// The same, its records not to be read.
+    /// The marker that aborts a transaction.
     Abort = 2,
-    /// A control batch whose record compaction took away: it changes nothing.
+    /// A control batch whose record was removed by compaction. It changes nothing.
     Empty = 3,
-    /// A record of the log's own, such as a change of leader: of no producer.
+    /// Another control record of the log, such as a change of leader. It has no producer.
     Other = 4,
 }
 
-/// Who appends a batch, which says how much of it is checked (kafka-rules 4.1, Kafka's `AppendOrigin`).
+/// The origin of a batch, which decides how much of it is checked (kafka-rules 4.1, Kafka's `AppendOrigin`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Origin {
     /// A producer: everything is checked.
     Client = 0,
-    /// A follower that copies its leader, or a log that is read again: nearly nothing is.
+    /// A follower that copies its leader, or a replayed log: nearly nothing is checked.
     Replica = 1,
     /// A coordinator: markers and offset commits; epochs are checked, sequences are not.
     Coordinator = 2,
 }
 
-/// The origin of each batch. A marker of a client is the coordinator's where all rows have one origin.
+/// The origin of each batch. If all rows have the origin of clients, markers have that of the coordinator.
 #[derive(Clone, Copy, Debug)]
 pub enum Origins<'a> {
-    /// The same for all.
+    /// The same origin for all rows.
     All(Origin),
-    /// The code of each row's [`Origin`]; [`ProduceBatches::NO_ORIGIN`] where it is not said.
+    /// The code of each row's [`Origin`]. [`ProduceBatches::NO_ORIGIN`]: not given.
     Each(&'a [u8], Origin),
 }
 
-/// The columns of some produce batches and markers, all of one length. `None`: there is no such column. What a row
-/// does not have is [`ProduceBatches::NO_INT`], or -1 where that says more.
+/// The columns of some produce batches and markers, all of equal length. `None`: there is no such column. A missing
+/// value is [`ProduceBatches::NO_INT`], or -1 for the columns that say so.
 #[derive(Clone, Copy, Debug)]
 pub struct ProduceBatches<'a> {
     /// -1 (not idempotent), or 0 and above.
     pub pid: &'a [i64],
-    /// 0 … 2^31-1; of batches that are not idempotent only where offsets are assigned.
+    /// 0 … 2^31-1. Batches that are not idempotent need it only if the table assigns offsets.
     pub partition: &'a [i32],
     /// 0 … 32767.
     pub epoch: &'a [i16],
-    /// The first sequence number; -1 where there is none (markers, offset commits).
+    /// The first sequence number; -1 if there is none (markers, offset commits).
     pub base_seq: &'a [i32],
-    /// The last one; where it is known it says how many sequence numbers there are.
+    /// The last sequence number. If known, it determines the number of sequence numbers.
     pub last_seq: Option<&'a [i32]>,
-    /// Else the number of records does.
+    /// The number of records, which is used if there is no last sequence number.
     pub count: Option<&'a [i32]>,
-    /// Of the first record; -1 where it is not known.
+    /// The offset of the first record; -1 if unknown.
     pub offset: Option<&'a [i64]>,
-    /// Of the last record; -1 where it is not known.
+    /// The offset of the last record; -1 if unknown.
     pub last_offset: Option<&'a [i64]>,
-    /// Of the newest record, in milliseconds; -1 where it is not known.
+    /// The timestamp of the newest record, in milliseconds; -1 if unknown.
     pub timestamp: Option<&'a [i64]>,
     /// 1: part of a transaction.
     pub transactional: Option<&'a [u8]>,
@@ -74,7 +74,7 @@ pub struct ProduceBatches<'a> {
     pub coordinator_epoch: Option<&'a [i32]>,
     /// Of markers; -1 where it is not known.
     pub transaction_version: Option<&'a [i8]>,
-    /// Who appends.
+    /// The origin of the batches.
     pub origin: Origins<'a>,
 }
 
@@ -90,10 +90,10 @@ pub(super) struct Row {
     pub(super) transaction_version: i8,
     pub(super) base_seq: i32,
     pub(super) last_seq: i32,
-    /// How far the last record lies behind the first, in offsets as in sequence numbers.
+    /// The distance from the first to the last record, in offsets and in sequence numbers.
     pub(super) delta: i32,
     pub(super) coordinator_epoch: i32,
-    /// Of the first record.
+    /// The offset of the first record.
     pub(super) offset: i64,
     pub(super) timestamp: i64,
 }
@@ -109,40 +109,40 @@ impl Row {
 }
 
 impl<'a> ProduceBatches<'a> {
-    /// Stands for what a row does not have.
+    /// Means that a row has no value.
     pub const NO_INT: i32 = i32::MIN;
-    /// Stands for an origin that a row does not say.
+    /// Means that a row has no origin.
     pub const NO_ORIGIN: u8 = u8::MAX;
 
-    /// How many there are.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.pid.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.pid.is_empty()
     }
 
-    /// Whether rows say more than one can judge without offsets, coordinators and transactions' beginnings.
+    /// Whether rows have data that cannot be judged without offsets, coordinators and the beginnings of transactions.
     pub(super) fn has_offsets(&self) -> bool {
         self.offset.is_some() || self.coordinator_epoch.is_some()
     }
 
-    /// Checks every row before the first is judged.
+    /// Validates every row before the first is judged.
     pub(super) fn validate(&self, needs_partitions: bool, assigns: bool) -> Result<()> {
         for from in (0..self.len()).step_by(BLOCK) {
             let rows = from..self.len().min(from + BLOCK);
-            if !(self.is_plainly_valid(rows.clone()) && (self.offset.is_some() || !assigns)) {
+            if !(self.is_valid_data(rows.clone()) && (self.offset.is_some() || !assigns)) {
                 rows.into_iter().try_for_each(|row| self.check(row, needs_partitions, assigns))?;
             }
         }
         Ok(())
     }
 
-    /// Whether these rows are data with all their numbers, as nearly all are. Column by column and without a branch:
-    /// looking at each row by itself takes 3 of 17 ns.
-    fn is_plainly_valid(&self, rows: Range<usize>) -> bool {
+    /// Whether these rows are data with all their numbers, as nearly all are. It checks column by column without a
+    /// branch. Checking each row separately takes 3 of 17 ns.
+    fn is_valid_data(&self, rows: Range<usize>) -> bool {
         fn none<T: Copy>(values: &[T], is_wrong: impl Fn(T) -> bool) -> bool {
             !values.iter().fold(false, |any, &value| any | is_wrong(value))
         }
@@ -205,7 +205,7 @@ impl<'a> ProduceBatches<'a> {
         }
     }
 
-    /// Where there is a last sequence number, or offsets in its place, compaction may have left fewer records, or none.
+    /// If there is a last sequence number, or offsets instead, compaction may have left fewer records or none.
     #[inline(always)]
     fn has_count(&self, row: usize, has_offset: bool) -> bool {
         let (offset, last_offset) = (self.offset(row), self.last_offset(row));
@@ -213,7 +213,7 @@ impl<'a> ProduceBatches<'a> {
         self.last_seq(row) >= 0 || self.count(row) >= 1 || has_offsets
     }
 
-    /// `moves_end`: the log's end is remembered, which lies one above the batch's last offset.
+    /// `moves_end`: the table stores the end of the log, which is one above the batch's last offset.
     #[inline(always)]
     fn has_fitting_offsets(&self, row: usize, is_data: bool, moves_end: bool) -> bool {
         let (offset, last_offset) = (self.offset(row), self.last_offset(row));
@@ -227,14 +227,14 @@ impl<'a> ProduceBatches<'a> {
         last_offset == NONE || last == last_offset
     }
 
-    /// The offset behind a batch that has one; `None` where 64 bits do not hold it.
+    /// The offset after a batch, if it has one. `None` if it exceeds 64 bits.
     #[inline(always)]
     fn end(&self, row: usize) -> Option<i64> {
         let more = if self.control(row) == Control::Data { self.delta(row) } else { 0 };
         self.offset(row).checked_add(i64::from(more) + 1)
     }
 
-    /// Of valid rows: how many take their offset from the log's end, and the greatest end that the others bring.
+    /// For valid rows: the number of rows whose offset is assigned, and the greatest end of the others.
     pub(super) fn ends(&self, assigns: bool) -> (usize, i64) {
         let brings_offset = |row: &usize| {
             let is_asked = !assigns || self.origin(*row, self.control(*row)) == Origin::Replica;
@@ -250,7 +250,7 @@ impl<'a> ProduceBatches<'a> {
         (self.len() - count, end)
     }
 
-    /// What is wrong with a row that is known to be wrong.
+    /// The error of a row that is known to be invalid.
     #[cold]
     fn explain(&self, row: usize, needs_partitions: bool, has_offset: bool) -> Error {
         let at = |column, text: String| problem(column, Some(row), text);
@@ -321,7 +321,7 @@ impl<'a> ProduceBatches<'a> {
         )
     }
 
-    /// A row that was found valid. `assigns`: what clients and coordinators say of offsets does not count.
+    /// A valid row. `assigns`: offsets from clients and coordinators are ignored.
     #[inline(always)]
     pub(super) fn row(&self, row: usize, assigns: bool) -> Row {
         let control = self.control(row);
@@ -399,8 +399,8 @@ impl<'a> ProduceBatches<'a> {
         self.last_offset.map_or(NONE, |values| values[row])
     }
 
-    /// How far the last record lies behind the first: by sequence numbers where there are some, by offsets where
-    /// there are those, by the number of records else.
+    /// The distance from the first to the last record: by sequence numbers if given, else by offsets if given, else by
+    /// the number of records.
     #[inline(always)]
     fn delta(&self, row: usize) -> i32 {
         let (base_seq, last_seq) = (self.base_seq[row], self.last_seq(row));
@@ -419,13 +419,13 @@ fn problem(column: Column, row: Option<usize>, text: impl Into<String>) -> Error
     Error::Batch { column, row, problem: text.into() }
 }
 
-/// A sequence number `more` behind another one: modulo 2^31, as `DefaultRecordBatch.incrementSequence`.
+/// The sequence number `more` after another: modulo 2^31, as `DefaultRecordBatch.incrementSequence`.
 #[inline]
 pub(super) fn add(seq: i32, more: i32) -> i32 {
     seq.wrapping_add(more) & i32::MAX
 }
 
-/// The one `less` before it.
+/// The sequence number `less` before another.
 #[inline]
 pub(super) fn subtract(seq: i32, less: i32) -> i32 {
     seq.wrapping_sub(less) & i32::MAX

@@ -8,46 +8,46 @@ use crate::Verdict;
 /// A batch of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowBatch {
-    /// Its last sequence number; -1 of a batch that has none.
+    /// Its last sequence number; -1 if it has none.
     pub last_seq: i32,
-    /// How far its first sequence number, and its first offset, lie before the last.
+    /// The distance from its first to its last sequence number and offset.
     pub offset_delta: i32,
-    /// The offset of its last record; -1 where offsets are not known.
+    /// The offset of its last record; -1 if unknown.
     pub last_offset: i64,
 }
 
 impl WindowBatch {
-    /// Its first sequence number; -1 of a batch that has none.
+    /// Its first sequence number; -1 if it has none.
     pub fn first_seq(&self) -> i32 {
         if self.last_seq < 0 { -1 } else { subtract(self.last_seq, self.offset_delta) }
     }
 
-    /// The offset of its first record; -1 where offsets are not known.
+    /// The offset of its first record; -1 if unknown.
     pub fn first_offset(&self) -> i64 {
         if self.last_offset < 0 { NONE } else { self.last_offset - i64::from(self.offset_delta) }
     }
 }
 
-/// What is remembered of a producer in a partition.
+/// The state of a producer in a partition.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Producer {
     pub(super) epoch: i16,
     /// -1: none.
     pub(super) coordinator_epoch: i32,
-    /// Of the last batch or marker, in milliseconds; -1: none.
+    /// The timestamp of the last batch or marker, in milliseconds; -1: none.
     pub(super) last_timestamp: i64,
     pub(super) is_open: bool,
-    /// Of the open transaction; -1: not known, or none open.
+    /// The first offset of the open transaction; -1: unknown, or none open.
     pub(super) open_from: i64,
-    /// Oldest first. Empty after a marker that raised the epoch, which is not the same as "unknown".
+    /// Oldest first. Empty after a marker that raised the epoch; this is different from an unknown producer.
     pub(super) window: Vec<WindowBatch>,
 }
 
-/// What becomes of a row.
+/// The judgement of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Judgement {
     Accepted,
-    /// With the first offset that was answered when it was accepted; -1: not known.
+    /// With the first offset of the original; -1: unknown.
     Duplicate(i64),
     /// With the only sequence number that would be accepted.
     OutOfOrder(i32),
@@ -58,13 +58,13 @@ pub(super) enum Judgement {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     pub(super) window: usize,
-    /// An unknown producer begins at 0.
+    /// Whether an unknown producer must begin at 0.
     begins_at_zero: bool,
-    /// It does so in a partition that never held a record.
+    /// Whether it must do so in a partition that never had a record.
     pub(super) begins_at_zero_in_new_partitions: bool,
-    /// A marker of the second transaction protocol that ends a transaction raises the epoch.
+    /// Whether a marker of the second transaction protocol that ends a transaction raises the epoch.
     markers_raise_epoch: bool,
-    /// But for the last epoch, which nothing can raise.
+    /// Whether this includes the last epoch, which cannot be raised.
     last_epoch_is_raised: bool,
 }
 
@@ -80,7 +80,7 @@ impl Rules {
         }
     }
 
-    /// Judges a row against what is known of its producer. `is_new_partition`: it never held a record.
+    /// Judges a row against the state of its producer. `is_new_partition`: the partition never had a record.
     pub(super) fn judge(&self, known: Option<&Producer>, row: &Row, is_new_partition: bool) -> Judgement {
         match row.control {
             Control::Data => self.judge_data(known, row, is_new_partition),
@@ -89,7 +89,7 @@ impl Rules {
         }
     }
 
-    /// Duplicate, epoch, sequence, transaction: in this order.
+    /// Judges data. The order of checks is: duplicate, epoch, sequence, transaction.
     fn judge_data(&self, known: Option<&Producer>, row: &Row, is_new_partition: bool) -> Judgement {
         let Some(known) = known else {
             let needs_zero = self.begins_at_zero || (self.begins_at_zero_in_new_partitions && is_new_partition);
@@ -115,12 +115,12 @@ impl Rules {
         if is_plain_within { Judgement::Refused(Verdict::InvalidTxnState) } else { Judgement::Accepted }
     }
 
-    /// Epoch, then the coordinator's epoch; both but logged where a log is replayed.
+    /// Judges a marker: first the epoch, then the coordinator's epoch. In a replayed log, both are only logged.
     fn judge_marker(&self, known: Option<&Producer>, row: &Row) -> Judgement {
         let Some(known) = known.filter(|_| row.origin != Origin::Replica) else { return Judgement::Accepted };
         let must_raise = self.markers_raise_epoch
             && row.transaction_version >= 2
-            // Nothing is open: a retry.
+            // No transaction is open: a retry.
             && known.is_open
             && (self.last_epoch_is_raised || row.epoch < i16::MAX);
         if row.epoch < known.epoch || (must_raise && row.epoch == known.epoch) {
@@ -132,14 +132,14 @@ impl Rules {
 }
 
 impl WindowBatch {
-    /// Whether the row is this batch again: both ends must match.
+    /// Whether the row repeats this batch: both ends must match.
     fn is(&self, row: &Row) -> bool {
         self.last_seq == row.last_seq && self.offset_delta == row.delta && row.base_seq >= 0
     }
 }
 
 impl Producer {
-    /// Of which nothing is known yet.
+    /// A producer without a known state.
     pub(super) fn unknown(epoch: i16) -> Producer {
         Producer {
             epoch,
@@ -151,19 +151,19 @@ impl Producer {
         }
     }
 
-    /// Becomes the same as another one, in the memory that it has.
+    /// Copies another producer, and reuses the allocated memory.
     pub(super) fn copy_from(&mut self, other: &Producer) {
         let mut window = std::mem::take(&mut self.window);
         window.clone_from(&other.window);
         *self = Producer { window, ..*other };
     }
 
-    /// The only sequence number that its epoch goes on with.
+    /// The next sequence number of its epoch.
     fn next_seq(&self) -> i32 {
         self.window.last().map_or(0, |batch| if batch.last_seq < 0 { 0 } else { add(batch.last_seq, 1) })
     }
 
-    /// Takes over a row that was accepted.
+    /// Applies an accepted row.
     pub(super) fn take(&mut self, row: &Row, window: usize) {
         if matches!(row.control, Control::Empty | Control::Other) {
             return;
@@ -190,7 +190,7 @@ impl Producer {
         }
     }
 
-    /// Whether it goes for having been idle.
+    /// Whether it is dropped because it was idle.
     pub(super) fn is_expired(&self, now_ms: i64, max_idle_ms: i64) -> bool {
         !self.is_open && now_ms.saturating_sub(self.last_timestamp) >= max_idle_ms
     }

@@ -1,36 +1,37 @@
-//! How producers lie in memory: one a line, what was asked for beside it.
+//! The memory layout of producers: one per line, with optional data beside it.
 //!
 //! ```text
-//! BatchLine, 30 bytes                 beside it, where rows have them
+//! BatchLine, 30 bytes                 beside it, if rows have them
 //!   pid       8                         times    6   last timestamp, 48 bits
 //!   partition 4
 //!   last_seq  4   of the newest batch   offsets 44   last timestamp 8, coordinator epoch 4, open from 8,
-//!   deltas  5 × 2, newest apart                      last offset 8, how far back those before it lie 4 × 4
+//!   deltas  5 × 2, newest separate                   last offset 8, distances to earlier ones 4 × 4
 //!   epoch     2
 //!   marks     2
 //! ```
 //!
-//! The batches of a window follow each other: a leader accepts nothing else. So one sequence number and five
-//! lengths say all of them. What does not fit (longer batches, gaps that a replayed log shows, offset commits
-//! without sequences, windows of more than five) is in the overflow, and the line has its number.
+//! The batches of a window have consecutive sequence numbers, because a leader accepts no others. One sequence number
+//! and five lengths therefore describe all of them. Other producers are in the overflow, and the line has their number:
+//! those with longer batches, gaps from a replayed log, offset commits without sequences, or windows of more than five
+//! batches.
 
 use super::batch::{Origin, Row, add, subtract};
 use super::judge::{Producer, WindowBatch};
 use super::{Control, NONE};
 use crate::lines::{EntryKey, Line, LineKey};
 
-/// Batches of a window that a line holds.
+/// Maximum number of batches of a window in a line.
 const INLINE: usize = 5;
 
 /// One producer of one partition.
 #[derive(Clone, Copy)]
 #[repr(C, packed(2))]
-pub(super) struct BatchLine<B: Beside> {
+pub(super) struct BatchLine<B: SideData> {
     pid: i64,
     group: u32,
-    /// Of the newest batch; the number of an entry in the overflow.
+    /// The last sequence number of the newest batch, or the number of an entry in the overflow.
     last_seq: i32,
-    /// Of the four batches before the newest, the nearest lowest.
+    /// The deltas of the four batches before the newest, the nearest in the lowest bits.
     older_deltas: u64,
     newest_delta: u16,
     epoch: i16,
@@ -44,21 +45,21 @@ const TAKEN: u16 = 1 << 3;
 const OPEN: u16 = 1 << 4;
 const OVERFLOW: u16 = 1 << 5;
 
-/// What is kept beside a line's numbers.
-pub(super) trait Beside: Copy + Sync {
+/// Optional data beside a line.
+pub(super) trait SideData: Copy + Sync {
     const NOTHING: Self;
 
-    /// Notes a batch that follows the newest; false, and nothing changed, where it does not fit.
+    /// Adds a batch after the newest one. Returns false and changes nothing if it does not fit.
     fn push(&mut self, row: &Row) -> bool;
 
-    /// Completes a producer whose window has its sequence numbers.
+    /// Completes a producer whose window already has its sequence numbers.
     fn read(&self, producer: &mut Producer);
 
-    /// Stores what `read` gives back; false where that is not all of it.
+    /// Stores a producer for `read`. Returns false if some of its data does not fit.
     fn write(&mut self, producer: &Producer) -> bool;
 }
 
-impl Beside for () {
+impl SideData for () {
     const NOTHING: () = ();
 
     #[inline(always)]
@@ -75,7 +76,7 @@ impl Beside for () {
     }
 }
 
-/// The last timestamp in 48 bits, all set where there is none.
+/// The last timestamp in 48 bits, all of them set if there is none.
 #[derive(Clone, Copy)]
 #[repr(C, packed(2))]
 pub(super) struct Times {
@@ -91,7 +92,7 @@ impl Times {
         is_within.then_some(Times { low: timestamp as u32, high: (timestamp >> 32) as u16 })
     }
 
-    /// Whether there is nothing but a timestamp to be kept beside a line.
+    /// Whether a producer has no optional data except a timestamp.
     fn holds(producer: &Producer) -> bool {
         producer.coordinator_epoch == -1
             && producer.open_from == NONE
@@ -99,7 +100,7 @@ impl Times {
     }
 }
 
-impl Beside for Times {
+impl SideData for Times {
     const NOTHING: Times = Times { low: u32::MAX, high: u16::MAX };
 
     #[inline(always)]
@@ -122,20 +123,20 @@ impl Beside for Times {
     }
 }
 
-/// Everything that a broker's own snapshot has, and the offsets of the whole window.
+/// All data of a broker's own snapshot, and the offsets of the whole window.
 #[derive(Clone, Copy)]
 #[repr(C, packed(2))]
 pub(super) struct Offsets {
     last_timestamp: i64,
     coordinator_epoch: i32,
     open_from: i64,
-    /// Of the newest batch; -1 where no batch has one.
+    /// The offset of the newest batch; -1 if no batch has one.
     last_offset: i64,
-    /// How far the last offset of each batch lies behind that of the one before it, the newest lowest.
+    /// The distance of each batch's last offset from that of the batch before it, the newest in the lowest bits.
     steps: u128,
 }
 
-impl Beside for Offsets {
+impl SideData for Offsets {
     const NOTHING: Offsets =
         Offsets { last_timestamp: -1, coordinator_epoch: -1, open_from: NONE, last_offset: NONE, steps: 0 };
 
@@ -184,27 +185,27 @@ impl Beside for Offsets {
     }
 }
 
-impl<B: Beside> BatchLine<B> {
-    /// How many batches the window has, where it lies here.
+impl<B: SideData> BatchLine<B> {
+    /// Number of batches of the window, if it is in the line.
     #[inline]
     fn batches(&self) -> usize {
         usize::from(self.marks & BATCHES)
     }
 
-    /// The number of the entry that is in the overflow.
+    /// The number of the entry, if it is in the overflow.
     pub(super) fn in_overflow(&self) -> Option<u32> {
         (self.marks & OVERFLOW != 0).then_some(self.last_seq as u32)
     }
 
-    /// Says that the entry is in the overflow.
+    /// Marks the entry as in the overflow.
     pub(super) fn put_in_overflow(&mut self, number: u32) {
         (self.marks, self.last_seq) = (TAKEN | OVERFLOW, number as i32);
     }
 
-    /// Takes over a batch that plainly goes on where the window ends, as nearly all do: in sequence, in the
-    /// producer's epoch, with no transaction begun or ended. False, and nothing changed, for all others.
+    /// Applies a batch that simply continues the window, as nearly all do: in sequence, in the producer's epoch,
+    /// without a begin or end of a transaction. Returns false and changes nothing for all others.
     #[inline(always)]
-    pub(super) fn goes_on(&mut self, row: &Row, window: usize) -> bool {
+    pub(super) fn try_append(&mut self, row: &Row, window: usize) -> bool {
         let Self { last_seq, epoch, marks, .. } = *self;
         let is_open = marks & OPEN != 0;
         let is_plain = marks & (TAKEN | OVERFLOW) == TAKEN
@@ -227,7 +228,7 @@ impl<B: Beside> BatchLine<B> {
         true
     }
 
-    /// What is in the line itself.
+    /// Reads the data in the line itself.
     pub(super) fn read_to(&self, producer: &mut Producer) {
         let Self { epoch, marks, last_seq, newest_delta, older_deltas, beside, .. } = *self;
         *producer = Producer { window: std::mem::take(&mut producer.window), ..Producer::unknown(epoch) };
@@ -245,7 +246,7 @@ impl<B: Beside> BatchLine<B> {
         beside.read(producer);
     }
 
-    /// Stores a producer; false, and nothing changed, where it does not fit.
+    /// Stores a producer. Returns false and changes nothing if it does not fit.
     pub(super) fn write_from(&mut self, producer: &Producer) -> bool {
         let window = &producer.window[..];
         let follow = |pair: &[WindowBatch]| pair[1].first_seq() == add(pair[0].last_seq, 1) && pair[0].last_seq >= 0;
@@ -266,7 +267,7 @@ impl<B: Beside> BatchLine<B> {
     }
 }
 
-impl<B: Beside> Line for BatchLine<B> {
+impl<B: SideData> Line for BatchLine<B> {
     const SLOTS: usize = 1;
     type Slot = Self;
     type OtherLayout = Self;
@@ -334,7 +335,7 @@ mod tests {
     use super::super::judge::{Judgement, Rules};
     use super::*;
 
-    /// Numbers that look random: xorshift.
+    /// Pseudo-random numbers: xorshift.
     struct Numbers(u64);
 
     impl Numbers {
@@ -376,8 +377,8 @@ mod tests {
         }
     }
 
-    /// Whatever a line takes in it gives back, and what it judges plainly the rules judge so too.
-    fn check<B: Beside>(with_offsets: bool) -> [usize; 2] {
+    /// A line returns what it stored, and its simple judgements equal those of the rules.
+    fn check<B: SideData>(with_offsets: bool) -> [usize; 2] {
         let rules = Rules::new(&BrokerOptions::default());
         let (mut numbers, mut went_on, mut refused) = (Numbers(11), 0, 0);
         for _ in 0..300 {
@@ -389,9 +390,9 @@ mod tests {
                     (row.offset, row.coordinator_epoch) = (NONE, -1);
                 }
                 let judgement = rules.judge(Some(&producer).filter(|_| step > 0), &row, false);
-                let goes_on = line.goes_on(&row, 5);
-                assert!(!goes_on || judgement == Judgement::Accepted);
-                went_on += usize::from(goes_on);
+                let appended = line.try_append(&row, 5);
+                assert!(!appended || judgement == Judgement::Accepted);
+                went_on += usize::from(appended);
                 if judgement != Judgement::Accepted {
                     continue;
                 }
@@ -399,7 +400,7 @@ mod tests {
                     producer = Producer::unknown(row.epoch);
                 }
                 producer.take(&row, 5);
-                if !goes_on && !line.write_from(&producer) {
+                if !appended && !line.write_from(&producer) {
                     refused += 1;
                     line.put_in_overflow(17);
                     assert_eq!(line.in_overflow(), Some(17));

@@ -1,8 +1,8 @@
-//! Producers by key: in lines that hold what was asked for, or in the overflow.
+//! Producers by key: in lines with the optional data that rows need, or in the overflow.
 
 use super::batch::{Control, Origin, ProduceBatches, Row};
 use super::judge::{Judgement, Producer, Rules};
-use super::line::{BatchLine, Beside, Offsets, Times};
+use super::line::{BatchLine, Offsets, SideData, Times};
 use super::{CHUNK, Call, NONE};
 use crate::lines::{EntryKey, Line, Lines, Searches};
 use crate::prefetch::STEP;
@@ -10,7 +10,7 @@ use crate::slab::Slab;
 use crate::{Result, Verdict};
 use rustc_hash::FxHashMap;
 
-/// What lines hold beside sequence numbers.
+/// The optional data of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Bare,
@@ -19,7 +19,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// What these batches ask for.
+    /// The data that these batches need.
     pub(super) fn of(batches: &ProduceBatches<'_>) -> Kind {
         match (batches.has_offsets(), batches.timestamp) {
             (true, _) => Kind::Offsets,
@@ -36,7 +36,7 @@ pub(super) enum Shelves {
     Offsets(Shelf<Offsets>),
 }
 
-/// Does one thing to the shelf, whatever its kind.
+/// Runs an expression for the shelf, whatever its kind.
 macro_rules! with_shelf {
     ($shelves:expr, $shelf:ident => $do:expr) => {
         match $shelves {
@@ -61,7 +61,7 @@ impl Shelves {
         }
     }
 
-    /// Moves everything to lines that hold more, once a table is asked for it.
+    /// Moves all producers to lines with more data when a table first needs it.
     pub(super) fn widen(&mut self, kind: Kind) -> Result<()> {
         if kind > self.kind() {
             *self = with_shelf!(&*self, shelf => match kind {
@@ -74,18 +74,18 @@ impl Shelves {
     }
 }
 
-/// A hash table of lines and what did not fit in them.
-pub(super) struct Shelf<B: Beside> {
+/// A hash table of lines, and the overflow for producers that do not fit into one.
+pub(super) struct Shelf<B: SideData> {
     lines: Lines<BatchLine<B>>,
     overflow: Slab<Producer>,
     producers: usize,
-    /// The one that is being judged: kept, for its window's memory.
-    at_hand: Producer,
+    /// The producer that is being judged. It is reused, to keep the memory of its window.
+    scratch: Producer,
 }
 
-impl<B: Beside> Shelf<B> {
+impl<B: SideData> Shelf<B> {
     fn new() -> Shelf<B> {
-        Shelf { lines: Lines::new(None), overflow: Slab::default(), producers: 0, at_hand: Producer::default() }
+        Shelf { lines: Lines::new(None), overflow: Slab::default(), producers: 0, scratch: Producer::default() }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -101,13 +101,13 @@ impl<B: Beside> Shelf<B> {
         self.lines.for_each(|key, _| visit(key.pid, key.partition));
     }
 
-    /// What is known of a producer; false where nothing is.
+    /// Reads the state of a producer. Returns false if it is unknown.
     pub(super) fn read(&self, pid: i64, partition: i32, producer: &mut Producer) -> bool {
         let Some(place) = self.lines.find(EntryKey::newest(pid, partition)) else { return false };
         read_line(&self.lines.read(place), &self.overflow, producer)
     }
 
-    /// Stores a producer, in the place of what was known of it.
+    /// Stores a producer, and replaces its old state.
     pub(super) fn put(&mut self, pid: i64, partition: i32, producer: &Producer) -> Result<()> {
         self.lines.reserve(1)?;
         let line = self.lines.add(EntryKey::newest(pid, partition));
@@ -116,7 +116,7 @@ impl<B: Beside> Shelf<B> {
         Ok(())
     }
 
-    fn copied<C: Beside>(&self) -> Result<Shelf<C>> {
+    fn copied<C: SideData>(&self) -> Result<Shelf<C>> {
         let mut copy = Shelf::new();
         let (mut producer, mut enough) = (Producer::default(), Ok(()));
         self.lines.for_each(|key, line| {
@@ -127,7 +127,7 @@ impl<B: Beside> Shelf<B> {
         enough.map(|()| copy)
     }
 
-    /// Keeps the producers that `keep` wants, as it leaves them. Gives how many went.
+    /// Keeps the producers for which `keep` returns true, with its changes. Returns the number of dropped producers.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut Producer) -> bool) -> usize {
         let (before, mut producer, mut places) = (self.producers, Producer::default(), Vec::new());
         for segment in 0..self.lines.segments() {
@@ -150,7 +150,7 @@ impl<B: Beside> Shelf<B> {
         before - self.producers
     }
 
-    /// Judges batches in three passes over each chunk: hash and ask for the tags; find and ask for the line; judge.
+    /// Judges batches in three passes over each chunk: hash and prefetch the tags; find and prefetch the lines; judge.
     pub(super) fn judge(
         &mut self,
         batches: &ProduceBatches<'_>,
@@ -164,7 +164,7 @@ impl<B: Beside> Shelf<B> {
             let rows = (batches.len() - from).min(CHUNK);
             self.lines.reserve_midway(CHUNK, 0)?;
             let (pids, partitions) = (&batches.pid[from..][..rows], &batches.partition[from..][..rows]);
-            // Producers often write many batches on end: one search does for all of them.
+            // Producers often write many batches in a row: one search is enough for all of them.
             let is_one = pids.iter().all(|pid| *pid == pids[0]) && partitions.iter().all(|it| *it == partitions[0]);
             let (searched, step) = if is_one { (1, 0) } else { (rows, 1) };
             let searches = &mut searches[..searched.div_ceil(STEP)];
@@ -189,7 +189,7 @@ impl<B: Beside> Shelf<B> {
         Ok(())
     }
 
-    /// Judges a row of a log whose end is known, and moves the end.
+    /// Judges a row of a log with a known end, and moves the end.
     fn judge_in_log(
         &mut self,
         mut row: Row,
@@ -203,7 +203,7 @@ impl<B: Beside> Shelf<B> {
         if assigns && row.origin != Origin::Replica {
             row.offset = end;
         }
-        // An offset says that there were records below it, whoever has seen them.
+        // An offset above 0 shows that there were earlier records, seen or not.
         let is_new_partition = end == 0 && row.offset <= 0;
         if self.judge_row(&row, search, rules, is_new_partition, call) {
             let records = if row.control == Control::Data { i64::from(row.delta) + 1 } else { 1 };
@@ -212,7 +212,7 @@ impl<B: Beside> Shelf<B> {
         }
     }
 
-    /// Whether the row was accepted or not judged, and so stands in the log.
+    /// Judges a row. Returns whether it was accepted or not judged, and so is in the log.
     #[inline(always)]
     fn judge_row(
         &mut self,
@@ -227,7 +227,7 @@ impl<B: Beside> Shelf<B> {
             return true;
         }
         if let Some(line) = self.lines.find_searched(search.0, search.1, (row.pid, row.partition))
-            && line.goes_on(row, rules.window)
+            && line.try_append(row, rules.window)
         {
             call.accept(row.offset);
             return true;
@@ -235,12 +235,12 @@ impl<B: Beside> Shelf<B> {
         self.judge_unclear(row, rules, is_new, call)
     }
 
-    /// What the line alone does not say.
+    /// Judges a row that the line alone cannot decide.
     #[cold]
     #[inline(never)]
     fn judge_unclear(&mut self, row: &Row, rules: &Rules, is_new: bool, call: &mut Call) -> bool {
         let key = EntryKey::newest(row.pid, row.partition);
-        let mut producer = std::mem::take(&mut self.at_hand);
+        let mut producer = std::mem::take(&mut self.scratch);
         let is_known = self.read(row.pid, row.partition, &mut producer);
         let judgement = rules.judge(is_known.then_some(&producer), row, is_new);
         call.note_judgement(judgement, row.offset);
@@ -253,13 +253,13 @@ impl<B: Beside> Shelf<B> {
             producer.take(row, rules.window);
             write_line(self.lines.add(key), &mut self.overflow, &producer);
         }
-        self.at_hand = producer;
+        self.scratch = producer;
         judgement == Judgement::Accepted
     }
 }
 
-/// What a line says of a producer; false where it is empty.
-fn read_line<B: Beside>(line: &BatchLine<B>, overflow: &Slab<Producer>, producer: &mut Producer) -> bool {
+/// Reads a producer from its line. Returns false if the line is empty.
+fn read_line<B: SideData>(line: &BatchLine<B>, overflow: &Slab<Producer>, producer: &mut Producer) -> bool {
     match line.in_overflow() {
         Some(number) => producer.copy_from(overflow.get(number)),
         None => line.read_to(producer),
@@ -267,8 +267,8 @@ fn read_line<B: Beside>(line: &BatchLine<B>, overflow: &Slab<Producer>, producer
     !line.is_empty()
 }
 
-/// Stores a producer in its line if it fits, else in the overflow.
-fn write_line<B: Beside>(line: &mut BatchLine<B>, overflow: &mut Slab<Producer>, producer: &Producer) {
+/// Stores a producer in its line if it fits, otherwise in the overflow.
+fn write_line<B: SideData>(line: &mut BatchLine<B>, overflow: &mut Slab<Producer>, producer: &Producer) {
     let number = line.in_overflow();
     if line.write_from(producer) {
         number.into_iter().for_each(|number| overflow.free(number));

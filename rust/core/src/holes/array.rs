@@ -3,15 +3,15 @@
 use super::Interval;
 use crate::prefetch::prefetch;
 
-/// An element of an array: a range, with what is kept beside it.
+/// An element of an array: a range and its additional data.
 pub(super) trait Item: Copy {
     fn first(&self) -> i64;
     fn last(&self) -> i64;
-    /// The same with other ends.
+    /// The same element with other ends.
     fn between(&self, first: i64, last: i64) -> Self;
 }
 
-/// A range of which the block knows the timestamp: 16 bytes.
+/// A range whose timestamp is stored in the block: 16 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plain {
     pub(super) first: i64,
@@ -46,13 +46,13 @@ impl Item for Interval {
     }
 }
 
-/// Shorter arrays are searched by halves.
+/// Shorter arrays are searched by bisection.
 const GUESSED_MIN: usize = 16;
 
-/// The number of the first item that does not end below a position.
+/// The index of the first item that does not end below a position.
 ///
-/// Items are mostly spread evenly, so the search begins where the position would lie then: halving an array of 64 reads
-/// six cache lines one after the other, of which nobody knows beforehand which they are.
+/// Items are mostly spread evenly, so the search begins at the interpolated place. Bisecting an array of 64 items would
+/// read six cache lines one after the other, whose addresses are not known in advance.
 pub(super) fn find<T: Item>(items: &[T], position: i64) -> usize {
     let is_below = |item: &T| item.last() < position;
     let within = |from: usize, to: usize| from + items[from..to].partition_point(is_below);
@@ -77,15 +77,15 @@ pub(super) fn find<T: Item>(items: &[T], position: i64) -> usize {
     }
 }
 
-/// Where a position lies among so many items if they are spread evenly.
+/// The interpolated place of a position among items that are spread evenly.
 #[inline(always)]
 fn guess(items: usize, (first, last): (i64, i64), position: i64) -> usize {
     let share = position.saturating_sub(first) as f64 / last.saturating_sub(first) as f64;
     ((share * items as f64) as usize).min(items - 1)
 }
 
-/// Prefetches the items that a search for a position, or an addition at the end, reads first. `ends`: about those of all
-/// items.
+/// Prefetches the items that a search for a position, or an addition at the end, reads first. `ends`: the approximate
+/// ends of all items.
 #[inline(always)]
 pub(super) fn prefetch_item<T: Item>(items: &[T], ends: (i64, i64), position: i64) {
     prefetch(items.as_ptr_range().end.wrapping_sub(1));
@@ -99,28 +99,28 @@ pub(super) fn prefetch_item<T: Item>(items: &[T], ends: (i64, i64), position: i6
     }
 }
 
-/// Whether a position lies in an item.
+/// Whether a position is in an item.
 pub(super) fn has<T: Item>(items: &[T], position: i64) -> bool {
     items.get(find(items, position)).is_some_and(|item| item.first() <= position)
 }
 
-/// Whether a position lies above all items and does not continue the last.
+/// Whether a position is above all items and does not continue the last one.
 pub(super) fn ends_apart_from<T: Item>(items: &[T], position: i64) -> bool {
     items.last().is_some_and(|item| item.last() < position && item.last() + 1 < position)
 }
 
-/// Adds an item above all.
+/// Adds an item above all others.
 pub(super) fn push<T: Item>(items: &mut Vec<T>, item: T) {
     insert_at(items, items.len(), item);
 }
 
-/// Adds an item that overlaps none.
+/// Adds an item that does not overlap others.
 pub(super) fn insert<T: Item>(items: &mut Vec<T>, item: T) {
     let index = find(items, item.first());
     insert_at(items, index, item);
 }
 
-/// Takes out the lowest piece that lies in `first..=last`.
+/// Removes the lowest part that is in `first..=last`.
 #[inline]
 pub(super) fn take<T: Item>(items: &mut Vec<T>, first: i64, last: i64) -> Option<(i64, i64)> {
     let index = find(items, first);
@@ -139,7 +139,7 @@ pub(super) fn take<T: Item>(items: &mut Vec<T>, first: i64, last: i64) -> Option
     Some(piece)
 }
 
-/// Arrays have room for a power of two from one item on: the smallest vector would have four.
+/// Inserts an item. Capacities are powers of two from one item on; a vector would begin with four.
 fn insert_at<T>(items: &mut Vec<T>, index: usize, item: T) {
     if items.len() == items.capacity() {
         items.reserve_exact((items.len() + 1).next_power_of_two() - items.len());
@@ -147,8 +147,8 @@ fn insert_at<T>(items: &mut Vec<T>, index: usize, item: T) {
     items.insert(index, item);
 }
 
-/// What is three quarters empty gives half of it back, but for a few items that would soon be asked for
-/// again.
+/// Removes an item. An array that is three quarters empty shrinks to half, except for a few items that would soon be
+/// needed again.
 fn remove_at<T>(items: &mut Vec<T>, index: usize) {
     items.remove(index);
     if items.capacity() > 8 && items.len() * 4 <= items.capacity() {

@@ -1,20 +1,20 @@
-//! Positions in a bitmap: bit 0 stands for the block's base, ranges are runs of ones.
+//! Positions in a bitmap. Bit 0 is the block's base, and a range is a run of ones.
 
 use crate::prefetch::prefetch;
 
 pub(super) const WORD_BITS: usize = u64::BITS as usize;
 
-/// Ends in offsets from the base, both included.
+/// Ends of a run as offsets from the base, both included.
 pub(super) type Offsets = (usize, usize);
 
 #[derive(Clone, Debug)]
 pub(super) struct Bits {
     words: Words,
-    /// Runs of ones.
+    /// Number of runs of ones.
     runs: u32,
 }
 
-/// So few words lie within the block.
+/// Maximum number of words that are stored in the block itself.
 pub(super) const FEW: usize = 5;
 
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ impl Bits {
         Bits { words, runs: 0 }
     }
 
-    /// Whether its words lie within the block.
+    /// Whether the words are stored in the block itself.
     #[inline]
     pub(super) fn is_few(&self) -> bool {
         matches!(self.words, Words::Few(_))
@@ -57,7 +57,7 @@ impl Bits {
         self.runs as usize
     }
 
-    /// How many words are in use.
+    /// Number of used words.
     #[inline]
     pub(super) fn words(&self) -> usize {
         match &self.words {
@@ -80,7 +80,7 @@ impl Bits {
         }
     }
 
-    /// Bytes held beyond the struct itself.
+    /// Bytes of memory outside the struct.
     pub(super) fn memory_bytes(&self) -> usize {
         match &self.words {
             Words::Few(_) => 0,
@@ -88,31 +88,31 @@ impl Bits {
         }
     }
 
-    /// The run that an offset lies in.
+    /// The run that contains an offset.
     pub(super) fn run_at(&self, offset: usize) -> Option<Offsets> {
         self.has(offset).then(|| (self.run_first(offset), self.run_last(offset)))
     }
 
-    /// The first run that begins at an offset or above.
+    /// The first run that begins at or above an offset.
     pub(super) fn run_from(&self, offset: usize) -> Option<Offsets> {
         let first = self.next(offset, 0)?;
         Some((first, self.run_last(first)))
     }
 
-    /// The highest one.
+    /// The highest set bit.
     pub(super) fn highest(&self) -> Option<usize> {
         let (number, word) = self.words.all().iter().enumerate().rfind(|&(_, &word)| word != 0)?;
         Some(number * WORD_BITS + word.ilog2() as usize)
     }
 
-    /// Sets what is not set, and joins it to the runs that it touches.
+    /// Sets bits and joins them with adjacent runs.
     pub(super) fn set(&mut self, (first, last): Offsets) {
         let touched = u32::from(first > 0 && self.has(first - 1)) + u32::from(self.has(last + 1));
         self.runs = self.runs + 1 - touched;
         self.for_each_mask((first, last), |word, mask| *word |= mask);
     }
 
-    /// Sets what lies above all runs and touches none.
+    /// Sets bits that are above all runs and not adjacent to one.
     #[inline(always)]
     pub(super) fn append(&mut self, (first, last): Offsets) {
         debug_assert!(self.highest().is_none_or(|highest| highest + 1 < first));
@@ -120,7 +120,7 @@ impl Bits {
         self.for_each_mask((first, last), |word, mask| *word |= mask);
     }
 
-    /// Clears the lowest piece that lies in `first..=last`, and gives it.
+    /// Clears and returns the lowest part that is in `first..=last`.
     #[inline]
     pub(super) fn take(&mut self, (first, last): Offsets) -> Option<Offsets> {
         let piece_first = self.next_within(first, last, 0).filter(|&it| it <= last)?;
@@ -131,7 +131,7 @@ impl Bits {
         Some((piece_first, piece_last))
     }
 
-    /// Adds words of zeros below the base and above the end, with room for as many again up to `words_max`.
+    /// Adds words of zeros below the base and above the end, with capacity for as many again up to `words_max`.
     pub(super) fn grow(&mut self, below: usize, above: usize, words_max: usize) {
         let used = self.words();
         let count = used + below + above;
@@ -151,7 +151,7 @@ impl Bits {
         words.resize(count, 0);
     }
 
-    /// Drops the lowest words, which are zeros.
+    /// Removes the lowest words, which are zeros.
     pub(super) fn cut_below(&mut self, count: usize) {
         match &mut self.words {
             Words::Few(words) => words.rotate_left(count),
@@ -164,13 +164,13 @@ impl Bits {
         self.words.all().get(offset / WORD_BITS).is_some_and(|word| word >> (offset % WORD_BITS) & 1 == 1)
     }
 
-    /// The first one from an offset on, where `flip` is 0; the first zero, where it is all ones.
+    /// The first one from an offset on if `flip` is 0, or the first zero if `flip` is all ones.
     #[inline]
     fn next(&self, offset: usize, flip: u64) -> Option<usize> {
         self.next_within(offset, self.end() - 1, flip)
     }
 
-    /// The same up to the word of an offset.
+    /// Like `next`, up to the word of an offset.
     #[inline]
     fn next_within(&self, offset: usize, last: usize, flip: u64) -> Option<usize> {
         let from = offset / WORD_BITS;

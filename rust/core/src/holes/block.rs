@@ -1,27 +1,26 @@
-//! Ranges of one region, in the form that takes the fewest bytes.
+//! The ranges of one region, in the form that takes the fewest bytes.
 
 use super::Interval;
 use super::array::{self, Item, Plain};
 use super::bits::{Bits, FEW, Offsets, WORD_BITS};
 
-/// Ranges that follow each other in a [`Directory`](super::directory::Directory).
+/// Consecutive ranges in a [`Directory`](super::directory::Directory).
 ///
 /// ```text
-/// Plain   first last | first last | ...            one timestamp for all, 16 bytes a range
-/// Timed   first last timestamp | ...               24 bytes a range
-/// Bits    0000110101110000...                      one timestamp for all, 1 bit a position
+/// Plain   first last | first last | ...            one timestamp for all, 16 bytes per range
+/// Timed   first last timestamp | ...               24 bytes per range
+/// Bits    0000110101110000...                      one timestamp for all, 1 bit per position
 /// ```
 ///
-/// Few bits, of 320 positions, lie within the block: most entries need no memory beside their own, and no miss more.
-/// Holes that lie farther apart are an array. An array becomes bits where it is full and they take no more bytes, and
-/// bits become an array again where it takes less than half: between the two lies a factor, so that no row pays for
-/// both in turn.
+/// Up to 320 bits are stored in the block itself, so most entries need no other memory and no further cache miss. Holes
+/// that are farther apart are an array. A full array becomes bits if these take no more bytes. Bits become an array
+/// again if it takes less than half. The factor between the two prevents rows from converting back and forth.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
-    /// No range begins below, and the block below has none that ends at it or above. Bits count from
-    /// the key's word.
+    /// No range begins below the key, and no range of the previous block ends at it or above. Bits count from the key's
+    /// word.
     key: i64,
-    /// Of every range of `Plain` and `Bits`.
+    /// The timestamp of all ranges of `Plain` and `Bits`.
     timestamp: i64,
     body: Body,
 }
@@ -33,13 +32,13 @@ enum Body {
     Bits(Bits),
 }
 
-/// An array moves half of this for a range that comes or goes: 512 bytes.
+/// Maximum number of items. On average, an insertion or removal moves half of them: 512 bytes.
 const ITEMS_MAX: usize = 64;
 
-/// As many bytes as the fullest array.
+/// Maximum number of words: the bytes of a full array.
 const WORDS_MAX: usize = 128;
 
-/// An array of fewer has little to win.
+/// Arrays with fewer items are not converted, because this saves little.
 const PACKED_MIN: usize = 16;
 
 impl Block {
@@ -60,7 +59,7 @@ impl Block {
         self.key
     }
 
-    /// How many ranges there are.
+    /// Number of ranges.
     pub(super) fn len(&self) -> usize {
         match &self.body {
             Body::Plain(items) => items.len(),
@@ -69,7 +68,7 @@ impl Block {
         }
     }
 
-    /// Whether the next range would make an array grow, so that it may be better kept as bits.
+    /// Whether the next range would enlarge the array, so that bits may be better.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         match &self.body {
@@ -79,12 +78,12 @@ impl Block {
         }
     }
 
-    /// Whether it is to be split.
+    /// Whether the block must be split.
     pub(super) fn is_overfull(&self) -> bool {
         self.is_full() && self.len() > ITEMS_MAX
     }
 
-    /// Whether [`Block::absorb`] can take in a block that follows it or that it follows.
+    /// Whether [`Block::absorb`] can merge a neighbouring block into this one.
     pub(super) fn can_absorb(&self, other: &Block) -> bool {
         let (Body::Bits(_), Body::Bits(bits)) = (&self.body, &other.body) else { return false };
         let hull = other.hull().filter(|_| self.timestamp == other.timestamp);
@@ -100,7 +99,7 @@ impl Block {
         }
     }
 
-    /// Bytes held beyond the struct itself.
+    /// Bytes of memory outside the struct.
     pub(super) fn memory_bytes(&self) -> usize {
         match &self.body {
             Body::Plain(items) => items.capacity() * size_of::<Plain>(),
@@ -109,7 +108,7 @@ impl Block {
         }
     }
 
-    /// The range that a position lies in.
+    /// The range that contains a position.
     pub(super) fn containing(&self, position: i64) -> Option<Interval> {
         match &self.body {
             Body::Bits(bits) if position < self.base() => None,
@@ -118,7 +117,7 @@ impl Block {
         }
     }
 
-    /// Whether a position, not below the key, lies in a range.
+    /// Whether a position is in a range. It must not be below the key.
     #[inline]
     pub(super) fn has(&self, position: i64) -> bool {
         match &self.body {
@@ -128,7 +127,7 @@ impl Block {
         }
     }
 
-    /// Prefetches what a search for a position reads first. `last`: about where the ranges end.
+    /// Prefetches the memory that a search for a position reads first. `last`: the approximate end of the ranges.
     #[inline(always)]
     pub(super) fn prefetch(&self, position: i64, last: i64) {
         match &self.body {
@@ -138,7 +137,7 @@ impl Block {
         }
     }
 
-    /// Where [`Block::at`] gives the lowest range that does not end below a position.
+    /// The cursor at which [`Block::at`] returns the lowest range that does not end below a position.
     pub(super) fn cursor(&self, position: i64) -> usize {
         match &self.body {
             Body::Plain(items) => array::find(items, position),
@@ -151,7 +150,7 @@ impl Block {
         }
     }
 
-    /// The range at a cursor, and the cursor of the next.
+    /// The range at a cursor, and the next cursor.
     pub(super) fn at(&self, cursor: usize) -> Option<(Interval, usize)> {
         match &self.body {
             Body::Plain(items) => items.get(cursor).map(|item| (self.timed(item), cursor + 1)),
@@ -160,7 +159,7 @@ impl Block {
         }
     }
 
-    /// Takes out the lowest piece that lies in `first..=last`.
+    /// Removes the lowest part that is in `first..=last`.
     #[inline]
     pub(super) fn take(&mut self, first: i64, last: i64) -> Option<(i64, i64)> {
         match &mut self.body {
@@ -170,7 +169,7 @@ impl Block {
         }
     }
 
-    /// Takes out the ranges that were opened at the horizon or before, and gives their hull.
+    /// Removes the ranges that opened at or before the horizon, and returns their convex hull.
     pub(super) fn take_until(&mut self, horizon: i64) -> Option<(i64, i64)> {
         let Body::Timed(items) = &mut self.body else {
             let hull = (self.timestamp <= horizon).then(|| self.hull()).flatten()?;
@@ -185,7 +184,7 @@ impl Block {
         Some(hull)
     }
 
-    /// Adds a range above all others that touches none to bits that reach its end.
+    /// Adds a range above all others and adjacent to none, if the block has bits that reach its end.
     #[inline(always)]
     pub(super) fn append_in_bits(&mut self, range: Interval) -> bool {
         let offsets = (self.offset(range.first), self.offset(range.last));
@@ -197,15 +196,15 @@ impl Block {
         is_within
     }
 
-    /// Whether the ranges are bits, and a position lies in none.
+    /// Whether the ranges are bits and a position is in none of them.
     #[inline(always)]
     pub(super) fn is_apart_from_bits(&self, position: i64) -> bool {
         let Body::Bits(bits) = &self.body else { return false };
         position < self.key || !bits.has(self.offset(position))
     }
 
-    /// Adds a range that overlaps none, where it is at once clear what it continues. The neighbouring
-    /// blocks have nothing that touches it, unless it begins at the key.
+    /// Adds a range that overlaps none, if it is clear at once which range it continues. Ranges of neighbouring blocks
+    /// must not be adjacent to it, unless it begins at the key.
     #[inline]
     pub(super) fn push(&mut self, range: Interval) -> bool {
         match &mut self.body {
@@ -228,8 +227,8 @@ impl Block {
         }
     }
 
-    /// Adds a range that neither overlaps nor continues one. False, and nothing changed, where it is
-    /// better kept by a neighbour or a new block; never where it lies among the block's own.
+    /// Adds a range that neither overlaps nor continues another. Returns false and changes nothing if a neighbour or a
+    /// new block should have it. This never happens between the block's own ranges.
     pub(super) fn insert(&mut self, range: Interval) -> bool {
         if let Body::Bits(_) = &self.body {
             return self.insert_in_bits(range);
@@ -242,7 +241,7 @@ impl Block {
         true
     }
 
-    /// Turns an array into bits if they take no more bytes than its ranges. Tells whether it did.
+    /// Converts an array to bits if they take no more bytes than its ranges. Returns whether it did.
     pub(super) fn pack(&mut self) -> bool {
         let Body::Plain(items) = &self.body else { return false };
         let Some((first, last)) = self.hull() else { return false };
@@ -259,7 +258,7 @@ impl Block {
         true
     }
 
-    /// Takes in the ranges of a block for which [`Block::can_absorb`] holds.
+    /// Adds the ranges of a block for which [`Block::can_absorb`] is true.
     pub(super) fn absorb(&mut self, other: &Block) {
         if let Some((first, last)) = other.hull() {
             let is_covered = self.cover(first, last, other.len());
@@ -282,8 +281,8 @@ impl Block {
         self.key = first;
     }
 
-    /// Moves the upper half out of an array that is overfull; where it is worse than that, all but as
-    /// much as fits.
+    /// Moves the upper half out of an array that is too full. If it is much too full, moves everything that does not
+    /// fit.
     pub(super) fn split(&mut self) -> Block {
         let len = self.len();
         let at = if len > 2 * ITEMS_MAX { ITEMS_MAX } else { len / 2 };
@@ -323,7 +322,7 @@ impl Block {
         true
     }
 
-    /// Adds a range to few bits that do not reach it, where that takes no other block.
+    /// Adds a range to bits stored in the block that do not reach it, if no other block is needed for this.
     fn insert_in_few(&mut self, range: Interval) -> bool {
         let is_small = matches!(&self.body, Body::Bits(bits) if bits.is_few() && bits.runs() < PACKED_MIN);
         if is_small {
@@ -352,7 +351,7 @@ impl Block {
         }
     }
 
-    /// Adds a range to bits that reach it or may grow to do so.
+    /// Adds a range to bits that reach it or can grow to reach it.
     fn set_covered(&mut self, range: Interval) -> bool {
         let is_covered = range.timestamp == self.timestamp && self.cover(range.first, range.last, 1);
         if is_covered {
@@ -368,8 +367,7 @@ impl Block {
         }
     }
 
-    /// Makes the bits cover what lies between two positions, if they may grow by that much for so many
-    /// ranges more.
+    /// Extends the bits to cover two positions, if they may grow by that much for the additional ranges.
     fn cover(&mut self, first: i64, last: i64, ranges: usize) -> bool {
         let Some((below, above)) = self.growth(first, last, ranges) else { return false };
         self.key = self.key.min(first);
@@ -381,7 +379,7 @@ impl Block {
         true
     }
 
-    /// The words to be added below and above for that.
+    /// The numbers of words to add below and above for that.
     fn growth(&self, first: i64, last: i64, ranges: usize) -> Option<(u64, u64)> {
         let Body::Bits(bits) = &self.body else { return None };
         let key = self.key.min(first);
@@ -393,7 +391,7 @@ impl Block {
         (words == had || words <= words_max).then(|| (below, words - had - below))
     }
 
-    /// Turns bits into an array.
+    /// Converts bits to an array.
     fn unpack(&mut self) {
         let mut items = Vec::with_capacity(self.len());
         let mut cursor = 0;
@@ -404,7 +402,7 @@ impl Block {
         self.body = Body::Plain(items);
     }
 
-    /// From the lowest to the highest.
+    /// From the lowest to the highest position.
     fn hull(&self) -> Option<(i64, i64)> {
         let first = self.at(0)?.0.first;
         let last = match &self.body {
@@ -434,17 +432,17 @@ impl Block {
     }
 }
 
-/// As many words as take no more bytes than an array of so many ranges, within bounds.
+/// Number of words that take no more bytes than an array of this many ranges, within bounds.
 fn words_max(ranges: usize) -> u64 {
     WORDS_MAX.min(ranges * size_of::<Plain>() / size_of::<u64>()) as u64
 }
 
-/// Where the word of a position begins.
+/// The first position of the word of a position.
 fn word_of(position: i64) -> i64 {
     position & !(WORD_BITS as i64 - 1)
 }
 
-/// How many words it takes from one position to another.
+/// Number of words from one position to another.
 fn words_between(first: i64, last: i64) -> u64 {
     last.wrapping_sub(word_of(first)) as u64 / WORD_BITS as u64 + 1
 }

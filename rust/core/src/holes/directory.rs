@@ -4,28 +4,28 @@ use super::block::Block;
 use crate::prefetch::prefetch;
 use std::collections::VecDeque;
 
-/// Blocks, lowest first. Each range lies in one block: the last whose key is not above its first.
+/// Blocks, lowest first. Each range is in one block: the last whose key is not above the range's first position.
 ///
-/// No block is empty but while a change is under way.
+/// Blocks are empty only during a change.
 #[derive(Clone, Debug, Default)]
 pub(super) enum Directory {
     #[default]
     Empty,
-    /// Within the entry: most have no more, and looking elsewhere would be another miss.
+    /// Stored in the entry itself: most entries have only one block, and memory elsewhere would be another cache miss.
     One(Block),
     Many(Box<Many>),
 }
 
-/// A deque, since blocks come at the end and go at the front.
+/// A deque, because blocks are added at the end and removed at the front.
 #[derive(Clone, Debug)]
 pub(super) struct Many {
     blocks: VecDeque<Block>,
-    /// In all blocks together.
+    /// Number of ranges in all blocks.
     ranges: usize,
 }
 
 impl Directory {
-    /// How many ranges there are.
+    /// Number of ranges.
     pub(super) fn ranges(&self) -> usize {
         match self {
             Directory::Empty => 0,
@@ -50,8 +50,8 @@ impl Directory {
         }
     }
 
-    /// How many blocks have a key that is not above a position. The last of them holds the position's
-    /// range, if there is one.
+    /// Number of blocks whose key is not above a position. The last of them contains the position's range, if there is
+    /// one.
     #[inline]
     pub(super) fn count_up_to(&self, position: i64) -> usize {
         match self {
@@ -64,7 +64,7 @@ impl Directory {
         }
     }
 
-    /// Prefetches what a search for a position reads first. `last`: about where the ranges end.
+    /// Prefetches the memory that a search for a position reads first. `last`: the approximate end of the ranges.
     #[inline(always)]
     pub(super) fn prefetch(&self, position: i64, last: i64) {
         match self {
@@ -74,7 +74,7 @@ impl Directory {
         }
     }
 
-    /// Bytes held beyond the struct itself.
+    /// Bytes of memory outside the struct.
     pub(super) fn memory_bytes(&self) -> usize {
         match self {
             Directory::Empty => 0,
@@ -102,7 +102,7 @@ impl Directory {
         }
     }
 
-    /// Puts a block before the one that has this index.
+    /// Inserts a block before this index.
     pub(super) fn insert(&mut self, index: usize, block: Block) {
         *self = match std::mem::take(self) {
             Directory::Empty => Directory::One(block),
@@ -121,8 +121,8 @@ impl Directory {
         };
     }
 
-    /// After a change of some blocks: drops those that are empty, which follow each other; turns the first
-    /// into bits or splits it if it is full, since only a range that was cut in two can have made it so.
+    /// Cleans up after a change of some blocks: removes empty ones, which are adjacent, and converts the first to bits
+    /// or splits it if it is full. Only cutting a range in two can have made it full.
     #[inline]
     pub(super) fn settle(&mut self, from: usize, to: usize) {
         let is_settled = |block: &Block| block.len() > 0 && !block.is_full();
@@ -145,7 +145,7 @@ impl Directory {
         }
     }
 
-    /// Turns a block into bits where that pays, and joins them to the bits around.
+    /// Converts a block to bits if that saves memory, and merges it with adjacent bits.
     fn pack(&mut self, index: usize) -> bool {
         let is_packed = self.change(index, Block::pack);
         if is_packed {
@@ -157,7 +157,7 @@ impl Directory {
         is_packed
     }
 
-    /// Joins a block and the next if both are bits and fit in one.
+    /// Merges a block and the next one if both are bits and fit into one.
     fn absorb_next(&mut self, index: usize) {
         let Directory::Many(many) = self else { return };
         if !many.blocks.get(index + 1).is_some_and(|next| many.blocks[index].can_absorb(next)) {
@@ -175,7 +175,7 @@ impl Directory {
         self.drop_blocks(|blocks| drop(blocks.drain(first..first + count)));
     }
 
-    /// Drops every block that is empty.
+    /// Removes all empty blocks.
     pub(super) fn drop_all_empty(&mut self) {
         self.drop_blocks(|blocks| blocks.retain(|block| block.len() > 0));
     }

@@ -1,8 +1,8 @@
-//! What is missing of an entry: ranges of positions, in the fewest bytes that still answer at once.
+//! The interval set of an entry's holes, in few bytes and with fast look-ups.
 //!
 //! ```text
 //! Holes ── nothing
-//!       ├─ one block                             a short sorted array, as most have
+//!       ├─ one block                             a short sorted array in most cases
 //!       └─ directory ── block, block, block...   each an array or bits, whichever is smaller
 //! ```
 
@@ -16,16 +16,16 @@ mod tests;
 use block::Block;
 use directory::Directory;
 
-/// Disjoint ranges of positions, both ends included, each with the timestamp of what opened it.
+/// Disjoint ranges of positions, both ends included, each with the timestamp of the row that opened it.
 ///
-/// Ranges that touch are one if their timestamps are equal; where none are kept, all are 0. The common
-/// entry has none and allocates nothing.
+/// Adjacent ranges with equal timestamps are merged. Timestamps are 0 if they are not kept. Most entries have no holes
+/// and allocate nothing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Holes(Directory);
 
 const _: () = assert!(size_of::<Holes>() == 72 && size_of::<Block>() == 72);
 
-/// A range, and when it was opened.
+/// A range, and the timestamp at which it opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Interval {
     first: i64,
@@ -38,7 +38,7 @@ impl Holes {
         matches!(self.0, Directory::Empty)
     }
 
-    /// How many ranges there are.
+    /// Number of ranges.
     pub(crate) fn len(&self) -> usize {
         self.0.ranges()
     }
@@ -53,14 +53,14 @@ impl Holes {
         self.ranges_from(i64::MIN).map(|range| (range.first, range.last, range.timestamp))
     }
 
-    /// What lies in `first..=last`, piece by piece, lowest first.
+    /// The parts of ranges in `first..=last`, lowest first.
     pub(crate) fn within(&self, first: i64, last: i64) -> impl Iterator<Item = (i64, i64)> + '_ {
         self.ranges_from(first)
             .take_while(move |range| first <= last && range.first <= last)
             .map(move |range| (range.first.max(first), range.last.min(last)))
     }
 
-    /// Whether a position lies in a hole.
+    /// Whether a position is in a hole.
     #[inline]
     pub(crate) fn has(&self, position: i64) -> bool {
         if let Directory::One(block) = &self.0 {
@@ -70,18 +70,18 @@ impl Holes {
         block.is_some_and(|block| block.has(position))
     }
 
-    /// Prefetches what a search for a position reads first. `last`: the end of the entry.
+    /// Prefetches the memory that a search for a position reads first. `last`: the end of the entry.
     #[inline(always)]
     pub(crate) fn prefetch(&self, position: i64, last: i64) {
         self.0.prefetch(position, last);
     }
 
-    /// Bytes held beyond the struct itself, spare capacity included.
+    /// Bytes of memory outside the struct, including spare capacity.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.0.memory_bytes()
     }
 
-    /// Adds a range that overlaps none and joins it to neighbours of the same timestamp.
+    /// Adds a range that overlaps none, and merges it with neighbours of the same timestamp.
     pub(crate) fn open(&mut self, first: i64, last: i64, timestamp: i64) {
         debug_assert!(first <= last);
         debug_assert!(self.within(first, last).next().is_none());
@@ -91,21 +91,22 @@ impl Holes {
         }
     }
 
-    /// Adds a range that lies above all others and touches none, if it lies in bits that reach so far, as most do.
+    /// Adds a range that is above all others and adjacent to none, if there are bits that reach so far. This is the
+    /// common case.
     #[inline(always)]
     pub(crate) fn append_in_bits(&mut self, first: i64, last: i64, timestamp: i64) -> bool {
         let Directory::One(block) = &mut self.0 else { return false };
         block.append_in_bits(Interval { first, last, timestamp })
     }
 
-    /// Whether the holes are bits, and a position lies in none.
+    /// Whether the holes are bits and a position is in none of them.
     #[inline(always)]
     pub(crate) fn is_apart_from_bits(&self, position: i64) -> bool {
         let Directory::One(block) = &self.0 else { return false };
         block.is_apart_from_bits(position)
     }
 
-    /// Takes out what lies in `first..=last` and tells each piece, lowest first.
+    /// Removes all positions in `first..=last` and reports each part, lowest first.
     pub(crate) fn close(&mut self, first: i64, last: i64, mut closed: impl FnMut(i64, i64)) {
         if first > last {
             return;
@@ -126,19 +127,19 @@ impl Holes {
         }
     }
 
-    /// Takes out what lies in `first..=last`.
+    /// Removes all positions in `first..=last`.
     pub(crate) fn remove(&mut self, first: i64, last: i64) {
         self.close(first, last, |_, _| ());
     }
 
-    /// Takes out all that lies below a position, and gives the hull of it.
+    /// Removes all positions below a position, and returns their convex hull.
     pub(crate) fn finalise_below(&mut self, position: i64) -> Option<(i64, i64)> {
         let mut hull = None;
         self.close(i64::MIN, position.checked_sub(1)?, |first, last| join(&mut hull, (first, last)));
         hull
     }
 
-    /// Takes out the ranges that were opened at the horizon or before, and gives the hull of them.
+    /// Removes the ranges that opened at or before the horizon, and returns their convex hull.
     pub(crate) fn finalise_until(&mut self, horizon: i64) -> Option<(i64, i64)> {
         let mut hull = None;
         let mut index = 0;
@@ -152,8 +153,8 @@ impl Holes {
         hull
     }
 
-    /// Adds a range where one block can tell that it continues none, or joins it: at the end of all, and
-    /// wherever bits are.
+    /// Adds a range if one block can decide that it continues none, or can merge it: at the end of all ranges, and in
+    /// bits.
     fn push(&mut self, range: Interval) -> bool {
         let above = self.0.count_up_to(range.first);
         let is_apart = self.0.get(above).is_none_or(|next| next.key().checked_sub(1).is_some_and(|it| it > range.last));
@@ -164,7 +165,7 @@ impl Holes {
         is_pushed
     }
 
-    /// Adds a range, joined to its neighbours.
+    /// Adds a range, merged with its neighbours.
     fn open_joined(&mut self, mut range: Interval) {
         if let Some(below) = range.first.checked_sub(1).and_then(|before| self.at(before, range.timestamp)) {
             self.remove(below.first, below.last);
@@ -177,14 +178,14 @@ impl Holes {
         self.insert(range);
     }
 
-    /// The range of this timestamp that a position lies in.
+    /// The range with this timestamp that contains a position.
     fn at(&self, position: i64, timestamp: i64) -> Option<Interval> {
         let index = self.0.count_up_to(position).checked_sub(1)?;
         self.0.get(index)?.containing(position).filter(|range| range.timestamp == timestamp)
     }
 
-    /// Adds a range that neither overlaps nor continues one: to the block whose region it is, to the
-    /// front of the next, or between them as a block of its own.
+    /// Adds a range that neither overlaps nor continues another: to the block of its region, to the front of the next
+    /// one, or as a new block between them.
     fn insert(&mut self, range: Interval) {
         let above = self.0.count_up_to(range.first);
         if self.0.get(above).is_some_and(|block| block.key() <= range.last) {
@@ -214,7 +215,7 @@ impl Holes {
     }
 }
 
-/// Equal are those that hold the same, whatever the blocks.
+/// Two are equal if they contain the same ranges, whatever the blocks.
 impl PartialEq for Holes {
     fn eq(&self, other: &Holes) -> bool {
         self.len() == other.len() && self.iter_timed().eq(other.iter_timed())
@@ -223,7 +224,7 @@ impl PartialEq for Holes {
 
 impl Eq for Holes {}
 
-/// Widens a hull by what lies above it.
+/// Extends a hull by a range above it.
 fn join(hull: &mut Option<(i64, i64)>, (first, last): (i64, i64)) {
     *hull = Some(hull.map_or((first, last), |(lowest, _)| (lowest, last)));
 }

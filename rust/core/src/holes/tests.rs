@@ -1,7 +1,7 @@
 use super::*;
 use std::collections::{BTreeSet, HashSet};
 
-/// Ranges in a plain list, every change made by going through all of them.
+/// Ranges in a plain list. Every change goes through all of them.
 #[derive(Clone, Default)]
 struct Model(Vec<(i128, i128, i64)>);
 
@@ -66,18 +66,18 @@ impl Random {
     }
 }
 
-/// What a random history is made of.
+/// The parameters of a random history.
 #[derive(Clone, Copy, Debug)]
 struct World {
     from: i64,
     positions: u64,
     longest: u64,
     timestamps: u64,
-    /// Of ten changes, how many open.
+    /// Number of changes in ten that open a hole.
     opens: u64,
 }
 
-/// One history, the model beside it.
+/// One history, with the model.
 struct History {
     world: World,
     random: Random,
@@ -164,7 +164,7 @@ fn forms(holes: &Holes) -> Vec<&'static str> {
     blocks(holes).map(block::Block::form).collect()
 }
 
-/// What must hold of the blocks after every change.
+/// The invariants of blocks after every change.
 fn check_blocks(holes: &Holes) {
     let mut free_from = i128::from(i64::MIN);
     for block in blocks(holes) {
@@ -216,7 +216,7 @@ fn random_histories_equal_a_plain_list() {
     assert!(most > 10, "no history grew beyond {most} blocks");
 }
 
-/// As a stream whose rows come late has it: opened at the end, closed by chance within reach of it.
+/// Like a stream with late rows: holes open at the end and close at random within reach of it.
 #[test]
 fn a_moving_front_equals_a_plain_list() {
     for (reach, timestamps) in [(100, 1), (10_000, 1), (10_000, 9), (300_000, 1)] {
@@ -326,7 +326,7 @@ fn another_timestamp_among_bits_is_kept() {
     assert_eq!(holes.iter_timed().collect::<Vec<_>>(), [(2002, 2002, 2)]);
 }
 
-/// Bits for each position between the lowest and the highest.
+/// Bits per position between the lowest and the highest.
 fn bits_a_position(holes: &Holes) -> f64 {
     let (first, last) = holes.iter().fold((i64::MAX, 0), |hull, range| (hull.0.min(range.0), range.1));
     holes.memory_bytes() as f64 * 8.0 / (last - first + 1) as f64
@@ -354,7 +354,8 @@ fn a_fragmented_region_costs_about_a_bit_a_position() {
     }
 }
 
-/// The price of a hole by how far apart holes lie: never above an array's, whose vectors may be half empty.
+/// The memory of a hole by the distance between holes. It is never more than that of an array, whose vectors may be
+/// half empty.
 #[test]
 fn sparse_holes_cost_an_array_element_each() {
     for apart in [2, 10, 50, 100, 128, 150, 1000, 1_000_000] {

@@ -6,30 +6,30 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-/// Tags are zeroed, lines are not touched: growth writes only what is taken. From one huge page on the
-/// memory comes from the system and goes back to it, so that what a table gives up is given up.
+/// Tags are zeroed; lines stay uninitialized, so growth writes only used lines. From the size of a huge page on, memory
+/// comes from the system and returns to it, so that memory which a table frees is really free.
 pub(super) struct Buffer<L> {
     start: NonNull<u8>,
     lines: NonNull<MaybeUninit<L>>,
     groups: usize,
 }
 
-/// Lines begin on a cache line.
+/// Alignment of lines: a cache line.
 const ALIGN: usize = 64;
 
-// SAFETY: the buffer owns its memory and has no interior mutability, as a Vec.
+// SAFETY: like a Vec, the buffer owns its memory and has no interior mutability.
 unsafe impl<L: Send> Send for Buffer<L> {}
 // SAFETY: as above.
 unsafe impl<L: Sync> Sync for Buffer<L> {}
 
 impl<L> Buffer<L> {
-    /// Memory for so many groups of lines, at least one. `Error::Memory` where there is none.
+    /// Allocates memory for groups of lines, at least one. Returns `Error::Memory` on failure.
     pub(super) fn new(groups: usize) -> Result<Buffer<L>> {
         assert!(groups > 0 && align_of::<L>() <= ALIGN);
         let refused = Error::Memory { bytes: groups.saturating_mul(GROUP * (1 + size_of::<L>())) as u64 };
         let layout = Self::layout(groups).ok_or_else(|| refused.clone())?;
-        // A Vec gives neither huge pages (they take a random look-up in 100 M entries from 17 to 13 ns) nor
-        // lines that nobody has to write first, and aborts where there is no memory.
+        // A Vec has no huge pages (they reduce a random look-up in 100 M entries from 17 to 13 ns) and no uninitialized
+        // lines, and it aborts if there is no memory.
         let start = if is_from_system(layout) { map(layout.size()) } else { zeroed(layout, groups * GROUP) };
         let start = start.ok_or(refused)?;
         // SAFETY: the tags come first, so the lines begin within the allocation.
@@ -43,7 +43,7 @@ impl<L> Buffer<L> {
         Layout::from_size_align(size, ALIGN).ok()
     }
 
-    /// Where the lines begin, in bytes.
+    /// Offset of the lines in bytes.
     fn lines_from(groups: usize) -> usize {
         (groups * size_of::<Group>()).next_multiple_of(ALIGN)
     }
@@ -52,7 +52,7 @@ impl<L> Buffer<L> {
         Self::lines_from(self.groups) + self.groups * GROUP * size_of::<L>()
     }
 
-    /// Has the system provide all pages now. Otherwise the first use of each waits for it.
+    /// Makes the system provide all pages now. Otherwise the first use of each page waits for it.
     pub(super) fn provide(&self) {
         let layout = Self::layout(self.groups).expect("it was allocated with this layout");
         if is_from_system(layout) {
@@ -60,20 +60,20 @@ impl<L> Buffer<L> {
         }
     }
 
-    /// Where the tags begin, for as long as the buffer lives.
+    /// Address of the tags, valid as long as the buffer.
     pub(super) fn tags_at(&self) -> NonNull<Group> {
         self.start.cast()
     }
 
-    /// Where the lines begin.
+    /// Address of the lines.
     pub(super) fn lines_at(&self) -> NonNull<u8> {
         self.lines.cast()
     }
 
     #[inline]
     pub(super) fn tags(&self) -> &[Group] {
-        // SAFETY: `new` zeroed so many groups at the start, which nothing but `tags_mut` writes.
-        // One allocation for tags and lines lets the tags lie in huge pages too.
+        // SAFETY: `new` zeroed this many groups at the start, and only `tags_mut` writes them. Tags and lines share one
+        // allocation, so the tags are in huge pages too.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.groups) }
     }
 
@@ -83,20 +83,19 @@ impl<L> Buffer<L> {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.groups) }
     }
 
-    /// Where a line lies, to prefetch it; any number will do.
+    /// Address of a line, for prefetching. Any number is allowed.
     #[inline]
     pub(super) fn address(&self, index: usize) -> *const MaybeUninit<L> {
         self.lines.as_ptr().wrapping_add(index)
     }
 
-    /// # Safety
-    /// `index` is below 16 times the groups that the buffer was made with.
+    /// `index` is less than 16 times the groups of the buffer.
     #[inline]
     pub(super) unsafe fn line(&self, index: usize) -> &MaybeUninit<L> {
         debug_assert!(index < self.groups * GROUP);
-        // SAFETY: in bounds of the allocation, which lives as long as self, and aligned: lines begin at a
-        // multiple of 64 bytes. MaybeUninit needs no value. The tag that the caller has looked at was in
-        // bounds, so a check here would be the second (7 of some 200 instructions a row).
+        // SAFETY: in bounds of the allocation, which lives as long as self, and aligned: lines begin at a multiple of
+        // 64 bytes. MaybeUninit needs no value. The tag that the caller has read was in bounds, so a check here would
+        // be the second one (7 of some 200 instructions per row).
         unsafe { &*self.address(index) }
     }
 
@@ -122,11 +121,11 @@ impl<L> Drop for Buffer<L> {
     }
 }
 
-/// Memory of which the first `zeros` bytes are 0.
+/// Allocates memory whose first `zeros` bytes are 0.
 fn zeroed(layout: Layout, zeros: usize) -> Option<NonNull<u8>> {
     // SAFETY: the size is that of at least one group, not zero.
     let start = NonNull::new(unsafe { alloc(layout) })?;
-    // SAFETY: the tags lie within the allocation.
+    // SAFETY: the tags are within the allocation.
     unsafe { start.as_ptr().write_bytes(0, zeros) };
     Some(start)
 }
@@ -144,11 +143,11 @@ mod system {
         layout.size() >= HUGE_PAGE
     }
 
-    /// Zeroed memory that begins on a huge page.
+    /// Allocates zeroed memory that begins on a huge page.
     pub(super) fn map(bytes: usize) -> Option<NonNull<u8>> {
         let padded = bytes.checked_add(HUGE_PAGE)?;
-        // SAFETY: a new private mapping at an address of the system's choice touches nothing that exists.
-        // The allocator would keep what is freed: growing 100 M entries would peak at twice their size.
+        // SAFETY: a new private mapping at an address chosen by the system affects no existing memory. The allocator
+        // would keep freed memory, and growing 100 M entries would then peak at twice their size.
         let mapped = unsafe {
             let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
             libc::mmap(std::ptr::null_mut(), padded, access, kind, -1, 0)
@@ -159,19 +158,19 @@ mod system {
         let mapped = NonNull::new(mapped.cast::<u8>())?;
         let before = mapped.as_ptr().align_offset(HUGE_PAGE);
         let start = unmap_ends(mapped, padded, before, bytes);
-        // SAFETY: the range was just mapped; the advice changes no content. An error means no huge pages,
-        // which is only slower.
+        // SAFETY: the range was just mapped; the advice changes no content. An error means that there are no huge
+        // pages, which is only slower.
         unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
         Some(start)
     }
 
-    /// Gives back what lies before and behind the `bytes` that begin `before` bytes into a mapping.
+    /// Unmaps the parts of a mapping before and after the `bytes` that begin at offset `before`.
     fn unmap_ends(mapped: NonNull<u8>, padded: usize, before: usize, bytes: usize) -> NonNull<u8> {
         const PAGE: usize = 4096;
         let end = before + bytes.next_multiple_of(PAGE);
-        // SAFETY: both pieces lie within the mapping, which has more than `before + bytes` bytes, and nobody
-        // knows of them yet. Mappings are cut at multiples of a page; a larger page of the system makes the
-        // second call fail, and the end stays mapped and untouched.
+        // SAFETY: both pieces are within the mapping, which has more than `before + bytes` bytes, and no other code has
+        // their address yet. Mappings are cut at multiples of a page. If the system has larger pages, the second call
+        // fails and the end stays mapped and unused.
         unsafe {
             if before > 0 {
                 libc::munmap(mapped.as_ptr().cast(), before);
@@ -184,8 +183,9 @@ mod system {
     }
 
     pub(super) fn provide(start: NonNull<u8>, bytes: usize) {
-        // SAFETY: mapped by `map` with this size, and its owner is borrowed; the advice changes no content. An error (an
-        // older system, no memory) is only slower. Without it, 100 M entries of one partition each load in 5.2 s, not 3.4.
+        // SAFETY: mapped by `map` with this size, and its owner is borrowed; the advice changes no content. An error
+        // (an older system, no memory) is only slower. Without the advice, loading 100 M entries of one partition each
+        // takes 5.2 s, not 3.4 s.
         unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) };
     }
 

@@ -1,4 +1,5 @@
-//! What lines keep of an entry: its positions, that it is in the overflow, or that there is none. Its epoch lies beside.
+//! The content of a slot: the positions of an entry, a number in the overflow, or nothing. The epoch is stored
+//! separately.
 
 use super::line::{NextLine, RangeLine, RowLine, SingleLine, WideLine};
 use crate::fast_path::Slot;
@@ -6,18 +7,18 @@ use crate::judge::PlainEntry;
 
 /// A slot in memory.
 pub(crate) trait Cell: Copy + Sync {
-    /// The lines that hold several.
+    /// The layout with several entries per line.
     type Dense: RowLine<OtherRowLayout = SingleLine<Self>>;
     /// No entry.
     const EMPTY: Self;
 
-    /// What a slot is to hold, where it fits.
+    /// Encodes the content of a slot, if it fits.
     fn of(held: &Slot) -> Option<Self>;
     fn read(self, epoch: i16) -> Slot;
     fn is_empty(self) -> bool;
 }
 
-/// First and last position; the first above the last where there is no entry inline.
+/// First and last position. The first is above the last if there is no entry inline.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Range32 {
@@ -56,8 +57,8 @@ impl Cell for Range32 {
     }
 }
 
-/// The last position, and how many rows a window remembers. `remembered` is 0 where there is no entry, and `OVERFLOW` where
-/// it is in the overflow.
+/// The last position, and how many rows a window remembers. `remembered` is 0 if there is no entry, and `OVERFLOW` if
+/// the entry is in the overflow.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
 pub(crate) struct Window {
@@ -66,7 +67,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Rows that four bits can count, beside the marks for an empty slot and an entry in the overflow.
+    /// Maximum number of rows in four bits, besides the marks for an empty slot and an entry in the overflow.
     pub(super) const REMEMBERED_MAX: u8 = 14;
     const OVERFLOW: u8 = 15;
 }
@@ -106,7 +107,7 @@ impl Cell for Window {
     }
 }
 
-/// The last position in 64 bits, and how far back the first one lies. No position is `NOWHERE`.
+/// The last position in 64 bits, and how far before it the first position is. No position is `NOWHERE`.
 #[derive(Clone, Copy)]
 #[repr(C, packed(4))]
 pub(crate) struct Reach {

@@ -7,15 +7,15 @@ use crate::prefetch::{HAS_PREFETCH, prefetch};
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Lines whose tags are compared at once.
+/// Number of lines whose tags are compared at once.
 pub(super) const GROUP: usize = 16;
-/// Of 16 lines, how many may be taken before there must be more groups.
+/// Maximum number of used lines per 16 before more groups are needed.
 const GROUP_LOAD_MAX: usize = 13;
 
-/// The tags of 16 lines. 0: no line; else eight bits of the hash, but for 0, which is 1.
+/// The tags of 16 lines. 0: no line. Otherwise eight bits of the hash, with 0 replaced by 1.
 pub(super) type Group = [u8; GROUP];
 
-/// A hash table of lines of one layout. It does not grow: its lines are moved to a larger one.
+/// A hash table of lines of one layout. It does not grow: a larger one replaces it.
 pub(super) struct Groups<L> {
     buffer: Buffer<L>,
     taken: usize,
@@ -26,27 +26,27 @@ impl<L: Line> Groups<L> {
         Ok(Groups { buffer: Buffer::new(groups)?, taken: 0 })
     }
 
-    /// Groups that hold so many lines and leave some room.
+    /// Number of groups for this many lines, with some spare room.
     pub(super) fn count_for(lines: usize) -> usize {
         lines / GROUP_LOAD_MAX + 1
     }
 
-    /// How many groups there are.
+    /// Number of groups.
     pub(super) fn count(&self) -> usize {
         self.buffer.tags().len()
     }
 
-    /// How many lines there are.
+    /// Number of lines.
     pub(super) fn taken(&self) -> usize {
         self.taken
     }
 
-    /// How many lines may be added before it must grow.
+    /// How many lines can be added before the table must grow.
     pub(super) fn room(&self) -> usize {
         (self.count() * GROUP_LOAD_MAX).saturating_sub(self.taken)
     }
 
-    /// How many lines can be added at all: a search ends at a free line.
+    /// How many lines can be added at most: a search ends at a free line.
     pub(super) fn last_room(&self) -> usize {
         (self.count() * GROUP - 1).saturating_sub(self.taken)
     }
@@ -59,7 +59,7 @@ impl<L: Line> Groups<L> {
         self.buffer.provide();
     }
 
-    /// Its lines, in no meaningful order.
+    /// Visits all lines in arbitrary order.
     #[inline]
     pub(super) fn for_each(&self, mut visit: impl FnMut(&L)) {
         for (group, tags) in self.buffer.tags().iter().enumerate() {
@@ -75,14 +75,14 @@ impl<L: Line> Groups<L> {
         0..L::SLOTS
     }
 
-    /// Every line: its number, the key of its first slot, and how many slots it has.
+    /// Visits every line: its number, the key of its first slot, and its number of slots.
     pub(super) fn for_each_line(&self, visit: &mut impl FnMut(usize, EntryKey, usize)) {
         for number in (0..self.count() * GROUP).filter(|&number| self.is_taken(number)) {
             visit(number, EntryKey::at(self.line(number), 0), L::SLOTS);
         }
     }
 
-    /// Empties the slots that `keep` does not want.
+    /// Clears the slots for which `keep` returns false.
     pub(super) fn retain(&mut self, keep: &mut impl FnMut(EntryKey, L::Slot) -> bool) {
         for number in 0..self.count() * GROUP {
             if self.is_taken(number) {
@@ -104,8 +104,8 @@ impl<L: Line> Groups<L> {
     #[inline]
     pub(super) fn line(&self, number: usize) -> &L {
         assert!(self.is_taken(number));
-        // SAFETY: a line whose tag is set was written by `insert`, and the buffer has 16 lines a group.
-        // Leaving lines uninitialised saves touching 64 bytes for every free line on growth.
+        // SAFETY: a line whose tag is set was written by `insert`, and the buffer has 16 lines per group. Lines are
+        // uninitialized so that growth does not write 64 bytes per free line.
         unsafe { self.buffer.line(number).assume_init_ref() }
     }
 
@@ -116,13 +116,13 @@ impl<L: Line> Groups<L> {
         unsafe { self.buffer.line_mut(number).assume_init_mut() }
     }
 
-    /// The group where a search for this hash begins: groups are in the order of hashes.
+    /// The group in which a search for this hash begins. Groups are in the order of hashes.
     #[inline]
     fn group_of(&self, hash: u64) -> usize {
         ((hash >> 32) as usize * self.count()) >> 32
     }
 
-    /// Where its tags and its lines lie, and how many groups there are: for searches that do not come through here.
+    /// Addresses of the tags and lines, and the number of groups, for searches that do not use this type.
     pub(super) fn parts(&self) -> (NonNull<Group>, NonNull<u8>, usize) {
         (self.buffer.tags_at(), self.buffer.lines_at(), self.count())
     }
@@ -132,13 +132,13 @@ impl<L: Line> Groups<L> {
         if HAS_PREFETCH {
             let line = self.buffer.address(number).cast::<u8>();
             prefetch(line);
-            prefetch(line.wrapping_add(size_of::<L>() - 1)); // it may reach into the next cache line
+            prefetch(line.wrapping_add(size_of::<L>() - 1)); // it can extend into the next cache line
         } else if self.is_taken(number) {
             std::hint::black_box(self.line(number).pid());
         }
     }
 
-    /// The line of a newest entry.
+    /// The line of the newest entry of a key.
     pub(super) fn find_newest(&mut self, pid: i64, partition: i32, block_hash: u64) -> Option<&mut L> {
         let key = EntryKey::newest(pid, partition).line::<L>();
         self.find(key, key.hash(block_hash)).map(|number| self.line_mut(number))
@@ -157,7 +157,7 @@ impl<L: Line> Groups<L> {
         Some((self.find(line_key, line_key.hash(block_hash))?, key.slot::<L>()))
     }
 
-    /// The same, its line added where there is none.
+    /// Like `find_entry`, but adds the line if there is none.
     #[inline]
     pub(super) fn find_or_insert(&mut self, key: EntryKey, block_hash: u64) -> (usize, usize) {
         let line_key = key.line::<L>();
@@ -166,8 +166,8 @@ impl<L: Line> Groups<L> {
         (line, key.slot::<L>())
     }
 
-    /// Stores what slots of another layout hold, each with its key and its block's hash; false where one does
-    /// not fit. Fetches the lines of all of them before it stores the first.
+    /// Stores the slots of another layout, each with its key and the hash of its block. Returns false if one does not
+    /// fit. Prefetches all lines before it stores the first.
     pub(super) fn take_in(&mut self, entries: &[(EntryKey, u64, L::Slot)]) -> bool {
         let hash_of = |(key, block_hash, _): &(EntryKey, u64, L::Slot)| key.line::<L>().hash(*block_hash);
         for hash in entries.iter().map(hash_of) {
@@ -187,14 +187,14 @@ impl<L: Line> Groups<L> {
         })
     }
 
-    /// Adds the empty line of a newest entry that has none.
+    /// Adds an empty line for the newest entry of a key that has none.
     pub(super) fn insert_newest(&mut self, pid: i64, partition: i32, block_hash: u64) -> &mut L {
         let key = EntryKey::newest(pid, partition).line::<L>();
         let line = self.insert(key.hash(block_hash), L::empty(key));
         self.line_mut(line)
     }
 
-    /// How many lines found their group full.
+    /// How many lines are in another group because theirs was full.
     #[cfg(test)]
     pub(super) fn lines_elsewhere(&self) -> usize {
         let is_elsewhere = |&number: &usize| {
@@ -229,7 +229,7 @@ impl<L: Line> Groups<L> {
         if group + 1 == self.count() { 0 } else { group + 1 }
     }
 
-    /// Writes a line whose key has none here, and gives its number.
+    /// Writes a line for a key that has none, and returns its number.
     pub(super) fn insert(&mut self, hash: u64, line: L) -> usize {
         assert!(self.last_room() > 0, "room was reserved");
         let mut group = self.group_of(hash);
@@ -242,9 +242,9 @@ impl<L: Line> Groups<L> {
         }
     }
 
-    /// The same for groups that are filled one line after the other; `filled` counts the lines of each. Lines
-    /// come in the order of their groups: reading a group's tags right after one of them was written would
-    /// wait for the write.
+    /// Like `insert`, for groups that are filled one line after the other. `filled` counts the lines of each. Lines
+    /// must come in the order of their groups: reading the tags of a group directly after a write to it would wait for
+    /// that write.
     #[inline]
     pub(super) fn fill(&mut self, hash: u64, line: L, filled: &mut [u8]) {
         assert!(self.last_room() > 0, "room was reserved");
@@ -259,28 +259,28 @@ impl<L: Line> Groups<L> {
     #[inline]
     fn put(&mut self, group: usize, index: usize, hash: u64, line: L) -> usize {
         self.buffer.tags_mut()[group][index] = tag_of(hash);
-        // SAFETY: the buffer has 16 lines a group, and both numbers were just checked.
+        // SAFETY: the buffer has 16 lines per group, and both numbers were just checked.
         unsafe { self.buffer.line_mut(group * GROUP + index) }.write(line);
         self.taken += 1;
         group * GROUP + index
     }
 }
 
-/// Never 0, which is no line's. All other values: one search in 20 meets another key's line first, one in 40 if every
-/// other value were left out.
+/// The tag of a hash, never 0, which means no line. All other values are used, so only one search in 20 finds another
+/// key's line first.
 #[inline(always)]
 pub(super) fn tag_of(hash: u64) -> u8 {
     (hash as u8).max(1)
 }
 
-/// One bit for each of 16 tags that equals `tag`.
+/// One bit per tag that equals `tag`.
 #[inline(always)]
 pub(super) fn equal_tags(tags: &Group, tag: u8) -> u32 {
     #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
     {
         use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_set1_epi8};
-        // SAFETY: SSE2 is part of every x86-64, the load is unaligned and reads the array's 16 bytes.
-        // A loop over the bytes takes 3 to 4 ns a look-up more.
+        // SAFETY: SSE2 is part of every x86-64. The load is unaligned and reads the array's 16 bytes. A loop over the
+        // bytes takes 3 to 4 ns more per look-up.
         unsafe {
             let group = _mm_loadu_si128(tags.as_ptr().cast());
             _mm_movemask_epi8(_mm_cmpeq_epi8(group, _mm_set1_epi8(tag as i8))) as u32
@@ -290,8 +290,8 @@ pub(super) fn equal_tags(tags: &Group, tag: u8) -> u32 {
     {
         use std::arch::aarch64::{vaddv_u8, vandq_u8, vceqq_u8, vdupq_n_u8, vget_high_u8, vget_low_u8, vld1q_u8};
         const BITS: Group = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
-        // SAFETY: NEON is part of every AArch64, both loads read the 16 bytes of an array. No ARM processor was measured:
-        // the loop over the bytes that this replaces takes 3 to 4 ns a look-up more on x86-64.
+        // SAFETY: NEON is part of every AArch64; both loads read the 16 bytes of an array. No ARM processor was
+        // measured. On x86-64, a loop over the bytes takes 3 to 4 ns more per look-up.
         unsafe {
             let equal = vceqq_u8(vld1q_u8(tags.as_ptr()), vdupq_n_u8(tag));
             let bits = vandq_u8(equal, vld1q_u8(BITS.as_ptr()));
@@ -310,7 +310,7 @@ fn equal_tags_portable(tags: &Group, tag: u8) -> u32 {
     const LOW_BITS: u64 = ONES * 0x7f;
     let equal_in = |eight: [u8; 8]| {
         let different = u64::from_le_bytes(eight) ^ (ONES * u64::from(tag));
-        // The high bit of each byte that is 0, then all eight gathered in the highest byte.
+        // Sets the high bit of each byte that is 0, then collects all eight in the highest byte.
         let is_zero = !(((different & LOW_BITS) + LOW_BITS) | different | LOW_BITS);
         ((is_zero >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u32
     };

@@ -1,8 +1,8 @@
-//! What a line is, and the layouts of those that rows are judged by.
+//! The trait of lines, and the layouts for entries that rows are judged by.
 //!
 //! ```text
-//! several entries                                          one entry, packed
-//!   RangeLine, 6       NextLine, 8            WideLine, 4     of RangeLine   of NextLine     of WideLine
+//! several entries                                           one entry, packed
+//!   RangeLine, 6      NextLine, 8            WideLine, 4     of RangeLine  of NextLine     of WideLine
 //!   pid  8            pid    8               pid  8          pid    8      pid         8   pid    8
 //!   head 8            group  4               head 8          group  4      group       4   group  4
 //!   first, last       marks  4 (4 bits each) last, reach     epoch  2      epoch       2   epoch  2
@@ -10,8 +10,8 @@
 //!                     last   8 × 4                           last   4      remembered  1   reach  4
 //! ```
 //!
-//! Lines of one entry are for producers that write to one partition, or to a few far from each other. Every third
-//! crosses the border of a cache line and costs a second prefetch, which is less than what padding costs in memory.
+//! Lines with one entry are for producers that write to one partition, or to a few that are far apart. Every third
+//! crosses the border of a cache line and costs a second prefetch. Padding would cost more, in memory.
 
 use super::cell::{Cell, Range32, Reach, Window};
 use super::{LineKey, OLDER};
@@ -21,26 +21,26 @@ use crate::judge::PlainEntry;
 /// The entries of one producer for `SLOTS` neighbouring partitions, a divisor of a block.
 pub(crate) trait Line: Copy + Sync {
     const SLOTS: usize;
-    /// What a slot holds.
+    /// The content of a slot.
     type Slot: Copy;
-    /// The layout that holds the same entries one by one, or several in a line.
+    /// The other layout of the same entries: one per line instead of several, or several instead of one.
     type OtherLayout: Line<Slot = Self::Slot>;
-    /// Whether a small table grows to twice its size: faster, and worth it where entries take few bytes.
+    /// Whether a small table doubles when it grows. This is faster, and acceptable if entries take few bytes.
     const DOUBLES: bool = true;
 
     fn empty(key: LineKey) -> Self;
     fn pid(&self) -> i64;
-    /// As in the line's key, with its mark for epochs below the highest.
+    /// The group in the line's key, with the mark for epochs below the highest.
     fn group(&self) -> u32;
-    /// The epoch of its key, in a line for epochs below the highest.
+    /// The epoch of the line's key, if the line is for epochs below the highest.
     fn own_epoch(&self) -> i16;
     fn is_empty_at(&self, slot: usize) -> bool;
     fn read(&self, slot: usize) -> Self::Slot;
-    /// Stores what a slot is to hold; false, and nothing changed, where it does not fit.
+    /// Stores the content of a slot. Returns false and changes nothing if it does not fit.
     fn write(&mut self, slot: usize, held: &Self::Slot) -> bool;
     fn clear(&mut self, slot: usize);
 
-    /// Whether it holds entries of an epoch below their keys' highest.
+    /// Whether the line has entries of epochs below the highest of their keys.
     fn is_older(&self) -> bool {
         self.group() & OLDER != 0
     }
@@ -49,7 +49,7 @@ pub(crate) trait Line: Copy + Sync {
         (0..Self::SLOTS).all(|slot| self.is_empty_at(slot))
     }
 
-    /// Whether it is the line of a producer and a group of partitions, for their highest epochs.
+    /// Whether this is the line of a producer and a group of partitions, for their highest epochs.
     #[inline]
     fn is_newest(&self, pid: i64, group: u32) -> bool {
         self.pid() == pid && self.group() == group
@@ -63,7 +63,7 @@ pub(crate) trait Line: Copy + Sync {
 
 /// A line of entries that rows are judged by.
 pub(crate) trait RowLine: Line<Slot = Slot, OtherLayout = Self::OtherRowLayout> {
-    /// Its twin, which is such a line too.
+    /// The other layout, which also supports judging.
     type OtherRowLayout: RowLine;
     /// A timestamp for each slot.
     type Times: AsRef<[i64]> + AsMut<[i64]> + Copy + Sync;
@@ -74,8 +74,8 @@ pub(crate) trait RowLine: Line<Slot = Slot, OtherLayout = Self::OtherRowLayout> 
 
 /// Group and epochs of up to six slots in one word.
 ///
-/// Three bits a slot say how far its epoch lies above the line's: partitions of a producer share its epoch but for those
-/// that have been idle since it rose.
+/// Three bits per slot store the difference between its epoch and the line's. Partitions of a producer have the same
+/// epoch, except those that have been idle since it increased.
 ///
 /// ```text
 /// 0 | above 6 × 3 | epoch 15 | older 1 | group 29
@@ -116,7 +116,7 @@ impl Head {
         self.epoch() + (self.0 >> (Self::ABOVE_AT + 3 * slot as u32) & 7) as i16
     }
 
-    /// Gives a slot its epoch, if the line's allows it as it is.
+    /// Sets the epoch of a slot, if the epoch of the line allows it.
     #[inline]
     fn set_epoch_of(&mut self, slot: usize, epoch: i16) -> bool {
         let above = epoch.wrapping_sub(self.epoch());
@@ -128,13 +128,13 @@ impl Head {
         is_in_range
     }
 
-    /// The same head with another epoch, the slots' to be set.
+    /// The same head with another epoch. The epochs of slots must be set again.
     fn with_epoch(self, epoch: i16) -> Head {
         Head(self.0 & (Self::GROUP | Self::OLDER) | (epoch as u64) << Self::EPOCH_AT)
     }
 }
 
-/// A line of several entries whose epochs differ by little.
+/// A line of several entries with similar epochs.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Headed<C, const SLOTS: usize> {
@@ -145,11 +145,12 @@ pub(crate) struct Headed<C, const SLOTS: usize> {
 
 /// First and last position in 32 bits each.
 pub(crate) type RangeLine = Headed<Range32, 6>;
-/// The last position in 64 bits, and how far back the first one lies in 32.
+/// The last position in 64 bits, and the distance to the first one in 32.
 pub(crate) type WideLine = Headed<Reach, 4>;
 
 impl<C: Cell, const SLOTS: usize> Headed<C, SLOTS> {
-    /// Moves the line's epoch so that a slot can have this one and all entries stay; false where that cannot be.
+    /// Changes the epoch of the line so that a slot can have this epoch and all entries stay. Returns false if
+    /// impossible.
     #[cold]
     fn move_epoch(&mut self, slot: usize, epoch: i16) -> bool {
         let is_inline = |other: usize| matches!(self.cells[other].read(0), Slot::Inline(_));
@@ -228,7 +229,7 @@ impl<C: Cell, const SLOTS: usize> RowLine for Headed<C, SLOTS> {
     const NO_TIMES: [i64; SLOTS] = [0; SLOTS];
 }
 
-/// A line of windows: the last position of each in 32 bits, and how many rows it remembers in four.
+/// A line of windows. Each has its last position in 32 bits and its number of remembered rows in four.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct NextLine {
@@ -240,7 +241,7 @@ pub(crate) struct NextLine {
 }
 
 impl NextLine {
-    /// The largest window that this kind of line can hold.
+    /// The largest window that fits into this kind of line.
     pub(crate) const WINDOW_MAX: u64 = Window::REMEMBERED_MAX as u64;
 
     #[inline(always)]

@@ -1,22 +1,21 @@
 //! The hash table: dense cache lines, found by one-byte tags.
 //!
-//! A line holds the entries of one producer for a few neighbouring partitions, so the producer is
-//! stored once and not once an entry; where producers write to one partition each, a line holds one
-//! entry and is smaller. What a line cannot hold (holes, positions beyond its width) is in the overflow,
-//! and the line holds its number.
+//! A line has the entries of one producer for a few neighbouring partitions, so the producer is stored once and not
+//! once per entry. If producers write to one partition each, a line has one entry and is smaller. Data that does not
+//! fit into a line (holes, positions beyond its width) is in the overflow, and the line has its number.
 //!
 //! ```text
 //! directory  first bits of a block's hash -> segment           a block: 24 partitions of a producer
-//! segment    |t t t t t t t t t t t t t t t t|t t t ...        one byte a line, a group of 16 compared at once
+//! segment    |t t t t t t t t t t t t t t t t|t t t ...        a byte per line; 16 are compared at once
 //!            |64 B|64 B|64 B| ...                              line i belongs to tag i
 //! ```
 //!
-//! Segments grow one at a time, at sizes that differ from segment to segment, so no call waits for all
-//! of them and no more than one is held twice. A segment of a few megabytes splits in two. Which
-//! segment a key lies in follows from its block alone, whatever the lines look like.
+//! Segments grow one at a time, and each at another size. No call waits for all of them, and only one is in memory
+//! twice. A segment of a few megabytes splits in two. The segment of a key depends on its block alone, whatever the
+//! layout of lines.
 //!
-//! One 64-byte line is one miss. Linear probing over lines without tags was 3 to 4 times slower at
-//! 100 M entries, because its second probe is a miss that nothing prefetched.
+//! A 64-byte line is one cache miss. Linear probing over lines without tags was 3 to 4 times slower at 100 M entries:
+//! its second probe is a miss that nothing prefetched.
 
 mod buffer;
 mod cell;
@@ -39,11 +38,11 @@ use groups::Groups;
 use search::{Root, next_version};
 use segment::{Growth, Held, Segment, with_groups};
 
-/// Marks the lines that hold the entries of an epoch below a key's highest.
+/// Marks lines with entries of an epoch below the highest of their key.
 const OLDER: u32 = 1 << 31;
 
-/// A table of fewer bytes holds its entries several in a line, whatever its keys: what it could save is
-/// less than what changing over costs.
+/// A table with fewer bytes has several entries per line, whatever its keys. Changing the layout would cost more than
+/// it saves.
 const SMALL_BYTES: usize = 16 << 20;
 
 /// The number of partitions that each producer writes to, as the caller declares it. It decides the layout of the lines
@@ -56,7 +55,7 @@ pub enum Partitions {
     Many,
 }
 
-/// What names an entry: a producer, a partition, and for epochs below their key's highest the epoch.
+/// The key of an entry: a producer, a partition, and the epoch if it is below the highest of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EntryKey {
     pub(crate) pid: i64,
@@ -65,7 +64,7 @@ pub(crate) struct EntryKey {
 }
 
 impl EntryKey {
-    /// The entry of a key's highest epoch.
+    /// The entry of the highest epoch of a key.
     #[inline]
     pub(crate) fn newest(pid: i64, partition: i32) -> EntryKey {
         EntryKey { pid, partition, older: None }
@@ -86,7 +85,7 @@ impl EntryKey {
         block_hash(self.pid, self.partition)
     }
 
-    /// The line that it lies in.
+    /// The key of its line.
     #[inline]
     fn line<L: Line>(self) -> LineKey {
         let group = self.partition as u32 / L::SLOTS as u32;
@@ -108,8 +107,7 @@ impl EntryKey {
     }
 }
 
-/// What names a line: a producer, a group of partitions, and for entries of epochs below their key's
-/// highest also the epoch.
+/// The key of a line: a producer, a group of partitions, and the epoch if it is below the highest of its keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct LineKey {
     pid: i64,
@@ -126,7 +124,7 @@ impl LineKey {
         block_hash(self.pid, ((self.group & !OLDER) * L::SLOTS as u32) as i32)
     }
 
-    /// High bits choose the group, low bits are the tag.
+    /// The hash of a line. High bits choose the group, low bits are the tag.
     #[inline]
     fn hash(self, block_hash: u64) -> u64 {
         let epoch = (self.epoch as u64) << 40;
@@ -134,7 +132,7 @@ impl LineKey {
     }
 }
 
-/// Where an entry lies or could lie, until a line is added.
+/// The place of an entry, or where it would be. Valid until a line is added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
     segment: u32,
@@ -142,7 +140,7 @@ pub(crate) struct Place {
     slot: u32,
 }
 
-/// Where a line lies, until one is added.
+/// The place of a line. Valid until a line is added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinePlace {
     segment: u32,
@@ -162,17 +160,17 @@ impl LinePlace {
     }
 }
 
-/// A hash table of entries in lines of layout `L`, or of its twin: each segment has what takes less.
+/// A hash table of entries in lines of layout `L` or of its other layout: each segment uses the smaller one.
 pub(crate) struct Lines<L: Line> {
-    /// A record of its segment for each value of the first `depth` bits of a block's hash, one bit at the least.
+    /// The segment of each value of the first `depth` bits of a block's hash. It has at least one bit.
     directory: Vec<Root>,
     depth: u32,
     segments: Vec<Segment<L>>,
-    /// No segment has less room than this.
+    /// The least room of all segments.
     room: usize,
     /// Whether a segment has lines of one entry.
     has_single: bool,
-    /// Another one whenever a segment is put in the place of another.
+    /// A new number whenever a segment is replaced.
     version: u64,
     partitions: Option<Partitions>,
 }
@@ -192,19 +190,19 @@ impl<L: Line> Lines<L> {
         tables + self.segments.iter().map(Segment::bytes).sum::<usize>()
     }
 
-    /// What every slot holds that is not empty, segment by segment in the order of block hashes, in no
-    /// meaningful order within one.
+    /// Visits every non-empty slot, segment by segment in the order of block hashes, and in arbitrary order within a
+    /// segment.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(EntryKey, L::Slot)) {
         self.ordered().for_each(|segment| segment.for_each(&mut visit));
     }
 
-    /// How many lines there are.
+    /// Number of lines.
     pub(crate) fn len(&self) -> usize {
         self.segments.iter().map(|segment| with_groups!(&segment.held, groups => groups.taken())).sum()
     }
 
-    /// The numbers of the segments in the order of block hashes, each with how many bits all of its hashes
-    /// share and how many lines it has.
+    /// The numbers of the segments in the order of block hashes, with the number of common bits of their hashes and
+    /// their number of lines.
     pub(crate) fn stretches(&self) -> impl Iterator<Item = (usize, u32, usize)> {
         self.ordered_numbers().map(|number| {
             let segment = &self.segments[number];
@@ -212,7 +210,7 @@ impl<L: Line> Lines<L> {
         })
     }
 
-    /// Every line of a segment: its place, the key of its first slot, and how many slots it has.
+    /// Visits every line of a segment: its place, the key of its first slot, and its number of slots.
     pub(crate) fn for_each_line(&self, segment: usize, mut visit: impl FnMut(LinePlace, EntryKey, usize)) {
         with_groups!(&self.segments[segment].held, groups => groups.for_each_line(&mut |line, first, slots| {
             visit(LinePlace { segment: segment as u32, line: line as u32 }, first, slots);
@@ -231,7 +229,7 @@ impl<L: Line> Lines<L> {
         })
     }
 
-    /// The slots of a line, each with its key.
+    /// Visits the slots of a line with their keys.
     #[inline]
     pub(crate) fn read_line<E>(
         &self,
@@ -267,7 +265,7 @@ impl<L: Line> Lines<L> {
         self.directory[(block_hash >> (64 - self.depth)) as usize].segment
     }
 
-    /// The place of an entry whose line there is.
+    /// The place of an entry, if its line exists.
     pub(crate) fn find(&self, key: EntryKey) -> Option<Place> {
         let block_hash = key.block_hash();
         let segment = self.segment_of(block_hash);
@@ -276,13 +274,13 @@ impl<L: Line> Lines<L> {
         Some(Place { segment, line: line as u32, slot: slot as u32 })
     }
 
-    /// The same, its line added where there is none. Call [`Lines::reserve`] first.
+    /// Like `find`, but adds the line if there is none. Call [`Lines::reserve`] first.
     pub(crate) fn find_or_insert(&mut self, key: EntryKey) -> Place {
         self.find_or_insert_hashed(key, key.block_hash())
     }
 
-    /// The same where the hash is known. Inlined: a place given back through memory is waited for until all
-    /// that was written before it has arrived there, 50 ns an entry where entries are added one by one.
+    /// Like `find_or_insert`, with a known hash. It is inlined: a place returned through memory would wait for all
+    /// earlier writes, which takes 50 ns per entry when entries are added one by one.
     #[inline(always)]
     pub(crate) fn find_or_insert_hashed(&mut self, key: EntryKey, block_hash: u64) -> Place {
         let segment = self.segment_of(block_hash);
@@ -299,21 +297,21 @@ impl<L: Line> Lines<L> {
         })
     }
 
-    /// Empties a slot. Its line stays until [`Lines::shrink`].
+    /// Clears a slot. Its line stays until [`Lines::shrink`].
     pub(crate) fn clear(&mut self, place: Place) {
         with_groups!(&mut self.segments[place.segment as usize].held, groups => {
             groups.line_mut(place.line as usize).clear(place.slot as usize);
         })
     }
 
-    /// Makes room for `more` lines, so that as many additions move nothing.
+    /// Reserves memory for `more` lines, so that adding them moves nothing.
     #[inline]
     pub(crate) fn reserve(&mut self, more: usize) -> Result<()> {
         if self.room < more { self.grow(more, 0) } else { Ok(()) }
     }
 
-    /// The same in a call that has begun, which will add `expected` lines as far as one can tell. Without memory, the
-    /// lines that a segment may hold above its load are a reserve: the call can be finished, and the next one is refused.
+    /// Like `reserve`, during a call that will add about `expected` lines. If there is no memory, the lines that a
+    /// segment can have above its load limit are a reserve: the call can finish, and the next one is refused.
     #[inline]
     pub(crate) fn reserve_midway(&mut self, more: usize, expected: usize) -> Result<()> {
         if self.room >= more {
@@ -328,7 +326,7 @@ impl<L: Line> Lines<L> {
         if self.segments.iter().all(is_enough) { Ok(()) } else { Err(refused) }
     }
 
-    /// How many lines can be added before anything moves.
+    /// How many lines can be added before memory moves.
     #[inline]
     pub(crate) fn room(&self) -> usize {
         self.room
@@ -359,12 +357,12 @@ impl<L: Line> Lines<L> {
     fn growth(&self, more: usize, expected: usize) -> Growth {
         let bytes: usize = self.segments.iter().map(Segment::bytes).sum();
         let is_alone = self.segments.len() == 1 && L::DOUBLES;
-        let expected = expected / self.segments.len().max(1); // an empty table has none
+        let expected = expected / self.segments.len().max(1); // an empty table has no segments
         Growth { empty: 0, more, expected, is_small: bytes < SMALL_BYTES, is_alone, partitions: self.partitions }
     }
 
-    /// Makes room for so many times the lines that there are, where there are few yet: the segments that they
-    /// will need, in the layout that will be theirs. The system provides their memory at once, on all cores.
+    /// Reserves memory for `times` as many lines, while there are few. It creates the segments that will be needed, in
+    /// their final layout. The system provides their memory at once, on all cores.
     pub(crate) fn reserve_times(&mut self, times: f64) -> Result<()> {
         if self.segments.len() != 1 {
             return Ok(());
@@ -402,8 +400,7 @@ impl<L: Line> Lines<L> {
         self.put(number, low);
     }
 
-    /// Puts a segment in the place of another or behind all others, and its record into the directory: nothing may
-    /// point to what is gone.
+    /// Replaces a segment or appends one, and updates the directory: no pointer to the old segment may remain.
     fn put(&mut self, number: usize, segment: Segment<L>) {
         let free_bits = self.depth - segment.depth;
         let first = (segment.prefix << free_bits) as usize;
@@ -421,17 +418,17 @@ impl<L: Line> Lines<L> {
         self.has_single = self.segments.iter().any(Segment::is_single);
     }
 
-    /// How many segments there are.
+    /// Number of segments.
     pub(crate) fn segments(&self) -> usize {
         self.segments.len()
     }
 
-    /// Empties the slots of a segment that `keep` does not want. Their lines stay until [`Lines::shrink`].
+    /// Clears the slots of a segment for which `keep` returns false. Their lines stay until [`Lines::shrink`].
     pub(crate) fn retain(&mut self, segment: usize, mut keep: impl FnMut(EntryKey, L::Slot) -> bool) {
         with_groups!(&mut self.segments[segment].held, groups => groups.retain(&mut keep));
     }
 
-    /// Drops the lines of empty slots, segment by segment. Without memory for it they stay.
+    /// Removes the lines of empty slots, segment by segment. If there is no memory for this, the lines stay.
     pub(crate) fn shrink(&mut self) {
         let growth = Growth { is_alone: false, ..self.growth(0, 0) };
         for number in 0..self.segments.len() {
@@ -443,10 +440,10 @@ impl<L: Line> Lines<L> {
     }
 }
 
-/// What is particular to entries that rows are judged by.
+/// Functions for entries that rows are judged by.
 impl<L: RowLine> Lines<L> {
-    /// Judges a span of the key of a search if its slot alone can tell. An unknown line is added where an entry may
-    /// begin anywhere.
+    /// Judges a span of a searched key if its slot alone can decide. If the key is new and may begin anywhere, a line
+    /// is added.
     #[inline(always)]
     pub(crate) fn judge_fast(
         &mut self,
@@ -460,14 +457,14 @@ impl<L: RowLine> Lines<L> {
             Some(Near::Dense(line)) => judge_in_line(line, key.1, span, rules),
             Some(Near::Single(line)) => judge_in_line(line, key.1, span, rules),
             None => {
-                // One by one: a span whose address is taken here would be written to memory for every row.
+                // Fields are passed one by one: a span whose address is taken would be written to memory for every row.
                 let Span { epoch, seq, rows, newest, is_old } = span;
                 self.judge_elsewhere(key, epoch, seq, rows, newest, is_old, rules)
             }
         }
     }
 
-    /// The same of a line that does not lie where it was looked for.
+    /// Like `judge_fast`, for a line that was not found at the expected place.
     #[inline(never)]
     #[expect(clippy::too_many_arguments, reason = "a span taken apart, see judge_fast")]
     fn judge_elsewhere(
@@ -493,7 +490,7 @@ impl<L: RowLine> Lines<L> {
         outcome
     }
 
-    /// Stores an entry in the line of the entry before it, if that is its line too and it fits.
+    /// Stores an entry in the line of the previous entry, if it belongs there and fits.
     #[inline(always)]
     pub(crate) fn write_beside(&mut self, before: LinePlace, key: EntryKey, entry: PlainEntry) -> bool {
         with_groups!(&mut self.segments[before.segment as usize].held, groups => {
@@ -501,7 +498,7 @@ impl<L: RowLine> Lines<L> {
         })
     }
 
-    /// Stores what a slot is to hold; false, and nothing changed, where it does not fit.
+    /// Stores the content of a slot. Returns false and changes nothing if it does not fit.
     #[inline]
     pub(crate) fn write(&mut self, place: Place, held: &Slot) -> bool {
         with_groups!(&mut self.segments[place.segment as usize].held, groups => {
@@ -510,9 +507,9 @@ impl<L: RowLine> Lines<L> {
     }
 }
 
-/// Lines that are the same one by one and side by side, and hold one entry each.
+/// Functions for lines with one entry, whose two layouts are equal.
 impl<L: Line<OtherLayout = L>> Lines<L> {
-    /// The line of the key of a search, if there is one.
+    /// The line of a searched key, if there is one.
     #[inline(always)]
     pub(crate) fn find_searched(&mut self, searches: &Searches, index: usize, key: (i64, i32)) -> Option<&mut L> {
         if self.read_near(searches, index, key).is_none() {
@@ -523,7 +520,7 @@ impl<L: Line<OtherLayout = L>> Lines<L> {
         }
     }
 
-    /// The line of an entry, added where there is none. Room must have been reserved.
+    /// The line of an entry, which is added if there is none. Memory must be reserved.
     pub(crate) fn add(&mut self, key: EntryKey) -> &mut L {
         let place = self.find_or_insert(key);
         self.line_at(place)
@@ -535,7 +532,7 @@ impl<L: Line<OtherLayout = L>> Lines<L> {
     }
 }
 
-/// Judges a span by what the slot of its partition holds, and keeps what comes of it.
+/// Judges a span by the slot of its partition, and stores the result.
 #[inline(always)]
 fn judge_in_line<L: RowLine>(line: &mut L, partition: i32, span: Span, rules: &PlainRules) -> FastOutcome {
     let slot = EntryKey::newest(0, partition).slot::<L>();
@@ -568,7 +565,7 @@ mod tests {
         PlainEntry { epoch: key.older.unwrap_or(0), first: last, last, last_timestamp: 0 }
     }
 
-    /// Fills a table with entries, in an order that is not that of their keys.
+    /// Fills a table with entries in an order other than that of their keys.
     fn fill<L: RowLine>(count: i64, partitions: Option<Partitions>, key: impl Fn(i64) -> EntryKey) -> Lines<L> {
         let mut lines = Lines::new(partitions);
         for number in 0..count {
@@ -672,8 +669,8 @@ mod tests {
         assert!(bytes(&single, 900_000) < 32 && single.segments.iter().all(|it| matches!(it.held, Held::Single(_))));
     }
 
-    /// Tables are loaded in the order of block hashes. Did lines lie in it too, a segment would be full at its
-    /// beginning and empty behind until its last entries come, and every search go through all of it.
+    /// Tables are loaded in the order of block hashes. If lines were stored in this order too, a segment would be full
+    /// at its beginning and empty at its end until the last entries come, and every search would scan all of it.
     #[test]
     fn lines_do_not_lie_in_the_order_of_block_hashes() {
         let mut groups = [0; 64];

@@ -1,4 +1,4 @@
-//! Searches for the newest entries of several keys at once: while one is judged, the memory of the others is fetched.
+//! Searches for the newest entries of several keys at once. While one is judged, the memory of the others is loaded.
 
 use super::groups::{GROUP, Group, equal_tags, tag_of};
 use super::segment::{Held, Segment};
@@ -8,7 +8,7 @@ use crate::prefetch::{HAS_PREFETCH, STEP, prefetch};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a search needs of a segment: a record of the directory, found with one read.
+/// The data of a segment that a search needs: a record of the directory, found with one read.
 #[derive(Clone, Copy)]
 pub(super) struct Root {
     tags: NonNull<Group>,
@@ -21,9 +21,9 @@ pub(super) struct Root {
     is_single: bool,
 }
 
-// SAFETY: a root points into what a segment of the same table owns, and is followed only where that table is borrowed.
+// SAFETY: a root points into memory of a segment of the same table, and is used only while that table is borrowed.
 unsafe impl Send for Root {}
-// SAFETY: as above; what it points to is written only where the table is borrowed mutably.
+// SAFETY: as above; the memory is written only while the table is borrowed mutably.
 unsafe impl Sync for Root {}
 
 impl Root {
@@ -36,10 +36,10 @@ impl Root {
         Root { tags, lines, groups: groups as u32, segment: number as u32, line_bytes, is_single }
     }
 
-    /// That of a table without segments: one group without a line.
+    /// The root of a table without segments: one group without lines.
     pub(super) fn of_nothing() -> Root {
         static NOTHING: Group = [0; GROUP];
-        // Lines of a byte, none of which is read: a search computes where they would be, so they are somewhere.
+        // Lines of one byte, none of which is read. A search computes their addresses, so they must exist.
         let tags = NonNull::from(&NOTHING);
         Root { tags, lines: tags.cast(), groups: 1, segment: 0, line_bytes: 1, is_single: false }
     }
@@ -50,22 +50,22 @@ impl Root {
     /// The group is one of the segment's.
     #[inline(always)]
     unsafe fn group(&self, number: usize) -> (NonNull<Group>, NonNull<u8>) {
-        // SAFETY: a segment has as many tags and lines as groups; the caller says that this is one.
+        // SAFETY: a segment has as many tags and lines as groups, and the caller guarantees that this is one of them.
         unsafe { (self.tags.add(number), self.lines.add(number * GROUP * self.line_bytes as usize)) }
     }
 }
 
-/// A number that no table's segments had before: see [`Searches::version`].
+/// A number that no segments of any table had before: see [`Searches::version`].
 pub(super) fn next_version() -> u64 {
     static VERSION: AtomicU64 = AtomicU64::new(1);
     VERSION.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A search under way: where it begins, then where it most likely ends.
+/// A search in progress: where it begins, then where it most likely ends.
 #[derive(Clone, Copy)]
 struct Search {
     tag_at: NonNull<u8>,
-    /// The line of that tag: to be read only where the tag is set.
+    /// The line of that tag. It may be read only if the tag is set.
     line: NonNull<u8>,
     root: u32,
     tag: u8,
@@ -73,16 +73,16 @@ struct Search {
     is_single: bool,
 }
 
-/// Searches that take each of their steps together.
+/// Searches that do each step together.
 #[derive(Clone, Copy)]
 pub(crate) struct Searches {
-    /// Of the segments that they were begun in: where those have changed since, nothing is followed any more.
+    /// The version of the segments at the start. If segments have changed since, the addresses are not used.
     version: u64,
     each: [Search; STEP],
 }
 
 impl Searches {
-    /// None, for room.
+    /// Empty searches, to be filled.
     pub(crate) fn none() -> Searches {
         let (tag_at, line) = (NonNull::dangling(), NonNull::dangling());
         Searches { version: 0, each: [Search { tag_at, line, root: 0, tag: 0, line_bytes: 0, is_single: false }; STEP] }
@@ -96,7 +96,7 @@ pub(crate) enum Near<'a, L: Line> {
 }
 
 impl<L: Line> Lines<L> {
-    /// First step: asks for the tags. What is looked for need not be there; of keys that a caller has none of, zeros do.
+    /// First step: prefetches the tags. Searched keys need not exist; unused places have zeros.
     #[inline(always)]
     pub(crate) fn begin(&self, pids: &[i64; STEP], partitions: &[i32; STEP], searches: &mut Searches) {
         let mut hashes = [0; STEP];
@@ -106,7 +106,7 @@ impl<L: Line> Lines<L> {
         self.begin_hashed(&hashes, partitions, searches);
     }
 
-    /// The same where the hashes of the blocks are known.
+    /// Like `begin`, with known hashes of the blocks.
     #[inline(always)]
     pub(crate) fn begin_hashed(&self, hashes: &[u64; STEP], partitions: &[i32; STEP], searches: &mut Searches) {
         let dense = line_hashes::<L>(hashes, partitions);
@@ -115,11 +115,11 @@ impl<L: Line> Lines<L> {
         for (index, search) in searches.each.iter_mut().enumerate() {
             let number = (hashes[index] >> shift) as usize;
             let root = &self.directory[number];
-            // Both are there, so that nothing branches by what is chance where a table has both layouts.
+            // Both hashes are computed, because a table with both layouts would cause unpredictable branches.
             let hash = [dense[index], single[index]][usize::from(root.is_single)];
             let group = ((hash >> 32) * u64::from(root.groups)) >> 32;
-            // SAFETY: the group lies within the segment, for the product's high half is below the number of groups.
-            // Checked numbers instead of addresses: 12 of some 150 instructions a row.
+            // SAFETY: the group is within the segment, because the high half of the product is below the number of
+            // groups. Checked numbers instead of addresses take 12 of some 150 instructions per row.
             let (tags, line) = unsafe { root.group(group as usize) };
             prefetch(tags.as_ptr());
             if !HAS_PREFETCH {
@@ -132,16 +132,16 @@ impl<L: Line> Lines<L> {
         searches.version = self.version;
     }
 
-    /// Second step: compares the tags and asks for the lines, or for where they will be added.
+    /// Second step: compares the tags and prefetches the lines, or the places where they will be added.
     ///
-    /// Eight bits of hash let one search in 20 meet another key's line, so a second one is asked for too: a line that
-    /// was not asked for is a miss that is waited for.
+    /// With eight bits of hash, one search in 20 finds another key's line, so a second line is prefetched too. A line
+    /// without a prefetch is a cache miss that stalls the processor.
     #[inline(always)]
     pub(crate) fn prefetch_lines(&self, searches: &mut Searches) {
         self.check(searches);
         let may_reach = self.has_single || size_of::<L>() != 64;
         for search in &mut searches.each {
-            // SAFETY: the segments are those of the first step, which gave the address of a group.
+            // SAFETY: the segments are those of the first step, which stored the address of a group.
             let tags = unsafe { search.tag_at.cast::<Group>().as_ref() };
             let mut matches = equal_tags(tags, search.tag);
             if matches == 0 {
@@ -160,14 +160,14 @@ impl<L: Line> Lines<L> {
         }
     }
 
-    /// The same where a group is full: its lines may lie in the next one.
+    /// Continues in the next group if a group is full, because its lines can be there.
     #[cold]
     #[inline(never)]
     fn in_next_group(&self, search: Search) -> Search {
         let root = &self.directory[search.root as usize];
         let group = (search.tag_at.addr().get() - root.tags.addr().get()) / GROUP + 1;
         let group = if group == root.groups as usize { 0 } else { group };
-        // SAFETY: the group was just found to be one of the segment's.
+        // SAFETY: the number was just checked to be a group of the segment.
         let (tags, line) = unsafe { root.group(group) };
         // SAFETY: as above.
         let matches = equal_tags(unsafe { tags.as_ref() }, search.tag);
@@ -182,7 +182,7 @@ impl<L: Line> Lines<L> {
         assert!(searches.version == self.version, "segments stay as they are while searches are under way");
     }
 
-    /// Third step: the line of a key, if it lies where the second step said, as nearly all do.
+    /// Third step: the line of a key, if it is where the second step expected it, which is nearly always so.
     #[inline(always)]
     pub(crate) fn near(
         &mut self,
@@ -192,9 +192,9 @@ impl<L: Line> Lines<L> {
     ) -> Option<Near<'_, L>> {
         let search = self.checked(searches, index)?;
         let key = EntryKey::newest(pid, partition);
-        // SAFETY: the tag is set, so the line was written by `Groups::insert`; it lies in a segment of this table, which
-        // has not changed since, in the layout that the search knows; and the table is borrowed mutably.
-        // Looking the segment up again takes 20 of some 150 instructions a row.
+        // SAFETY: the tag is set, so `Groups::insert` wrote the line. It is in a segment of this table, which has not
+        // changed since, in the layout that the search knows; and the table is borrowed mutably. Looking up the segment
+        // again takes 20 of some 150 instructions per row.
         unsafe {
             if search.is_single {
                 let line = search.line.cast::<L::OtherLayout>().as_mut();
@@ -206,7 +206,7 @@ impl<L: Line> Lines<L> {
         }
     }
 
-    /// What the slot of a key holds, if its line lies where the second step said.
+    /// The content of the slot of a key, if its line is where the second step expected it.
     #[inline(always)]
     pub(crate) fn read_near(&self, searches: &Searches, index: usize, (pid, partition): (i64, i32)) -> Option<L::Slot> {
         let search = self.checked(searches, index)?;
@@ -223,7 +223,7 @@ impl<L: Line> Lines<L> {
         }
     }
 
-    /// Where that slot lies.
+    /// The place of that slot.
     pub(crate) fn place_near(&self, searches: &Searches, index: usize, partition: i32) -> Place {
         let (search, key) = (&searches.each[index], EntryKey::newest(0, partition));
         let Root { lines, segment, line_bytes, .. } = self.directory[search.root as usize];
@@ -237,13 +237,13 @@ impl<L: Line> Lines<L> {
     fn checked<'a>(&self, searches: &'a Searches, index: usize) -> Option<&'a Search> {
         self.check(searches);
         let search = &searches.each[index];
-        // SAFETY: the segments are those of the first step, and the second gave the address of a tag.
+        // SAFETY: the segments are those of the first step, and the second step stored the address of a tag.
         (unsafe { search.tag_at.read() } == search.tag).then_some(search)
     }
 }
 
 impl Search {
-    /// At one of the lines of its group.
+    /// The search at another line of its group.
     #[inline(always)]
     fn at(self, index: usize) -> Search {
         assert!(index < GROUP);
@@ -252,7 +252,7 @@ impl Search {
         Search { tag_at, line, ..self }
     }
 
-    /// Prefetches the line. `may_reach`: into the next cache line.
+    /// Prefetches the line. `may_reach`: it can extend into the next cache line.
     #[inline(always)]
     fn prefetch(&self, may_reach: bool) {
         prefetch(self.line.as_ptr());
@@ -270,7 +270,7 @@ impl Search {
     }
 }
 
-/// The hashes of the lines of keys in one layout, by those of their blocks.
+/// The hashes of the lines of keys in one layout, from those of their blocks.
 #[inline(always)]
 fn line_hashes<L: Line>(hashes: &[u64; STEP], partitions: &[i32; STEP]) -> [u64; STEP] {
     let mut of_lines = [0; STEP];
@@ -307,7 +307,7 @@ mod tests {
         lines
     }
 
-    /// Lines of several entries and, from some hundred thousand on, lines of one.
+    /// Lines of several entries, and from some hundred thousand on lines of one.
     #[test]
     fn a_search_ends_where_the_line_lies() {
         for (count, has_single) in [(15, false), (1000, false), (600_000, true)] {

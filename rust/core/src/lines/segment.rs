@@ -1,47 +1,48 @@
-//! A part of the hash table: the entries of the blocks whose hash begins with the same bits.
+//! A part of the hash table: the entries of all blocks whose hashes begin with the same bits.
 
 use super::groups::Groups;
 use super::{EntryKey, Line, LineKey, Partitions};
 use crate::Result;
 
-/// A segment of this many bytes splits; up to twice as many. When and by how much a segment grows differs
-/// from segment to segment, so that not all of them do so in the same call.
+/// A segment splits at this many bytes, or at up to twice as many. When and by how much a segment grows differs between
+/// segments, so that not all of them grow in the same call.
 pub(super) const SPLIT_BYTES: usize = 4 << 20;
 
-/// The entries of all blocks whose hash begins with `prefix`, in the layout `L` or in its twin.
+/// The entries of all blocks whose hash begins with `prefix`, in the layout `L` or in its other layout.
 pub(super) struct Segment<L: Line> {
     pub(super) held: Held<L>,
-    /// The first `depth` bits of the hash of every block that lies here.
+    /// The first `depth` bits of the hash of all its blocks.
     pub(super) prefix: u64,
     pub(super) depth: u32,
-    /// How many lines there were when the layout was last thought over.
-    thought_over_at: usize,
+    /// Number of lines at the last choice of the layout.
+    layout_checked_at: usize,
 }
 
 /// How a table's segments grow.
 pub(super) struct Growth {
-    /// Of a segment that is only to lose them: how many lines hold nothing.
+    /// Number of empty lines, if the segment is rebuilt only to remove them.
     pub(super) empty: usize,
-    /// Lines that there must be room for at the least.
+    /// Minimum number of additional lines.
     pub(super) more: usize,
-    /// Lines that will be added soon, as far as one can tell. Room for as many as there are is made at the most.
+    /// Estimated number of lines that will be added soon. The segment at most doubles for them.
     pub(super) expected: usize,
-    /// Where keys come in random order their entries seem to be alone until a third of them is there: the
-    /// segments of a small table do not change over to lines of one entry.
+    /// Whether the table is small. If keys come in random order, entries seem to be single until a third of them
+    /// exists. The segments of a small table therefore do not change to lines of one entry.
     pub(super) is_small: bool,
-    /// Doubling builds a million entries in 16 % less time; later it is the memory that counts.
+    /// Whether the segment is the only one. Doubling then builds a million entries in 16 % less time. Later, memory
+    /// matters more.
     pub(super) is_alone: bool,
     /// If the caller declared them, the layout changes only when empty lines are dropped.
     pub(super) partitions: Option<Partitions>,
 }
 
-/// Lines of one of the two layouts.
+/// Lines in one of the two layouts.
 pub(super) enum Held<L: Line> {
     Dense(Groups<L>),
     Single(Groups<L::OtherLayout>),
 }
 
-/// Does one thing to a segment's groups, whatever the layout of their lines.
+/// Runs an expression for the groups of a segment, whatever the layout of their lines.
 macro_rules! with_groups {
     ($held:expr, $groups:ident => $do:expr) => {
         match $held {
@@ -59,10 +60,10 @@ impl<L: Line> Segment<L> {
             Some(Partitions::One) => Held::Single(Groups::new(Groups::<L::OtherLayout>::count_for(lines))?),
             Some(Partitions::Many) | None => Held::Dense(Groups::new(Groups::<L>::count_for(lines))?),
         };
-        Ok(Segment { held, prefix: 0, depth: 0, thought_over_at: 0 })
+        Ok(Segment { held, prefix: 0, depth: 0, layout_checked_at: 0 })
     }
 
-    /// How many lines may be added before it must grow.
+    /// How many lines can be added before the segment must grow.
     pub(super) fn room(&self) -> usize {
         with_groups!(&self.held, groups => groups.room())
     }
@@ -86,13 +87,13 @@ impl<L: Line> Segment<L> {
         with_groups!(&self.held, groups => groups.for_each(|line| for_each_in(line, visit)))
     }
 
-    /// Whether it is large enough to be divided. Blocks with many epochs can fill a segment that no bit
-    /// divides: it is not tried for ever.
+    /// Whether the segment is large enough to split. Blocks with many epochs can fill a segment that no bit divides, so
+    /// splitting is not tried without end.
     pub(super) fn is_to_split(&self, segments: usize) -> bool {
         self.bytes() >= SPLIT_BYTES + self.share(SPLIT_BYTES) && self.depth < (8 + segments.ilog2()).min(32)
     }
 
-    /// A part of `most` that differs from segment to segment.
+    /// A share of `most` that differs between segments.
     fn share(&self, most: usize) -> usize {
         ((most as u128 * u128::from(self.prefix)) >> self.depth) as usize
     }
@@ -104,13 +105,13 @@ impl<L: Line> Segment<L> {
         if growth.is_alone { lines } else { least + self.share(least) }
     }
 
-    /// Its entries with more room.
+    /// A copy of the segment with more room.
     pub(super) fn grown(&self, growth: &Growth) -> Result<Segment<L>> {
         let [held] = self.rebuilt(|_| 0, growth)?;
         Ok(self.with(held, self.prefix, self.depth, growth))
     }
 
-    /// Its entries, divided by the next bit of their blocks' hashes.
+    /// The segment divided in two by the next bit of the hashes of blocks.
     pub(super) fn halves(&self, growth: &Growth) -> Result<[Segment<L>; 2]> {
         let depth = self.depth + 1;
         let half = |block_hash: u64| (block_hash >> (64 - depth)) as usize & 1;
@@ -119,26 +120,26 @@ impl<L: Line> Segment<L> {
         Ok([self.with(low, prefix, depth, growth), self.with(high, prefix | 1, depth, growth)])
     }
 
-    /// What was made of it.
+    /// A new version of this segment.
     fn with(&self, held: Held<L>, prefix: u64, depth: u32, growth: &Growth) -> Segment<L> {
         let lines = with_groups!(&held, groups => groups.taken());
-        let was_thought_over = self.is_to_think_over(growth);
-        let thought_over_at = if was_thought_over { lines } else { self.thought_over_at >> (depth - self.depth) };
-        Segment { held, prefix, depth, thought_over_at }
+        let was_checked = self.must_check_layout(growth);
+        let layout_checked_at = if was_checked { lines } else { self.layout_checked_at >> (depth - self.depth) };
+        Segment { held, prefix, depth, layout_checked_at }
     }
 
-    /// Its entries without the lines that hold none; `None` where there are no such lines.
+    /// A copy without empty lines. `None` if there are no empty lines.
     pub(super) fn without_empty_lines(&self, growth: &Growth) -> Result<Option<Segment<L>>> {
         let mut empty = 0;
         with_groups!(&self.held, groups => groups.for_each(|line| empty += usize::from(line.is_empty())));
         if empty > 0 { self.grown(&Growth { empty, ..*growth }).map(Some) } else { Ok(None) }
     }
 
-    /// The entries in `N` parts, which `part` tells by a block's hash, in the layout that takes less memory.
+    /// Divides the entries into `N` parts by the hash of their block, in the layout that takes less memory.
     fn rebuilt<const N: usize>(&self, part: impl Fn(u64) -> usize, growth: &Growth) -> Result<[Held<L>; N]> {
         let expected = growth.expected / N;
         let with_room = |lines: usize| lines + growth.more.max(self.spare(lines, growth)).max(expected.min(lines));
-        let changes_over = self.is_to_think_over(growth) && self.is_better_changed();
+        let changes_over = self.must_check_layout(growth) && self.is_better_changed();
         match &self.held {
             Held::Dense(groups) => {
                 let single = if changes_over { converted(groups, &part, with_room)? } else { None };
@@ -157,16 +158,16 @@ impl<L: Line> Segment<L> {
         }
     }
 
-    /// Whether to find out if the other layout takes less memory, for that costs half of a growth. Not seldom
-    /// enough to be in the wrong one for long: lines of four entries were, at 28 bytes an entry for 24.
-    fn is_to_think_over(&self, growth: &Growth) -> bool {
+    /// Whether to check if the other layout takes less memory. The check costs half of a growth. Rarer checks would
+    /// keep the wrong layout too long: lines of four entries took 28 bytes per entry instead of 24.
+    fn must_check_layout(&self, growth: &Growth) -> bool {
         let lines = with_groups!(&self.held, groups => groups.taken());
         let is_for_sure = growth.is_small && matches!(self.held, Held::Dense(_));
-        let has_grown = growth.partitions.is_none() && lines * 4 >= self.thought_over_at * 5;
+        let has_grown = growth.partitions.is_none() && lines * 4 >= self.layout_checked_at * 5;
         !is_for_sure && (growth.empty > 0 || has_grown)
     }
 
-    /// Whether its entries take less memory in the other layout, by an eighth at least.
+    /// Whether the entries take at least an eighth less memory in the other layout.
     fn is_better_changed(&self) -> bool {
         let (dense, single) = with_groups!(&self.held, groups => sampled::<L, _>(groups));
         let (dense, single) = (dense * (1 + size_of::<L>()), single * (1 + size_of::<L::OtherLayout>()));
@@ -177,8 +178,8 @@ impl<L: Line> Segment<L> {
     }
 }
 
-/// How many lines a sample of the entries takes in the layout `L`, and how many in its twin. The sample
-/// is of whole blocks and follows from what the table holds.
+/// Number of lines of a sample of the entries in the layout `L`, and in its other layout. The sample has whole blocks
+/// and depends only on the content of the table.
 fn sampled<L: Line, X: Line>(groups: &Groups<X>) -> (usize, usize) {
     let mask = if groups.taken() < 1 << 12 { 0 } else { 31 };
     let mut hashes = Vec::new();
@@ -193,7 +194,7 @@ fn sampled<L: Line, X: Line>(groups: &Groups<X>) -> (usize, usize) {
     (hashes.len(), single)
 }
 
-/// Tells the lines that hold anything, each with the hash of its block.
+/// Visits the non-empty lines, each with the hash of its block.
 #[inline]
 fn for_each_hashed<X: Line>(groups: &Groups<X>, mut visit: impl FnMut(&X, u64)) {
     groups.for_each(|line| {
@@ -203,7 +204,7 @@ fn for_each_hashed<X: Line>(groups: &Groups<X>, mut visit: impl FnMut(&X, u64)) 
     });
 }
 
-/// The entries in the same layout. `empty`: how many lines hold none.
+/// Copies the entries in the same layout. `empty`: number of empty lines.
 fn copied<X: Line, const N: usize>(
     groups: &Groups<X>,
     part: impl Fn(u64) -> usize,
@@ -224,11 +225,11 @@ fn copied<X: Line, const N: usize>(
     Ok(copies)
 }
 
-/// Entries that change their layout together: while one is stored, the lines of the others are fetched.
+/// Number of entries that change their layout together. While one is stored, the lines of the others are loaded.
 const TOGETHER: usize = 64;
 
-/// The entries in the other layout; `None` where they do not fit: epochs of a
-/// line may differ only a little, and how many lines it takes is an estimate.
+/// Converts the entries to the other layout. `None` if they do not fit: epochs in a line may differ only slightly, and
+/// the number of lines is an estimate.
 fn converted<X: Line, Y: Line<Slot = X::Slot>, const N: usize>(
     groups: &Groups<X>,
     part: impl Fn(u64) -> usize,
@@ -254,7 +255,7 @@ fn converted<X: Line, Y: Line<Slot = X::Slot>, const N: usize>(
     Ok((all_fit && rest_fits).then_some(into))
 }
 
-/// Empty groups for so many lines each.
+/// Empty groups with room for the given numbers of lines.
 fn each_with_room<X: Line, const N: usize>(lines: [usize; N]) -> Result<[Groups<X>; N]> {
     let groups: Vec<_> =
         lines.into_iter().map(|lines| Groups::new(Groups::<X>::count_for(lines))).collect::<Result<_>>()?;

@@ -1,14 +1,13 @@
-//! Lines with timestamps: any layout, and beside each slot the last timestamp of its entry.
+//! Lines with timestamps: any layout, with the last timestamp of its entry beside each slot.
 //!
-//! A wrapper and not more layouts, so that a table without timestamps pays nothing for those that have
-//! them: its lines, its memory and its code are what they were.
+//! This is a wrapper instead of more layouts, so that tables without timestamps keep their lines, memory and code.
 
 use super::{Line, LineKey, RowLine};
 use crate::fast_path::Slot;
 use crate::judge::PlainEntry;
 
-/// A line and the highest timestamp of the accepted rows of each of its entries: 128 bytes, two cache lines
-/// side by side, or 32 to 40 where a line holds one entry.
+/// A line and the highest timestamp of the accepted rows of each entry. It has 128 bytes (two adjacent cache lines), or
+/// 32 to 40 if a line has one entry.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Timed<L: RowLine> {

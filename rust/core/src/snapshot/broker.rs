@@ -1,4 +1,4 @@
-//! A [`BrokerTable`] as bytes: framed as other tables are, with entries of its own.
+//! A [`BrokerTable`] as bytes. Frames are those of other tables; entries are different.
 
 use super::frames::{Payload, Reader, Writer, refuse};
 use super::{Incoming, KeyBounds, columns, key_type, no_more, number, read_key_type, text, write_dictionary};
@@ -9,11 +9,11 @@ use std::io::{self, Read, Write};
 const MAGIC: [u8; 8] = *b"FPBROKR\0";
 const VERSION: u16 = 1;
 
-/// Entries, or ends of logs, after which a frame ends.
+/// Number of entries, or of ends of logs, after which a frame ends.
 const FRAME_ENTRIES_MAX: usize = 4096;
 
 impl BrokerTable {
-    /// Writes the table. Equal tables give equal bytes.
+    /// Writes the table. Equal tables have equal bytes.
     pub fn write_snapshot(&self, out: &mut impl Write) -> io::Result<()> {
         let mut keys: Vec<_> = self.sorted_keys();
         let mut ends = self.log_ends();
@@ -52,7 +52,8 @@ impl BrokerTable {
         bytes
     }
 
-    /// Reads a table back. `Error::Snapshot` where the bytes are not one. Leaves what follows the snapshot unread.
+    /// Reads a table. Returns `Error::Snapshot` if the bytes are not a valid snapshot. Data after the snapshot is not
+    /// read.
     pub fn read_snapshot(input: &mut impl Read) -> Result<BrokerTable> {
         let mut frames = Reader::new(input);
         if frames.head::<8>()? != MAGIC {
@@ -82,7 +83,7 @@ impl BrokerTable {
         Ok(table)
     }
 
-    /// The table that the bytes hold.
+    /// Reads a table from bytes.
     pub fn restore(mut bytes: &[u8]) -> Result<BrokerTable> {
         let table = BrokerTable::read_snapshot(&mut bytes)?;
         no_more(bytes)?;
@@ -95,7 +96,7 @@ impl BrokerTable {
         out.extend([options.window, options.begins_at_zero.into(), options.assigns_offsets.into()]);
         out.push(self.has_times().into());
         number(out, options.max_idle_ms as u64);
-        // Where no key is in use, the next may be of any type.
+        // If no key is used, the next one may have any type.
         if self.is_blank() {
             out.push(0)
         } else {
@@ -121,7 +122,7 @@ fn write_column<T>(out: &mut Vec<u8>, items: &[T], width_min: usize, value: impl
     columns::write(out, &items.iter().map(value).collect::<Vec<_>>(), width_min);
 }
 
-/// The columns of one number an entry: how each is told.
+/// The columns with one number per entry, and how each is computed.
 const ENTRY_COLUMNS: [fn(&ProducerEntry) -> i64; 8] = [
     |entry| entry.pid,
     |entry| entry.partition.into(),

@@ -1,14 +1,14 @@
-//! Columns of numbers: the lowest, then how far each lies above it, in as few whole bytes as the
-//! farthest needs.
+//! Columns of numbers: the lowest value, then the difference of each value from it, in as few whole bytes as the
+//! largest one needs.
 //!
-//! Varints byte by byte are smaller where few numbers are large, and take 2 to 3 times as long.
+//! Varints per byte are smaller if few numbers are large, but take 2 to 3 times as long.
 
 use super::frames::{Payload, refuse};
 use crate::Result;
 
-/// Appends a column: width (one byte), lowest (eight bytes), then `width` bytes a row, all little endian.
+/// Appends a column: width (one byte), lowest value (eight bytes), then `width` bytes per row, all little endian.
 ///
-/// Where `width_min` is not 0, the count of rows is bounded by the bytes that are there.
+/// If `width_min` is not 0, the number of bytes limits the number of rows.
 pub(super) fn write(out: &mut Vec<u8>, values: &[i64], width_min: usize) {
     let (low, spread) = low_and_spread(values);
     let width = (u64::BITS - spread.leading_zeros()).div_ceil(8).max(width_min as u32) as usize;
@@ -18,10 +18,10 @@ pub(super) fn write(out: &mut Vec<u8>, values: &[i64], width_min: usize) {
     pack[width](out, values, low);
 }
 
-/// The lowest, and how far the highest lies above it.
+/// The lowest value, and the difference of the highest from it.
 fn low_and_spread(values: &[i64]) -> (i64, u64) {
     let first = values.first().copied().unwrap_or(0);
-    // Most columns are of equal numbers, and this is four times as fast as finding lowest and highest.
+    // In most columns all numbers are equal. This test is four times as fast as finding the lowest and highest.
     if values.iter().fold(0, |differ, it| differ | (it ^ first)) == 0 {
         return (first, 0);
     }

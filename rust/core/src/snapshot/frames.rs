@@ -1,19 +1,19 @@
-//! Bytes on their way out and in: whole frames, each with a checksum over everything up to its end.
+//! Writes and reads frames. Each has a checksum over everything up to its end.
 //!
-//! A frame can be trusted before it is read, so a damaged snapshot is told from a wrong one and is
-//! found at the first damaged frame. The checksum of the last frame is that of the whole snapshot; it
-//! names the snapshot to the delta that follows it. The checksums themselves are left out of the
-//! checksum: one that includes itself is the same for every frame.
+//! A frame is verified before it is decoded. Damage is therefore distinguished from an invalid snapshot and found at
+//! the first damaged frame. The checksum of the last frame is that of the whole snapshot, and a delta refers to its
+//! snapshot by it. Checksums are not part of the checksummed bytes: a checksum that includes itself would be the same
+//! for every frame.
 
 use crate::{Error, Result};
 use std::io::{self, Read, Write};
 
-/// Makes the error for bytes that are no snapshot.
+/// Returns the error for bytes that are not a valid snapshot.
 pub(super) fn refuse<T>(problem: impl Into<String>) -> Result<T> {
     Err(Error::Snapshot(problem.into()))
 }
 
-/// Writes frames. What is pushed to `payload` goes out with [`Writer::end_frame`].
+/// Writes frames. [`Writer::end_frame`] writes the bytes that were pushed to `payload`.
 pub(super) struct Writer<'a, W> {
     out: &'a mut W,
     checksum: crc32fast::Hasher,
@@ -35,7 +35,7 @@ impl<'a, W: Write> Writer<'a, W> {
         &mut self.frame
     }
 
-    /// Bytes in the frame at hand.
+    /// Number of bytes in the current frame.
     pub(super) fn payload_bytes(&self) -> usize {
         self.frame.len() - LENGTH_BYTES
     }
@@ -51,7 +51,7 @@ impl<'a, W: Write> Writer<'a, W> {
         Ok(())
     }
 
-    /// Of everything that was written.
+    /// The checksum of all written bytes.
     pub(super) fn checksum(&self) -> u32 {
         self.checksum.clone().finalize()
     }
@@ -75,15 +75,14 @@ impl<'a, R: Read> Reader<'a, R> {
         Ok(bytes)
     }
 
-    /// The first bytes, which lie in no frame.
+    /// Reads the first bytes, which are not in a frame.
     pub(super) fn head<const N: usize>(&mut self) -> Result<[u8; N]> {
         let bytes = self.array()?;
         self.checksum.update(&bytes);
         Ok(bytes)
     }
 
-    /// The next frame, once it is known to be whole. Memory grows with the bytes that are there, not
-    /// with the length that is claimed.
+    /// Reads and verifies the next frame. Memory grows with the bytes that exist, not with the declared length.
     pub(super) fn next_frame(&mut self) -> Result<Payload<'_>> {
         let length = self.array::<LENGTH_BYTES>()?;
         self.checksum.update(&length);
@@ -100,7 +99,7 @@ impl<'a, R: Read> Reader<'a, R> {
         Ok(Payload::new(&self.frame))
     }
 
-    /// Of everything that was read.
+    /// The checksum of all bytes read.
     pub(super) fn checksum(&self) -> u32 {
         self.checksum.clone().finalize()
     }
@@ -117,7 +116,7 @@ fn truncated<T>() -> Result<T> {
     refuse("the snapshot is truncated")
 }
 
-/// The bytes of a frame that have not been read.
+/// The unread bytes of a frame.
 pub(super) struct Payload<'a>(&'a [u8]);
 
 impl<'a> Payload<'a> {
@@ -134,7 +133,7 @@ impl<'a> Payload<'a> {
     }
 
     pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        Ok(self.bytes(N)?.try_into().expect("as many were asked for"))
+        Ok(self.bytes(N)?.try_into().expect("exactly N bytes"))
     }
 
     pub(super) fn number(&mut self) -> Result<u64> {

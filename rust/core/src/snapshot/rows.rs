@@ -1,4 +1,4 @@
-//! Entries as the columns of a frame, and back.
+//! Converts entries to the columns of a frame and back.
 
 use super::columns::{read, write};
 use super::frames::{Payload, refuse};
@@ -8,23 +8,23 @@ use crate::key_block::{BLOCK_PARTITIONS, block_hash};
 use crate::ordered::Appended;
 use std::cmp::Ordering;
 
-/// Entries of a frame, at the most.
+/// Maximum number of entries of a frame.
 pub(super) const ENTRIES_MAX: usize = 4096;
-/// Holes after which a frame ends: an entry may have any number.
+/// Number of holes after which a frame ends, because an entry can have any number.
 const HOLES_MAX: usize = 1 << 16;
 
-/// Bytes of every entry and of every hole, at the least, so that their bytes bound their count.
+/// Minimum number of bytes of an entry and of a hole, so that the number of bytes limits their number.
 pub(super) const ENTRY_BYTES_MIN: usize = 4;
 const HOLE_BYTES_MIN: usize = 1;
 
-/// One frame's keys: groups of the same block, and the steps from partition to partition within them.
+/// The keys of a frame: groups of the same block, and the steps between partitions within them.
 #[derive(Default)]
 pub(super) struct KeyRows {
     pid: Vec<i64>,
     block: Vec<i64>,
     count: Vec<i64>,
     step: Vec<i64>,
-    /// The partition before the next.
+    /// The previous partition.
     before: i64,
 }
 
@@ -57,7 +57,7 @@ impl KeyRows {
         }
     }
 
-    /// Reads the columns of at most `left` keys. Gives how many.
+    /// Reads the columns of at most `left` keys. Returns their number.
     pub(super) fn read(&mut self, payload: &mut Payload<'_>, left: u64) -> Result<usize> {
         let (rows, groups) = (payload.number()?, payload.number()?);
         if rows == 0 || rows > left.min(ENTRIES_MAX as u64) || groups > rows {
@@ -70,7 +70,7 @@ impl KeyRows {
         Ok(rows as usize)
     }
 
-    /// Tells every key that was read, in turn, and how the key before it compares with it.
+    /// Visits every key that was read, with its order relative to the previous key.
     #[inline]
     pub(super) fn try_for_each(
         &self,
@@ -118,11 +118,11 @@ pub(super) struct KeyRow {
 }
 
 impl KeyRow {
-    /// Before the first key.
+    /// The value before the first key.
     pub(super) const NONE: KeyRow = KeyRow { hash: 0, pid: -1, partition: 0 };
 }
 
-/// The entry that was read last.
+/// The last entry that was read.
 pub(super) struct Before {
     key: KeyRow,
     epoch: i16,
@@ -134,7 +134,7 @@ impl Default for Before {
     }
 }
 
-/// One frame's entries.
+/// The entries of a frame.
 #[derive(Default)]
 pub(super) struct Rows {
     keys: KeyRows,
@@ -145,14 +145,15 @@ pub(super) struct Rows {
     /// Last minus first.
     reach: Vec<i64>,
     timestamp: Vec<i64>,
-    /// 1 where there is a final range. While a frame is written, up to the last entry that has one or holes.
+    /// 1 if there is a final range. While a frame is written, it ends at the last entry that has a final range or
+    /// holes.
     finals: Vec<i64>,
-    /// How far the final range begins above the first position, and how long it is, less one.
+    /// The distance from the first position to the final range, and the length of the range minus one.
     final_gap: Vec<i64>,
     final_reach: Vec<i64>,
-    /// How many holes. As `finals`.
+    /// Number of holes, with the same length as `finals`.
     holes: Vec<i64>,
-    /// How far a hole begins above the first position or the hole before, how long it is, less one.
+    /// The distance of a hole from the first position or the previous hole, and its length minus one.
     hole_gap: Vec<i64>,
     hole_reach: Vec<i64>,
     hole_timestamp: Vec<i64>,
@@ -167,7 +168,7 @@ impl Rows {
         self.entries.is_empty()
     }
 
-    /// Whether the frame ends before an entry of this key: with a block, if another one might not fit.
+    /// Whether the frame ends before an entry of this key. It ends after a block if another one might not fit.
     #[inline]
     pub(super) fn ends_before(&self, pid: i64, partition: i32) -> bool {
         const BLOCK_ENDS: usize = ENTRIES_MAX - BLOCK_PARTITIONS as usize;
@@ -205,7 +206,7 @@ impl Rows {
         self.holes.push((self.hole_gap.len() - holes_before) as i64);
     }
 
-    /// Writes the columns and empties them.
+    /// Writes the columns and clears them.
     pub(super) fn write(&mut self, out: &mut Vec<u8>) {
         self.keys.write(out);
         self.last.extend(self.entries.iter().map(|entry| entry.last));
@@ -234,14 +235,14 @@ impl Rows {
         }
     }
 
-    /// The columns as bytes; empties them.
+    /// Encodes the columns and clears them.
     pub(super) fn encoded(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.write(&mut bytes);
         bytes
     }
 
-    /// Reads a frame of at most `left` entries. Gives how many.
+    /// Reads a frame of at most `left` entries. Returns their number.
     pub(super) fn read(&mut self, mut payload: Payload<'_>, left: u64) -> Result<u64> {
         let rows = self.keys.read(&mut payload, left)?;
         read(&mut payload, rows, ENTRY_BYTES_MIN, &mut self.last)?;
@@ -260,7 +261,7 @@ impl Rows {
         Ok(rows as u64)
     }
 
-    /// Tells the entries of the frame that was read. They must follow the one `before` in order.
+    /// Visits the entries of the frame that was read. They must follow the one `before` in order.
     #[inline]
     pub(super) fn try_for_each(
         &self,
@@ -312,7 +313,7 @@ impl Rows {
     }
 }
 
-/// How far the columns of final ranges and holes have been read.
+/// The read positions in the columns of final ranges and holes.
 struct Extras {
     final_at: usize,
     hole_at: usize,

@@ -1,4 +1,4 @@
-//! What a call gathers and says.
+//! The results that a call collects.
 
 use super::skipped::Skipped;
 use super::{Cuts, Judged, Stale, StateTable, rows_of};
@@ -8,27 +8,27 @@ use crate::keys::Key;
 use crate::{Result, Verdict};
 use rustc_hash::FxHashMap;
 
-/// What a call has gathered so far.
+/// The results of a call so far.
 pub(crate) struct Call<'a> {
     pub(super) judged: Judged,
     /// Rows below their key's highest epoch, by key and epoch.
     stale: FxHashMap<Key, u64>,
-    /// The first row of the batch at hand.
+    /// The first row of the current batch.
     pub(super) batch_from: usize,
     pub(super) horizon_ms: Option<i64>,
-    /// The span at hand: its first row in the batch, its key and epoch, and its rows' timestamps where they
-    /// are kept.
+    /// The current span: its first row in the batch, its key and epoch, and the timestamps of its rows if they are
+    /// kept.
     row: usize,
     key: Key,
     pub(super) times: Times<'a>,
 }
 
-/// The timestamps of a span's rows, where they are kept.
+/// The timestamps of a span's rows, if they are kept.
 #[derive(Clone, Copy)]
 pub(super) enum Times<'a> {
-    /// One a row.
+    /// One per row.
     Each(&'a [i64]),
-    /// The same for so many rows.
+    /// The same timestamp for a number of rows.
     Shared(i64, usize),
 }
 
@@ -58,7 +58,7 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// The verdict of rows of the batch at hand that needs no judge.
+    /// Sets the verdict of rows of the current batch that the rules need not judge.
     #[inline]
     pub(super) fn fill(&mut self, row: usize, end: usize, verdict: Verdict) {
         let rows = self.batch_from + row..self.batch_from + end;
@@ -70,7 +70,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Positions of a key that one of its rows jumped over.
+    /// Records positions of a key that a row skipped.
     #[inline(always)]
     pub(super) fn jump(&mut self, key: Key, first: i64, last: i64) {
         self.judged.skipped.open(key, first, last);

@@ -7,23 +7,23 @@ use crate::prefetch::CHUNK;
 
 use std::vec;
 
-/// Keys that were given are given back to the system this many at a time: a megabyte.
-const GIVEN_BACK: usize = 1 << 16;
+/// Number of keys after which their memory is freed: a megabyte.
+const FREED_KEYS: usize = 1 << 16;
 
 /// The entries of a table, see [`StateTable::entries`].
 ///
-/// Holds the keys of those that are still to come, 16 bytes each, and no more than a chunk of entries: who makes
-/// something of them that takes as many bytes an entry needs no more memory than that in all.
+/// It holds the keys of the remaining entries, 16 bytes each, and at most a chunk of entries. If a caller converts
+/// entries to as many bytes each, the whole conversion needs no more memory than that.
 pub struct Entries<'a> {
     table: &'a StateTable,
     numbers: Renumbering,
-    /// The keys to come in the order of `numbers`, the next one last.
+    /// The remaining keys in the order of `numbers`, the next one last.
     keys: Vec<Key>,
     chunk: vec::IntoIter<Entry>,
 }
 
 impl<'a> Entries<'a> {
-    /// Of these keys, which have entries.
+    /// The entries of these keys. All of them must exist.
     pub(crate) fn new(table: &'a StateTable, mut keys: Vec<Key>) -> Entries<'a> {
         let numbers = Renumbering::new(table.keys(), |visit| keys.iter().for_each(|key| visit(key.0, key.1)));
         for key in &mut keys {
@@ -35,7 +35,7 @@ impl<'a> Entries<'a> {
 
     fn next_chunk(&mut self) -> Vec<Entry> {
         let mut keys = self.keys.split_off(self.keys.len().saturating_sub(CHUNK));
-        if self.keys.capacity() - self.keys.len() >= GIVEN_BACK {
+        if self.keys.capacity() - self.keys.len() >= FREED_KEYS {
             self.keys.shrink_to_fit();
         }
         for key in &mut keys {

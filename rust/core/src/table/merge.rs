@@ -1,4 +1,4 @@
-//! Tables that take in others.
+//! Merging tables.
 
 use super::skipped::{Skip, by_value};
 use super::{Missing, StateTable, missing_of, room_for};
@@ -12,19 +12,21 @@ use crate::union::{overlap, union};
 use crate::{Admit, Dictionary, Epochs, Error, Result};
 
 impl StateTable {
-    /// Takes in the other table: what either had accepted is accepted, horizons and last timestamps become
-    /// the later ones, final ranges their hull. Gives what both had accepted and neither holds final, in the
-    /// order of pid, partition, epoch and position: of verdicts given before, one too many.
+    /// Adds the entries of another table: positions that either accepted are accepted, horizons and last timestamps
+    /// become the later ones, and final ranges their convex hull. Returns the positions that both had accepted and that
+    /// are final in neither, in the order of pid, partition, epoch and position. For each of them, one row too many was
+    /// accepted before.
     ///
-    /// On positions it is commutative, associative and idempotent. Under [`Epochs::Fence`] a key keeps its
-    /// higher epoch, with the later last timestamp of the two. What a policy's `reach` makes final becomes so
-    /// when a row of its entry is judged or entries are evicted, so that the order of several merges does not
-    /// show.
+    /// On positions, merging is commutative, associative and idempotent. Under [`Epochs::Fence`], a key keeps its
+    /// higher epoch, with the later last timestamp of both. Positions beyond a policy's `reach` become final when a row
+    /// of the entry is judged or entries are evicted. The result therefore does not depend on the order of merges.
     ///
-    /// [`Error::Policy`] and no change where the tables are of different rules or do not keep the same, where
-    /// rows are not admitted in any order, and where a key that both know holds positions on both sides of
-    /// the border of the wrap; [`Error::Capacity`] where `entries_max` would be passed; [`Error::Memory`], as
-    /// [`StateTable::apply`] gives it.
+    /// Errors, without any change:
+    ///
+    /// - [`Error::Policy`]: the rules or the kept data differ, the policy does not admit rows in any order, or a key of
+    ///   both has positions on both sides of the border of the wrap
+    /// - [`Error::Capacity`]: the table would exceed `entries_max`
+    /// - [`Error::Memory`]: as for [`StateTable::apply`]
     pub fn merge(&mut self, other: &StateTable) -> Result<Vec<Missing>> {
         self.check_mergeable(other)?;
         let before = self.keys.mark();
@@ -59,7 +61,7 @@ impl StateTable {
         self.check_intervals()
     }
 
-    /// The numbers that the other table's keys have here.
+    /// The numbers of the other table's keys in this table.
     fn translate(&mut self, other: &StateTable) -> Result<Translation> {
         let theirs = &other.keys;
         if theirs.pid.kind.is_none() && (other.is_empty() || self.keys.pid.kind.is_none()) {
@@ -71,7 +73,7 @@ impl StateTable {
         })
     }
 
-    /// Gives the keys of another table numbers here.
+    /// Assigns numbers of this table to the keys of another one.
     pub(super) fn number(&mut self, theirs: &Keys) -> Result<Translation> {
         if theirs.pid.kind.is_some() {
             self.keys.fix(theirs.pid.kind().clone(), theirs.partition.kind().clone())?;
@@ -85,7 +87,7 @@ impl StateTable {
         })
     }
 
-    /// What a merge changes, and the positions that both tables had accepted.
+    /// The changes of a merge, and the positions that both tables had accepted.
     fn unite(&self, other: &StateTable, translation: &Translation) -> Result<(Vec<Change>, Vec<Skip>)> {
         let (mut changes, mut overlaps, mut ambiguous) = (Vec::new(), Vec::new(), None);
         with_shelf!(&other.store, shelf => shelf.for_each(|pid, partition, theirs| {
@@ -123,14 +125,14 @@ impl StateTable {
         }
     }
 
-    /// The entry that one of this key and epoch would meet.
+    /// The existing entry for this key and epoch.
     pub(super) fn rival(&self, pid: i64, partition: i32, epoch: i16) -> Option<FullEntry> {
         let is_key = self.policy().epochs == Epochs::Key;
         let entry = with_shelf!(&self.store, shelf => shelf.get(pid, partition, is_key.then_some(epoch)))?;
         (!is_key || entry.epoch == epoch).then_some(entry)
     }
 
-    /// Puts entries. Memory for the first of them was asked for before.
+    /// Stores entries. Memory for the first of them is already reserved.
     pub(super) fn put_all(&mut self, changes: Vec<Change>) -> Result<()> {
         let put = with_shelf!(&mut self.store, shelf => put_changes(shelf, changes));
         self.is_half_done = put.is_err();
@@ -138,8 +140,7 @@ impl StateTable {
     }
 }
 
-/// The numbers here of keys that had others before, or in another table; empty where keys are plain
-/// integers.
+/// The new numbers of keys that were renumbered or come from another table. Empty if keys are plain integers.
 #[derive(Default)]
 pub(super) struct Translation {
     pub(super) pid: Vec<u32>,
@@ -153,7 +154,7 @@ impl Translation {
     }
 }
 
-/// An entry that a merge puts, in the place of one of the epoch `known` where there is one.
+/// An entry that a merge stores. It replaces the entry of epoch `known`, if there is one.
 pub(super) struct Change {
     pub(super) pid: i64,
     pub(super) partition: i32,

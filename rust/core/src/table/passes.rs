@@ -1,4 +1,4 @@
-//! Spans of a call, judged in a pipeline.
+//! Judges the spans of a call in a pipeline.
 
 use super::call::{Call, Times};
 use super::{Cuts, room_for};
@@ -31,7 +31,7 @@ pub(super) fn judge_batches<'a, L: RowLine>(
     Ok(())
 }
 
-/// The spans of a batch, to be judged against a shelf.
+/// The spans of a batch and the shelf that judges them.
 struct Spans<'a, 'b, L: RowLine, S> {
     shelf: &'a mut Shelf<L>,
     rules: &'a Rules,
@@ -51,10 +51,10 @@ impl<L: RowLine, S: Seq> Work for Spans<'_, '_, L, S> {
     }
 }
 
-/// Room for the steps that are under way at once.
+/// Number of steps that can be in progress at once.
 const STEPS: usize = CHUNK / STEP;
-/// After how many ticks a step asks for its lines and for what they need of entries in the overflow, and is judged. What was
-/// asked for has arrived by then; more would be pushed out of the nearest cache again.
+/// Number of ticks after which a step prefetches its lines and their entries in the overflow, and after which it is
+/// judged. The memory has arrived by then. Longer delays would evict it from the nearest cache again.
 const LINES_AFTER: usize = 1;
 const OVERFLOW_AFTER: usize = 2;
 const HOLES_AFTER: usize = 3;
@@ -63,9 +63,9 @@ const JUDGED_AFTER: usize = 4;
 /// Spans that are judged together.
 struct Step {
     count: usize,
-    /// The number of the first.
+    /// The number of the first span.
     from: usize,
-    /// The first row of each, and the row after the last.
+    /// The first row of each span, and the row after the last.
     bounds: [u32; STEP + 1],
     pid: [i64; STEP],
     partition: [i32; STEP],
@@ -130,8 +130,8 @@ fn of_step<T: Copy>(column: &[T], first: usize) -> [T; STEP] {
     *column[first..].first_chunk().expect("as many lines follow")
 }
 
-/// Prefetches the rows of a later step. Columns are read in order, but lines and tags at random in between, and the
-/// processor does not recognize the order then.
+/// Prefetches the rows of a later step. Columns are read in order, but lines and tags at random in between, so the
+/// processor does not recognize the order.
 #[inline(always)]
 fn prefetch_ahead<T>(column: &[T], first: usize) {
     const AHEAD: usize = CHUNK;
@@ -139,9 +139,9 @@ fn prefetch_ahead<T>(column: &[T], first: usize) {
     (0..STEP * size_of::<T>()).step_by(64).for_each(|byte| prefetch(rows.wrapping_add(byte)));
 }
 
-/// A pipeline: at each tick a step begins (its spans are hashed and tags asked for), one that began earlier asks for its
-/// lines, and one that began before those is judged. Where the spans are at an end, or the table must grow, steps
-/// without a span begin until nothing is under way.
+/// Judges all spans in a pipeline. At each tick a step begins (its spans are hashed and their tags prefetched), an
+/// earlier step prefetches its lines, and a still earlier one is judged. If no spans remain or the table must grow,
+/// empty steps begin until no step is in progress.
 #[inline(always)]
 fn judge_spans<L: RowLine, S: Seq>(spans: Spans<'_, '_, L, S>) -> Result<()> {
     let Spans { shelf, rules, batch, seq, cut, call } = spans;
@@ -149,7 +149,8 @@ fn judge_spans<L: RowLine, S: Seq>(spans: Spans<'_, '_, L, S>) -> Result<()> {
     let mut cursor = cut.cursor();
     let (mut tick, mut judged) = (0usize, 0);
     let mut coming = Coming { spans: 0, lines: shelf.lines().len() };
-    // Spans that need entries in the overflow come together: where none did for a while, hardly one will now.
+    // Spans with entries in the overflow come in groups. If there was none for some time, the next is unlikely to be
+    // one.
     let mut overflow_until = 2 * STEPS;
     while judged < cut.len() {
         let under_way = cursor.span - judged;
@@ -173,7 +174,7 @@ fn judge_spans<L: RowLine, S: Seq>(spans: Spans<'_, '_, L, S>) -> Result<()> {
             let step = &steps[tick.wrapping_sub(HOLES_AFTER) % STEPS];
             shelf.prefetch_holes(&step.in_overflow, &step.seq, step.count);
         }
-        // What is asked for in between has the time to come: two steps at once are more than a processor waits for.
+        // Prefetched memory has time to arrive in between. Two whole steps are more requests than a processor can hold.
         for half in [0..STEP / 2, STEP / 2..STEP] {
             if half.start > 0 {
                 let step = &mut steps[tick.wrapping_sub(LINES_AFTER) % STEPS];
@@ -192,20 +193,21 @@ fn judge_spans<L: RowLine, S: Seq>(spans: Spans<'_, '_, L, S>) -> Result<()> {
     Ok(())
 }
 
-/// Where a call stood when it was last asked how many lines it will add.
+/// The state of a call at the last estimate of the lines it will add.
 struct Coming {
     spans: usize,
     lines: usize,
 }
 
 impl Coming {
-    /// Spans by which a share can be told.
+    /// Minimum number of spans for an estimate.
     const SPANS_MIN: usize = 4096;
 
-    /// How many lines the remaining spans will add, if keys go on coming as they did since the last time.
+    /// Estimates how many lines the remaining spans will add, if keys continue to come as they did since the last
+    /// estimate.
     ///
-    /// If some spans found their lines, so many lines are known of all that come: with keys by chance, the share of spans
-    /// that found theirs is that of known lines. Half of those since the last time were known on average.
+    /// The share of spans that found their lines shows how many lines are known: with random keys, it equals the share
+    /// of known lines among all. On average, half of the lines added since the last estimate were known.
     fn lines_of(&mut self, left: usize, spans: usize, lines: usize) -> usize {
         let (of_spans, added) = (spans - self.spans, lines.saturating_sub(self.lines));
         if of_spans < Self::SPANS_MIN {
@@ -223,7 +225,7 @@ impl Coming {
     }
 }
 
-/// Judges the spans of a step. Gives whether the slot of one alone could not tell.
+/// Judges the spans of a step. Returns whether the slot of any span alone could not decide.
 #[inline(always)]
 fn judge_step<'a, L: RowLine>(
     shelf: &mut Shelf<L>,
@@ -253,7 +255,7 @@ fn judge_step<'a, L: RowLine>(
     is_unclear
 }
 
-/// A span of a step, and the row where what is judged of it begins.
+/// A span of a step, and the row where the judged part of it begins.
 #[derive(Clone, Copy)]
 struct At<'a> {
     step: &'a Step,
@@ -261,7 +263,7 @@ struct At<'a> {
     row: usize,
 }
 
-/// Judges a span of a key. Gives whether its slot alone could not tell.
+/// Judges a span of a key. Returns whether its slot alone could not decide.
 #[inline(always)]
 fn judge_span<L: RowLine>(shelf: &mut Shelf<L>, rules: &Rules, at: At<'_>, span: Span, call: &mut Call<'_>) -> bool {
     if let Some(number) = shelf.number_of(&at.step.in_overflow, at.span) {
@@ -282,7 +284,7 @@ fn judge_span<L: RowLine>(shelf: &mut Shelf<L>, rules: &Rules, at: At<'_>, span:
         FastOutcome::Continued | FastOutcome::Begun => {}
         FastOutcome::Repeated => call.fill(at.row, at.row + span.rows as usize, Verdict::Duplicate),
         FastOutcome::Unclear => {
-            // One by one: a span whose address is taken here would be written to memory for every row.
+            // Fields are passed one by one: a span whose address is taken would be written to memory for every row.
             let Span { epoch, seq, rows, newest, is_old } = span;
             judge_unclear(shelf, rules, (at.step, at.span, at.row), epoch, seq, rows, newest, is_old, call);
         }
@@ -314,7 +316,8 @@ fn judge_unclear<L: RowLine>(
     }
 }
 
-/// Judges a span whose rows have timestamps, cut where it crosses the horizon. Gives whether a part of it was unclear.
+/// Judges a span whose rows have timestamps, cut where it crosses the horizon. Returns whether a part of it was
+/// unclear.
 fn judge_timed_span<'a, L: RowLine>(
     shelf: &mut Shelf<L>,
     rules: &Rules,

@@ -1,4 +1,4 @@
-//! What the rows of a call jumped over, and the list that is made of it where somebody asks.
+//! Positions that the rows of a call skipped, and the list of missing ranges, which is built on request.
 
 use super::{Missing, missing_of};
 use crate::judge::Rules;
@@ -10,22 +10,22 @@ pub(crate) type Skip = (Key, (i64, i64));
 
 /// Ranges that rows of a call opened and filled, in the order of the rows.
 ///
-/// Judging only appends to two lists: most callers never ask for what is missing, and a map or a tree cost more than
-/// all other judging (200 of 570 ns a row that opens a hole). The lists take 32 bytes for each range, until the call's
-/// answer is dropped.
+/// Judging only appends to two lists, because most callers never read the missing ranges. A map or a tree would cost
+/// more than all other judging (200 of 570 ns per row that opens a hole). The lists take 32 bytes per range, until the
+/// result of the call is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Skipped {
     rules: Rules,
     is_listed: bool,
     opened: Vec<Skip>,
-    /// Of those that were opened, or of older ones.
+    /// Filled parts of opened or older ranges.
     closed: Vec<Skip>,
 }
 
 impl Skipped {
-    /// `is_wanted`: whether somebody may ask for the list.
-    pub(super) fn new(rules: Rules, is_wanted: bool) -> Skipped {
-        let is_listed = is_wanted && rules.reports_missing();
+    /// `is_used`: whether the caller may read the list.
+    pub(super) fn new(rules: Rules, is_used: bool) -> Skipped {
+        let is_listed = is_used && rules.reports_missing();
         Skipped { rules, is_listed, opened: Vec::new(), closed: Vec::new() }
     }
 
@@ -47,7 +47,8 @@ impl Skipped {
         }
     }
 
-    /// What is left, in the order of pid, partition and epoch (by value). `keys`: those of the table when it judged.
+    /// The remaining ranges, in the order of pid, partition and epoch (by value). `keys`: the keys of the table when it
+    /// judged.
     pub(super) fn missing(&self, keys: &Keys) -> impl Iterator<Item = Missing> + use<'_> {
         let mut left = self.left();
         if !keys.are_plain() {
@@ -56,14 +57,14 @@ impl Skipped {
         left.into_iter().map(|(key, range)| missing_of(&self.rules, key, range))
     }
 
-    /// What was opened and not filled, in the order of keys by number, then of positions.
+    /// The ranges that were opened and not filled, in the order of keys by number, then of positions.
     fn left(&self) -> Vec<Skip> {
         let opened = in_order(&self.opened);
         if self.closed.is_empty() { opened } else { without(&opened, &in_order(&self.closed)) }
     }
 }
 
-/// Equal are those of which the same is left, whatever happened between.
+/// Two are equal if the same ranges remain, whatever happened in between.
 impl PartialEq for Skipped {
     fn eq(&self, other: &Skipped) -> bool {
         self.left() == other.left()
@@ -72,8 +73,8 @@ impl PartialEq for Skipped {
 
 impl Eq for Skipped {}
 
-/// What is left of ranges without others, both in order. A position is skipped once and filled once, so
-/// those of either do not overlap, and each of the others lies in one of the first or outside all.
+/// Subtracts ranges from others; both are sorted. A position is skipped once and filled once, so the ranges of either
+/// list do not overlap. Each subtracted range is within one of the first list or outside all of them.
 fn without(ranges: &[Skip], others: &[Skip]) -> Vec<Skip> {
     let mut left = Vec::new();
     let mut others = others.iter().peekable();
@@ -89,16 +90,16 @@ fn without(ranges: &[Skip], others: &[Skip]) -> Vec<Skip> {
     left
 }
 
-/// Fewer ranges are sorted by comparing.
+/// Fewer ranges than this are sorted by comparing.
 const DIGITS_MIN: usize = 256;
 const DIGIT_BITS: u32 = 11;
 /// Bits of a range's number, and of its key.
 const NUMBER_BITS: u32 = 32;
 
-/// Ranges in the order of pid, partition, epoch and position, by number.
+/// Sorts ranges by the numbers of pid, partition, epoch, and by position.
 ///
-/// Their keys and numbers are sorted digit by digit, 8 bytes a range: comparing takes three times as long, and moving
-/// the ranges twice. Each key's ranges are in order after that, but where rows came late.
+/// Their keys and numbers are sorted digit by digit, 8 bytes per range. Comparing would take three times as long, and
+/// moving the ranges twice as long. After that, the ranges of each key are sorted unless rows came late.
 fn in_order(ranges: &[Skip]) -> Vec<Skip> {
     let mut sorted = Vec::new();
     let codes = Codes::of(ranges);
@@ -120,7 +121,7 @@ fn in_order(ranges: &[Skip]) -> Vec<Skip> {
     sorted
 }
 
-/// Sorts ranges by position where they are in the order of keys, and all of them where they are not.
+/// Sorts the ranges of each key by position if they are in the order of keys, and all ranges otherwise.
 fn sort_each_key(ranges: &mut [Skip]) {
     if !ranges.is_sorted_by_key(|range| range.0) {
         return ranges.sort_unstable();
@@ -132,7 +133,7 @@ fn sort_each_key(ranges: &mut [Skip]) {
     }
 }
 
-/// One pass of a sort by digits, from the lowest: the order of equal digits stays.
+/// One pass of a stable sort by digits, from the lowest digit.
 fn sort_by_digit(from: &[u64], to: &mut [u64], shift: u32) {
     const DIGITS: usize = 1 << DIGIT_BITS;
     let digit = |it: u64| (it >> shift) as usize % DIGITS;
@@ -169,7 +170,7 @@ impl Codes {
         Codes { lowest, partition_bits, epoch_bits, bits: bits(lowest.0, highest.0) + partition_bits + epoch_bits }
     }
 
-    /// Means something where there are no more than 64 bits.
+    /// Valid only if there are no more than 64 bits.
     #[inline]
     fn code(&self, (pid, partition, epoch): Key) -> u64 {
         let (pid, partition) = ((pid - self.lowest.0) as u64, (partition - self.lowest.1) as u64);
@@ -186,7 +187,7 @@ pub(super) fn by_value(keys: &Keys) -> impl Fn(&Skip, &Skip) -> Ordering + '_ {
 mod tests {
     use super::*;
 
-    /// Keys of few bits and of many, in calls of few ranges and of many.
+    /// Keys of few and of many bits, in calls of few and of many ranges.
     #[test]
     fn digits_give_the_order_that_comparing_gives() {
         let mut state = 7u64;
@@ -214,7 +215,7 @@ mod tests {
         let rules = Rules::new(crate::Policy::preset("any_order").expect("a preset"));
         let mut skipped = Skipped::new(rules, true);
         let (one, other) = ((1, 0, 0), (0, 0, 0));
-        skipped.close(one, 3, 4); // of a hole that was there before
+        skipped.close(one, 3, 4); // of an older hole
         skipped.open(one, 10, 19);
         skipped.open(other, 0, 4);
         skipped.close(one, 12, 12);

@@ -1,4 +1,4 @@
-//! What snapshots and deltas need of a table.
+//! The functions of a table that snapshots and deltas use.
 
 use super::merge::Change;
 use super::{Cuts, Judged, StateTable};
@@ -14,14 +14,14 @@ use crate::{Admit, Epochs, Error, Result, Verdict};
 use std::collections::HashSet;
 
 impl StateTable {
-    /// Begins, or ends, to note what changes, so that [`StateTable::delta`] can tell. Costs nothing where
-    /// it is off, else 2 to 4 bits an entry, and a random bit set for every span that is accepted.
+    /// Starts or stops to track changes for [`StateTable::delta`]. Without tracking there is no cost. With it, the cost
+    /// is 2 to 4 bits per entry, and one bit set at random per accepted span.
     pub fn track_changes(&mut self, on: bool) {
         self.changes.track(on);
     }
 
-    /// Says that the table as it is now was stored as the snapshot or delta of this checksum: changes
-    /// count from here. To be called when the bytes are safe, and not before.
+    /// Records that the current table was stored as the snapshot or delta with this checksum. Changes count from here.
+    /// Call it only after the bytes are safe.
     pub fn begin_changes(&mut self, checksum: u32) {
         self.changes.begin(checksum);
     }
@@ -30,7 +30,7 @@ impl StateTable {
         &self.changes
     }
 
-    /// `judged`: its counts are those of the rows that were not accepted.
+    /// `judged`: its counts tell whether any row was not accepted.
     pub(super) fn note_changes(&mut self, batches: &[Batch<'_>], cuts: &Cuts, judged: &Judged) {
         let (verdicts, is_kept) = (&judged.verdicts, |verdict: &u8| *verdict == Verdict::Accepted as u8);
         if judged.counts.iter().sum::<u64>() == verdicts.len() as u64 {
@@ -50,7 +50,7 @@ impl StateTable {
         }
     }
 
-    /// The key of every entry, in no meaningful order.
+    /// Visits the key of every entry, in arbitrary order.
     pub(crate) fn for_each_key(&self, mut visit: impl FnMut(i64, i32)) {
         with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, _| visit(pid, partition)));
     }
@@ -65,7 +65,7 @@ impl StateTable {
         with_shelf!(&self.store, shelf => shelf.in_order(numbers, is_included, visit))
     }
 
-    /// Adds the entries of a frame, which follow all others in the order of snapshots.
+    /// Adds the entries of a frame. They follow all others in the order of snapshots.
     pub(crate) fn append(&mut self, entries: impl InOrder) -> Result<()> {
         let nothing = Store::new(&self.policy(), self.keeps_timestamp, None);
         let mut store = std::mem::replace(&mut self.store, nothing);
@@ -100,7 +100,7 @@ impl StateTable {
         }
     }
 
-    /// Refuses an entry that this policy cannot have made.
+    /// Refuses an entry that this policy cannot produce.
     #[cold]
     pub(crate) fn check_appended(
         &self,
@@ -124,7 +124,7 @@ impl StateTable {
         self.check_entry(&self.entry(*pid, *partition, state))
     }
 
-    /// Whether the keys of a delta are of the types that this table's keys are of.
+    /// Checks that the keys of a delta have the types of this table's keys.
     pub(crate) fn check_kinds(&self, theirs: &Keys) -> Result<()> {
         let differ = |mine: &KeySpace, theirs: &KeySpace| {
             mine.kind.is_some() && theirs.kind.is_some() && mine.kind != theirs.kind
@@ -135,8 +135,8 @@ impl StateTable {
         Ok(())
     }
 
-    /// Takes over a delta that was checked: forgets what its table forgot, then stores its entries, whose
-    /// keys are numbered as in `theirs`.
+    /// Applies a checked delta: removes what its table forgot, then stores its entries. `theirs` has the numbers of its
+    /// keys.
     pub(crate) fn take_over(&mut self, theirs: &Keys, forgotten: &Forgotten, entries: Vec<Appended>) -> Result<()> {
         self.make_room(entries.len())?;
         if forgotten.everything {
@@ -172,7 +172,7 @@ impl StateTable {
     }
 }
 
-/// What nearly every entry of a snapshot is like: plain, on the first lap, the only one of its key.
+/// The properties of nearly every entry of a snapshot: plain, on the first lap, the only one of its key.
 struct Usual {
     epoch_max: i16,
     seq_max: i64,
@@ -181,7 +181,7 @@ struct Usual {
 }
 
 impl Usual {
-    /// Whether an entry is like that, and so one that the policy can have made.
+    /// Whether an entry has these properties. The policy can then have produced it.
     #[inline]
     fn has(&self, entry: &Appended) -> bool {
         let PlainEntry { epoch, first, last, last_timestamp } = entry.plain;

@@ -1,33 +1,33 @@
-//! The first pass over a call's rows: everything is validated, and rows that are alike are gathered into spans.
+//! The first pass over the rows of a call. It validates all rows and groups similar ones into spans.
 
 use super::{LogRows, Partition, TransactionIndex};
 use crate::error::make_room;
 use crate::{Column, Control, Error, Result};
 
-/// Rows of one batch that follow each other, all of one partition and producer and of one kind.
+/// Consecutive rows of one batch, of the same partition, producer and kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     /// Its first row in the call.
     pub(super) start: u32,
-    /// Where its partition stands in the index.
+    /// The index of its partition.
     pub(super) slot: u32,
-    /// The span before it of the same transaction, in this call.
+    /// The previous span of the same transaction in this call.
     pub(super) before: u32,
 }
 
 pub(super) const NO_SPAN: u32 = u32::MAX;
 
-/// How a call's rows are cut into spans.
+/// The spans of a call.
 #[derive(Default)]
 pub(super) struct Cut {
     pub(super) spans: Vec<Span>,
-    /// For each batch how many spans there are up to its end.
+    /// For each batch, the number of spans up to its end.
     pub(super) ends: Vec<usize>,
-    /// Whenever rows turned to a partition, where its log ended before them.
+    /// Log ends of partitions before their rows, to restore them after an error.
     log_ends: Vec<(u32, i64)>,
 }
 
-/// How many rows there are. A call takes fewer than [`NO_SPAN`].
+/// Number of rows. A call has fewer than [`NO_SPAN`].
 pub(super) fn check_lengths(batches: &[LogRows<'_>]) -> Result<usize> {
     let mut rows = 0;
     for batch in batches {
@@ -55,7 +55,7 @@ pub(super) fn check_lengths(batches: &[LogRows<'_>]) -> Result<usize> {
 }
 
 impl TransactionIndex {
-    /// Validates rows, finds their spans, and moves the ends of the logs on. An error leaves the index as it was.
+    /// Validates rows, finds their spans, and moves the log ends. After an error the index is unchanged.
     pub(super) fn cut(&mut self, batches: &[LogRows<'_>]) -> Result<Cut> {
         let partitions_before = self.partitions.len();
         let mut cut = Cut::default();
@@ -125,7 +125,7 @@ impl LogRows<'_> {
         self.transactional.map_or(self.pid[row] != -1, |flags| flags[row] != 0)
     }
 
-    /// Whether a row is of the span of the row before it.
+    /// Whether a row belongs to the span of the previous row.
     #[inline]
     fn is_continuation(&self, row: usize) -> bool {
         self.pid[row] == self.pid[row - 1]
@@ -134,7 +134,7 @@ impl LogRows<'_> {
             && self.transactional.is_none_or(|flags| flags[row] == flags[row - 1])
     }
 
-    /// Looks at what all rows of a span have in common.
+    /// Checks the values that all rows of a span share.
     #[inline]
     fn check_span(&self, row: usize) -> Result<()> {
         let is_odd = self.pid[row] < -1 || self.partition[row] < -1 || self.control[row] > Control::Other as u8;
@@ -147,13 +147,13 @@ impl LogRows<'_> {
         self.control[row] == Control::Commit as u8 || self.control[row] == Control::Abort as u8
     }
 
-    /// Whether data says of itself that it is part of a transaction.
+    /// Whether data is marked as part of a transaction.
     #[inline]
     fn is_flagged(&self, row: usize) -> bool {
         self.control[row] == Control::Data as u8 && self.transactional.is_some_and(|flags| flags[row] != 0)
     }
 
-    /// What is wrong with a row that is known to be wrong.
+    /// The error of a row that is known to be invalid.
     #[cold]
     fn problem(&self, row: usize, log_end: i64) -> Error {
         let (pid, partition) = (self.pid[row], self.partition[row]);

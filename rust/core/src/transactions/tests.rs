@@ -82,7 +82,7 @@ fn the_index_of_kafka_own_test() {
     assert_eq!((index.first_unstable_offset(0), index.last_stable_offset(0)), (None, Some(90)));
 }
 
-/// One row a call: pid, epoch, first and last offset, control.
+/// One row per call: pid, epoch, first and last offset, control.
 fn step(index: &mut TransactionIndex, (pid, epoch, offset, control): (i64, i16, i64, Control)) -> Result<Outcomes> {
     index.apply(&[LogRows {
         pid: &[pid],
@@ -139,7 +139,7 @@ fn aborted_transactions_can_be_forgotten_up_to_an_offset() {
     assert_eq!((index.forget_aborted(0, i64::MAX), index.aborted(0).len()), (50, 0));
 }
 
-/// Half a million transactions, never more than some thousands open at once, the oldest for long.
+/// Half a million transactions, with at most some thousands open at once, the oldest for a long time.
 #[test]
 fn memory_follows_what_is_open() {
     let mut index = TransactionIndex::default();
