@@ -65,7 +65,7 @@ pub fn scan(
             scanned.is_end = true;
             break;
         }
-        scanned.spans.extend(scan.give()?);
+        scanned.spans.extend(scan.take_spans()?);
     }
     scanned.untracked = scan.untracked();
     Ok(scanned)

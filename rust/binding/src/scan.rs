@@ -145,7 +145,7 @@ impl RunScan {
             let step = py.detach(|| {
                 let mut scan = self.lock()?;
                 let is_end = !scan.step()?;
-                (is_end || scan.spans_held() >= runs_max.max(1)).then(|| scan.give()).transpose()
+                (is_end || scan.spans_held() >= runs_max.max(1)).then(|| scan.take_spans()).transpose()
             });
             if let Some(batches) = step.map_err(|failure: Failure| failure.raise(py))? {
                 let batches = batches.into_iter().map(|(shard, batch)| (shard, PyRecordBatch::new(batch)));

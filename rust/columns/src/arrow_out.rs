@@ -1,4 +1,4 @@
-//! Entries and missing ranges as Arrow, and entries back again.
+//! Converts entries and missing ranges to Arrow, and entries back.
 
 use crate::failure::Failure;
 use arrow_array::builder::{BinaryBuilder, FixedSizeBinaryBuilder, Int64Builder, StringBuilder};
@@ -16,7 +16,7 @@ use fencepost_core::{
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The columns of a pid or a partition: `pid`, or `pid_0`, `pid_1` … where it has several parts.
+/// The columns of a pid or a partition: `pid`, or `pid_0`, `pid_1` … if it has several parts.
 pub(crate) fn key_columns(name: &str, space: &KeySpace, plain: DataType, numbers: &[i64]) -> Vec<(Field, ArrayRef)> {
     let parts = match space.kind() {
         KeyKind::Plain if plain == DataType::Int32 => {
@@ -37,7 +37,7 @@ pub(crate) fn key_columns(name: &str, space: &KeySpace, plain: DataType, numbers
     parts.iter().enumerate().map(column).collect()
 }
 
-/// One part of each key. The keys were encoded by this crate, so they decode.
+/// One part of each key. This crate encoded the keys, so they can be decoded.
 fn part_column(kind: PartKind, at: usize, parts: &[PartKind], dictionary: &Dictionary, numbers: &[i64]) -> ArrayRef {
     let values = numbers.iter().map(|&number| {
         let mut values = decode_parts(parts, dictionary.bytes(number as u32)).expect("encoded when it was numbered");
@@ -67,7 +67,7 @@ fn part_column(kind: PartKind, at: usize, parts: &[PartKind], dictionary: &Dicti
             Arc::new(out.finish())
         }
         PartKind::FixedBinary(count) => {
-            // Without a capacity it makes room for a thousand values, however long they are.
+            // Without a capacity, the builder allocates a thousand values, however long they are.
             let mut out = FixedSizeBinaryBuilder::with_capacity(numbers.len(), count as i32);
             values.for_each(|value| out.append_value(bytes(value)).expect("of that length when it was numbered"));
             Arc::new(out.finish())
@@ -85,12 +85,12 @@ pub(crate) fn ints(name: &str, values: impl Iterator<Item = i64>) -> (Field, Arr
     (Field::new(name, DataType::Int64, false), Arc::new(Int64Array::from_iter_values(values)))
 }
 
-/// Whether its policy knows epochs.
+/// Whether the policy of the table has epochs.
 pub fn has_epochs(table: &StateTable) -> bool {
     table.policy().epochs != Epochs::Ignore
 }
 
-/// The key columns of rows that name a pid and a partition, and their epoch: null where there are none.
+/// The key columns of pid and partition, and the epoch, which is null if there are none.
 fn identity_columns(
     keys: &Keys,
     has_epochs: bool,
@@ -108,12 +108,12 @@ fn identity_columns(
     columns
 }
 
-/// Rows of one batch at the most, and bytes of its keys: the offsets of Arrow's strings are 32 bits wide.
+/// Maximum number of rows of a batch, and of bytes of its keys: Arrow's strings have 32-bit offsets.
 const BATCH_ROWS: usize = 1 << 16;
 const BATCH_BYTES: usize = 1 << 30;
 
-/// Items as batches, so many at a time that few exist twice. At least one batch, which may be empty. `weight`: how
-/// much of what 32-bit offsets count the item brings, in bytes of keys or in items of a list.
+/// Converts items to batches, some at a time, so that few exist twice. There is at least one batch, which can be empty.
+/// `weight`: how much an item adds to 32-bit offsets, in bytes of keys or items of a list.
 pub(crate) fn in_batches<T>(
     items: impl Iterator<Item = T>,
     weight: impl Fn(&T) -> usize,
@@ -136,7 +136,7 @@ pub(crate) fn in_batches<T>(
     }
 }
 
-/// Bytes of a key where it is not of plain integers.
+/// Number of bytes of a key that is not a plain integer.
 pub(crate) fn bytes_of_key(keys: &Keys, pid: i64, partition: i32) -> usize {
     keys.pid.bytes_of(pid).saturating_add(keys.partition.bytes_of(partition.into()))
 }
@@ -174,7 +174,7 @@ fn stale_batch(keys: &Keys, has_epochs: bool, stale: &[Stale]) -> RecordBatch {
     batch(columns, HashMap::new())
 }
 
-/// What is remembered of producers by a table of produce batches.
+/// The producer state of a table of produce batches.
 fn producers_batch(keys: &Keys, entries: &[ProducerEntry]) -> RecordBatch {
     let mut columns = identity_columns(keys, true, entries.iter().map(|it| (it.pid, it.partition, it.epoch)));
     let known = |number: i64| (number != -1).then_some(number);
@@ -258,7 +258,7 @@ pub(crate) fn entries_batch(table: &StateTable, entries: &[Entry], metadata: Has
     batch(columns, metadata)
 }
 
-/// The columns `pid` and `partition`, or their parts, as an entries stream names them.
+/// The columns `pid` and `partition`, or their parts, as a stream of entries names them.
 pub(crate) fn key_names(schema: &SchemaRef, name: &str) -> Result<Vec<String>, Failure> {
     if schema.field_with_name(name).is_ok() {
         return Ok(vec![name.into()]);
@@ -272,8 +272,8 @@ fn missing(name: &str) -> Failure {
     Failure::batch(name, None, "missing; see StateTable.entries()")
 }
 
-/// Each entry of a batch, the keys left to the caller. The columns that tell what was forgotten, and when, may be
-/// missing. `rows_before`: where the batch begins in its stream.
+/// The entries of a batch, without their keys. Columns of final ranges and timestamps are optional. `rows_before`:
+/// number of rows of the stream before this batch.
 pub(crate) fn entries_of(batch: &RecordBatch, has_epochs: bool, rows_before: usize) -> Result<Vec<Entry>, Failure> {
     let column = |name| EntryColumn::read(batch, name, &DataType::Int64, rows_before);
     let epochs = match has_epochs {
@@ -306,7 +306,7 @@ pub(crate) fn entries_of(batch: &RecordBatch, has_epochs: bool, rows_before: usi
     (0..batch.num_rows()).map(entry).collect()
 }
 
-/// A column of numbers that tell of entries.
+/// A numeric column of entries.
 struct EntryColumn<'a> {
     name: &'a str,
     rows_before: usize,
@@ -314,7 +314,7 @@ struct EntryColumn<'a> {
 }
 
 impl<'a> EntryColumn<'a> {
-    /// Every value must fit `kind`; nulls are left to who reads them.
+    /// Reads a column. Every value must fit `kind`; the caller handles nulls.
     fn read(batch: &RecordBatch, name: &'a str, kind: &DataType, rows_before: usize) -> Result<Self, Failure> {
         let column = batch.column_by_name(name).ok_or_else(|| missing(name))?;
         if !column.data_type().is_integer() && !column.data_type().is_null() {
@@ -342,7 +342,7 @@ impl<'a> EntryColumn<'a> {
     }
 }
 
-/// The holes of entries: lists of struct first, last, timestamp.
+/// The holes of entries: lists of struct (first, last, timestamp).
 struct HoleLists {
     rows_before: usize,
     lists: ListArray,

@@ -1,7 +1,7 @@
-//! The columns of produce batches and markers, brought to the types the core takes.
+//! Converts the columns of produce batches and markers to the types of the core.
 
 use crate::failure::Failure;
-use crate::identity::{IntReader, Parts, cast, is_nothing, never, value_type, wrong_type};
+use crate::identity::{IntReader, Parts, cast, is_null_type, never, value_type, wrong_type};
 use crate::rows::Rows;
 use crate::verdicts::Verdicts;
 use arrow_array::cast::AsArray;
@@ -11,25 +11,25 @@ use arrow_buffer::ScalarBuffer;
 use arrow_schema::DataType;
 use fencepost_core::{self as core, Column, Control, Error, KeyKind, Keys, Origin, Origins, ProduceBatches};
 
-/// The columns of each role, by their names in the input: those of a Python `BatchColumns`.
+/// The columns of each role, by their names in the input. The counterpart of a Python `BatchColumns`.
 #[derive(Clone, Debug)]
 pub struct BatchNames {
     /// The producer.
     pub pid: String,
     /// Its epoch.
     pub epoch: String,
-    /// The partition; none where rows have none.
+    /// The partition. Empty if rows have none.
     pub partition: Vec<String>,
     /// The first sequence number.
     pub base_seq: String,
-    /// Roles whose columns are read where the rows have them.
+    /// Roles whose columns are read if the rows have them.
     pub optional: Vec<(Column, String)>,
-    /// The origin of rows that name none.
+    /// The origin of rows without one.
     pub default_origin: Origin,
 }
 
 impl BatchNames {
-    /// The roles of columns that rows may lack.
+    /// The roles of optional columns.
     pub const OPTIONAL: [Column; 10] = [
         Column::Count,
         Column::LastSeq,
@@ -50,13 +50,13 @@ impl BatchNames {
         names.map(String::as_str).collect()
     }
 
-    /// Without the columns that the rows do not have.
+    /// Removes columns that the rows do not have.
     fn found_in(&self, rows: &Rows) -> BatchNames {
         let optional = self.optional.iter().filter(|(_, name)| rows.has(name)).cloned().collect();
         BatchNames { optional, ..self.clone() }
     }
 
-    /// The name, in the input, of the column that plays a role.
+    /// The name in the input of the column with a role.
     pub fn of_role(&self, role: Column) -> String {
         match role {
             Column::Pid => self.pid.clone(),
@@ -96,7 +96,7 @@ struct Chunk {
 }
 
 impl Produced {
-    /// Reads and converts every column. `needs_partitions`: of batches that are not idempotent, too.
+    /// Reads and converts every column. `needs_partitions`: batches that are not idempotent need one too.
     pub fn read(names: &BatchNames, rows: Rows, needs_partitions: bool) -> Result<Produced, Failure> {
         let names = names.found_in(&rows);
         let mut rows_before = 0;
@@ -109,7 +109,7 @@ impl Produced {
         Ok(Produced { chunks, default_origin: names.default_origin })
     }
 
-    /// The type of partitions, if there is a chunk that shows it.
+    /// The type of partitions, if any chunk shows it.
     pub fn partition_kind(&self) -> Option<KeyKind> {
         self.chunks.first().map(|chunk| chunk.partition.kind())
     }
@@ -120,7 +120,7 @@ impl Produced {
         self.chunks.iter().map(number).collect()
     }
 
-    /// The columns as the core takes them.
+    /// The columns in the types of the core.
     pub fn batches<'a>(&'a self, partitions: &'a [ScalarBuffer<i32>]) -> Vec<ProduceBatches<'a>> {
         let batches = |(chunk, partition): (&'a Chunk, &'a ScalarBuffer<i32>)| ProduceBatches {
             pid: &chunk.pid,
@@ -188,7 +188,7 @@ const PIDS: &str = "0..=9223372036854775807 (-1 or null: untracked)";
 const SEQS: &str = "0..=2147483647";
 const OFFSETS: &str = "0..=9223372036854775807";
 
-/// The columns that rows may have.
+/// The optional columns of rows.
 struct Optional<'a> {
     names: &'a BatchNames,
     columns: &'a [ArrayRef],
@@ -196,7 +196,7 @@ struct Optional<'a> {
 }
 
 impl Optional<'_> {
-    /// The name and the values of a role's column, unless there is none or it says nothing.
+    /// The name and the values of a role's column, unless it does not exist or has only nulls.
     fn find(&self, role: Column) -> Option<(&str, &ArrayRef)> {
         let at = self.names.optional.iter().position(|(known, _)| *known == role)?;
         let column = &self.columns[at];
@@ -248,14 +248,14 @@ impl Optional<'_> {
     }
 }
 
-/// Milliseconds; -1 in place of null.
+/// Reads timestamps in milliseconds; null becomes -1.
 pub(crate) fn read_timestamps(name: &str, column: &ArrayRef, rows_before: usize) -> Result<ScalarBuffer<i64>, Failure> {
     IntReader::fill(name, column, rows_before, |reader| reader.read_timestamps(column), |_| -1)
 }
 
-/// 1 for true, 0 for false and null.
+/// Reads booleans: 1 for true, 0 for false and null.
 pub(crate) fn read_flags(name: &str, column: &ArrayRef) -> Result<Vec<u8>, Failure> {
-    if !is_nothing(column) && *value_type(column.data_type()) != DataType::Boolean {
+    if !is_null_type(column) && *value_type(column.data_type()) != DataType::Boolean {
         return Err(wrong_type(name, column.data_type(), "booleans"));
     }
     let flags = cast(name, column, &DataType::Boolean)?;
@@ -266,12 +266,12 @@ pub(crate) fn read_flags(name: &str, column: &ArrayRef) -> Result<Vec<u8>, Failu
     }
 }
 
-/// The codes of [`Control`]; null is data.
+/// Reads codes of [`Control`]; null is data.
 pub(crate) fn read_control(name: &str, column: &ArrayRef, rows_before: usize) -> Result<Vec<u8>, Failure> {
     read_codes(name, column, rows_before, "commit, abort, empty, other", control_of, Control::Data as u8)
 }
 
-/// The codes of a column of words.
+/// Reads the codes of a column of words.
 fn read_codes(
     name: &str,
     column: &ArrayRef,
@@ -281,7 +281,7 @@ fn read_codes(
     in_place_of_null: u8,
 ) -> Result<Vec<u8>, Failure> {
     let is_text = matches!(value_type(column.data_type()), DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
-    if !is_text && !is_nothing(column) {
+    if !is_text && !is_null_type(column) {
         return Err(wrong_type(name, column.data_type(), "strings"));
     }
     let texts = cast(name, column, &DataType::Utf8View)?;
@@ -312,7 +312,7 @@ fn control_of(text: &str) -> Option<u8> {
     Some(control as u8)
 }
 
-/// The origin of that name.
+/// The origin with a name.
 pub fn origin_of(text: &str) -> Option<Origin> {
     match text {
         "client" => Some(Origin::Client),
@@ -322,7 +322,7 @@ pub fn origin_of(text: &str) -> Option<Origin> {
     }
 }
 
-/// Judges batches with `call`. What it learns of partitions is kept only if `keeps_keys` and nothing fails.
+/// Judges batches with `call`. New keys of partitions stay in the table only if `keeps_keys` is true and nothing fails.
 pub fn judge_batches(
     table: &mut core::BrokerTable,
     produced: &Produced,
@@ -336,14 +336,14 @@ pub fn judge_batches(
         other => Failure::from(other),
     });
     let verdicts = judged.map(|judged| Verdicts::of_batches(judged, table.keys()));
-    // Where nothing was accepted either, no key is in use: the next call may bring keys of another type.
+    // If nothing was accepted, no key is used, and the next call may have keys of another type.
     if verdicts.is_err() || !keeps_keys || table.is_blank() {
         table.keys_mut().go_back(before);
     }
     verdicts
 }
 
-/// What judges batches.
+/// The type of functions that judge batches.
 pub type BatchCall = fn(&mut core::BrokerTable, &[ProduceBatches<'_>]) -> core::Result<core::BrokerJudged>;
 
 fn judge_produced(

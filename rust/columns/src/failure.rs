@@ -1,4 +1,4 @@
-//! Why a call failed: one variant per recovery. The binding makes the classes of `fencepost.errors` of them.
+//! Errors, with one variant per way of recovery. The binding converts them to the classes of `fencepost.errors`.
 
 use crate::identity::ColumnNames;
 use arrow_schema::ArrowError;
@@ -7,7 +7,7 @@ use fencepost_kafka as kafka;
 use fencepost_lake as lake;
 use std::io;
 
-/// An error that can cross threads without the interpreter.
+/// An error that can be sent between threads without the interpreter.
 #[derive(Debug)]
 #[expect(
     missing_docs,
@@ -18,34 +18,34 @@ pub enum Failure {
     Batch { column: Option<String>, row: Option<usize>, message: String },
     /// Options that contradict each other or do not exist.
     Policy(String),
-    /// The system has no memory left.
+    /// The system has too little memory.
     Memory(String),
-    /// More entries than the table may have.
+    /// The table would have more entries than allowed.
     Capacity { limit: u64, message: String },
-    /// Bytes or entries that are not those of a table.
+    /// Bytes or entries that do not form a table.
     Snapshot { reason: String, message: String },
     /// A table whose last call failed midway.
     Poisoned,
     /// A log that must be opened again.
     PoisonedLog(String),
-    /// A log that another process writes.
+    /// A log that another process is writing.
     Locked(String),
     /// An error of the system, and the path.
     Io(io::Error, String),
-    /// The same, with the state of what was requested.
+    /// Like `Io`, with the state of the requested operation.
     Refused { error: io::Error, path: String, state: String },
     /// A file that cannot be read because of storage, network, rights or limits.
     Read { error: io::Error, path: String, message: String },
     /// A file whose content cannot be read.
     Source { path: String, position: Option<u64>, message: String },
-    /// An argument that makes no sense.
+    /// An invalid argument.
     Value(String),
-    /// Arrow's own complaint about its input.
+    /// An error of Arrow about its input.
     Arrow(String),
 }
 
 impl Failure {
-    /// What is wrong with a column, in a row where that is known.
+    /// An error about a column, and a row if known.
     pub fn batch(column: &str, row: Option<usize>, problem: impl std::fmt::Display) -> Failure {
         let message = match row {
             Some(row) => format!("column '{column}', row {row}: {problem}"),
@@ -54,7 +54,7 @@ impl Failure {
         Failure::Batch { column: Some(column.into()), row, message }
     }
 
-    /// The same, of a row of something.
+    /// Adds the row.
     pub fn in_row(self, row: usize) -> Failure {
         match self {
             Failure::Snapshot { reason, .. } => Failure::snapshot(format!("row {row}: {reason}")),
@@ -62,7 +62,7 @@ impl Failure {
         }
     }
 
-    /// The same, of one of several produce batches.
+    /// Adds the number of the produce batch.
     pub fn in_batch(self, number: usize) -> Failure {
         match self {
             Failure::Batch { column, row, message } => {
@@ -72,12 +72,12 @@ impl Failure {
         }
     }
 
-    /// Why bytes are not a snapshot.
+    /// An error about bytes that are not a valid snapshot.
     pub fn snapshot(reason: String) -> Failure {
         Failure::Snapshot { message: reason.clone(), reason }
     }
 
-    /// A core error, its columns named as the input names them.
+    /// Converts an error of the core, with the column names of the input.
     pub fn of_core(error: Error, names: &ColumnNames) -> Failure {
         match error {
             Error::Batch { column, row, problem } => Failure::batch(&names.of_role(column), row, problem),
@@ -85,7 +85,7 @@ impl Failure {
         }
     }
 
-    /// The same, of what stands in a file.
+    /// Adds the path of the file.
     pub fn in_file(self, path: &std::path::Path) -> Failure {
         match self {
             Failure::Batch { column, row, message } => {
@@ -147,7 +147,7 @@ impl From<ArrowError> for Failure {
 }
 
 impl ColumnNames {
-    /// The name, in the input, of the column that plays a role.
+    /// The name in the input of the column with a role.
     pub fn of_role(&self, role: Column) -> String {
         match role {
             Column::Pid => self.pid.join(", "),

@@ -1,7 +1,7 @@
-//! The identity columns of some rows, brought to the types the core takes.
+//! Converts the identity columns of rows to the types of the core.
 //!
-//! What already has the right type is used where it lies. Everything else is cast, and a value that
-//! does not fit is named with its column and row.
+//! Columns with the right type are used in place. All others are cast. An error for a value that does not fit names its
+//! column and row.
 
 use crate::failure::Failure;
 use crate::rows::{Chunks, Rows};
@@ -31,19 +31,18 @@ pub struct ColumnNames {
     pub pid: Vec<String>,
     /// Column of its epoch, if it has one.
     pub epoch: Option<String>,
-    /// Columns of the partition; none where rows have no partition.
+    /// Columns of the partition. Empty if rows have no partition.
     pub partition: Vec<String>,
     /// Column of the sequence number.
     pub seq: String,
-    /// Only of tables that keep timestamps.
+    /// Only for tables that keep timestamps.
     pub timestamp: Option<String>,
-    /// Only of rows that are gathered into runs: how many each line stands for.
+    /// Only for rows grouped into spans: the number of rows of each line.
     pub length: Option<String>,
 }
 
 impl ColumnNames {
-    /// With the column that is read for timestamps: the one named "timestamp" unless another is; none where they
-    /// are not kept.
+    /// Sets the column of timestamps: "timestamp" if no other is given, and none if timestamps are not kept.
     pub fn keeping_timestamps(self, is_kept: bool) -> ColumnNames {
         let timestamp = is_kept.then(|| self.timestamp.unwrap_or_else(|| "timestamp".into()));
         ColumnNames { timestamp, ..self }
@@ -70,18 +69,18 @@ pub struct Identity {
     chunks: Vec<Chunk>,
 }
 
-/// One chunk: the key columns, and what is not part of the key.
+/// One chunk: the key columns and the other columns.
 pub struct Chunk {
     pub rows: usize,
-    /// Whether the type of a key column says nothing: there are but nulls in it, so no row has a key.
+    /// Whether a key column has only nulls and no type, so that no row has a key.
     is_keyless: bool,
     pub pid: Parts<i64>,
     pub partition: Parts<i32>,
     epoch: Option<ScalarBuffer<i16>>,
     seq: SeqColumn,
-    /// Milliseconds of each row, where they are read.
+    /// Milliseconds of each row, if timestamps are read.
     timestamp: Option<ScalarBuffer<i64>>,
-    /// How many rows each line stands for, where they are gathered into runs.
+    /// Number of rows of each line, if rows are grouped into spans.
     length: Option<ScalarBuffer<u32>>,
 }
 
@@ -90,18 +89,18 @@ enum SeqColumn {
     I64(ScalarBuffer<i64>),
 }
 
-/// Bytes of one part of a key, at the most. 64 of them, each of zeros, which take two bytes, make the longest key.
+/// Maximum number of bytes of one part of a key. The longest key has 64 parts of zeros, which take two bytes each.
 const VALUE_BYTES_MAX: usize = KEY_BYTES_MAX / 256;
 
 /// A pid or a partition.
 pub enum Parts<T: ArrowNativeType> {
-    /// One integer column; -1 where a pid is null.
+    /// One integer column; -1 for a null pid.
     Plain(ScalarBuffer<T>),
-    /// Anything else.
+    /// Any other columns.
     Several(Vec<Part>),
 }
 
-/// One column of a key that is not one plain integer column.
+/// One column of a key that is not a single integer column.
 pub enum Part {
     Int(Int64Array),
     Utf8(StringViewArray),
@@ -115,14 +114,14 @@ impl Identity {
         Self::convert(names, rows.select(&names.all())?, 0)
     }
 
-    /// Converts columns that were read already, in the order of [`ColumnNames::all`]. `rows_before`: where these rows
-    /// begin in what they are part of.
+    /// Converts columns that are already read, in the order of [`ColumnNames::all`]. `rows_before`: number of earlier
+    /// rows in the input.
     pub fn of_columns(names: &ColumnNames, columns: Vec<ArrayRef>, rows_before: usize) -> Result<Self, Failure> {
         Self::convert(names, vec![columns], rows_before)
     }
 
-    /// Reads and converts the key columns alone; the others are left empty. `rows_before`: where these rows begin in
-    /// what they are part of.
+    /// Reads and converts only the key columns; the others are left empty. `rows_before`: number of earlier rows in the
+    /// input.
     pub fn read_keys(names: &ColumnNames, rows: Rows, rows_before: usize) -> Result<Identity, Failure> {
         Self::convert(names, rows.select(&names.keys())?, rows_before)
     }
@@ -140,18 +139,18 @@ impl Identity {
         &self.chunks
     }
 
-    /// How many rows there are.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.rows).sum()
     }
 
-    /// The types of pid and partition, if there is a chunk that shows them.
+    /// The types of pid and partition, if any chunk shows them.
     pub fn key_kinds(&self) -> Option<(KeyKind, KeyKind)> {
         let first = self.chunks.first().filter(|chunk| !chunk.is_keyless);
         first.map(|chunk| (chunk.pid.kind(), chunk.partition.kind()))
     }
 
-    /// The columns as they are, keys not numbered.
+    /// The columns without numbering the keys.
     pub fn keyed(&self) -> Vec<KeyedRows<'_, Chunk>> {
         self.chunks.iter().map(|keys| KeyedRows { keys, epoch: keys.epoch.as_deref(), seq: keys.seqs() }).collect()
     }
@@ -161,7 +160,7 @@ impl Identity {
         self.chunks.iter().all(|chunk| matches!((&chunk.pid, &chunk.partition), (Parts::Plain(_), Parts::Plain(_))))
     }
 
-    /// Some of the rows, by number in rising order.
+    /// Selects rows by number, in increasing order.
     pub fn take(&self, rows: &[u32]) -> Result<Identity, Failure> {
         let (mut chunks, mut rest, mut before) = (Vec::new(), rows, 0);
         for chunk in &self.chunks {
@@ -173,7 +172,7 @@ impl Identity {
         Ok(Identity { chunks })
     }
 
-    /// Numbers the keys that are not plain integers, and gives the columns as the core takes them.
+    /// Numbers the keys that are not plain integers, and returns the columns in the types of the core.
     pub fn number(&self, keys: &mut Keys) -> core::Result<Vec<NumberedChunk<'_>>> {
         self.chunks.iter().map(|chunk| chunk.number(keys)).collect()
     }
@@ -187,7 +186,7 @@ pub struct NumberedChunk<'a> {
 }
 
 impl NumberedChunk<'_> {
-    /// How many rows each line stands for; none where each is one.
+    /// Number of rows of each line. Empty if each line is a row.
     pub fn lengths(&self) -> &[u32] {
         self.chunk.length.as_deref().unwrap_or(&[])
     }
@@ -209,7 +208,7 @@ impl NumberedChunk<'_> {
     }
 }
 
-/// Rows whose keys are numbered together, and bytes of their keys, but for the last one.
+/// Number of rows whose keys are numbered together, and bytes of all their keys except the last.
 const ROWS_TOGETHER: usize = 512;
 const BYTES_TOGETHER: usize = 1 << 16;
 
@@ -221,7 +220,7 @@ impl Chunk {
         }
     }
 
-    /// Some of the rows.
+    /// Selects rows.
     fn take(&self, rows: &[u32]) -> Result<Chunk, Failure> {
         fn some<T: ArrowNativeType>(values: &ScalarBuffer<T>, rows: &[u32]) -> ScalarBuffer<T> {
             rows.iter().map(|&row| values[row as usize]).collect()
@@ -247,13 +246,13 @@ impl Chunk {
         Ok(NumberedChunk { pid, partition, chunk: self })
     }
 
-    /// `columns`: pid, partition, and unless only keys are read, epoch if there is one, seq, and timestamp if it
-    /// is kept.
+    /// `columns`: pid and partition. Unless only keys are read, then epoch if there is one, seq, and timestamp if it is
+    /// kept.
     fn convert(names: &ColumnNames, columns: &[ArrayRef], rows_before: usize) -> Result<Chunk, Failure> {
         let rows = columns.first().map_or(0, |column| column.len());
         let (pids, rest) = columns.split_at(names.pid.len());
         let (partitions, rest) = rest.split_at(names.partition.len());
-        let is_keyless = pids.iter().chain(partitions).any(is_nothing);
+        let is_keyless = pids.iter().chain(partitions).any(is_null_type);
         let pid = convert_pid(&names.pid, pids, rows_before)?;
         let is_untracked = |row| pid.is_untracked(row);
         let reader = |name| IntReader { name, rows_before, is_untracked: &is_untracked };
@@ -263,7 +262,7 @@ impl Chunk {
         let epoch = epoch.map(|(name, epoch)| {
             let found = reader(name).read::<Int16Type>(epoch, "0..=32767");
             found.map_err(
-                |failure| if is_no_epoch(epoch) { suggest_pid(failure, epoch, name, &names.pid) } else { failure },
+                |failure| if cannot_be_epoch(epoch) { suggest_pid(failure, epoch, name, &names.pid) } else { failure },
             )
         });
         let epoch = epoch.transpose()?;
@@ -286,13 +285,13 @@ impl Chunk {
     }
 }
 
-/// Whether the values are too large for epochs, such as times, or not integers, such as UUIDs.
-fn is_no_epoch(column: &ArrayRef) -> bool {
+/// Whether the values cannot be epochs: too large, such as times, or not integers, such as UUIDs.
+fn cannot_be_epoch(column: &ArrayRef) -> bool {
     let is_large = |numbers: ArrayRef| numbers.as_primitive::<Int64Type>().iter().flatten().any(|it| it > 32767);
-    !is_nothing(column) && (!is_integer(column) || cast("epoch", column, &DataType::Int64).is_ok_and(is_large))
+    !is_null_type(column) && (!is_integer(column) || cast("epoch", column, &DataType::Int64).is_ok_and(is_large))
 }
 
-/// Adds to the failure how to use such a column.
+/// Adds to the error how to use such a column.
 fn suggest_pid(failure: Failure, values: &ArrayRef, name: &str, pid: &[String]) -> Failure {
     let Failure::Batch { column, row, message } = failure else { return failure };
     let names: Vec<_> = pid.iter().map(|it| format!("'{it}'")).collect();
@@ -307,7 +306,7 @@ fn suggest_pid(failure: Failure, values: &ArrayRef, name: &str, pid: &[String]) 
     Failure::Batch { column, row, message: format!("{message}; {remedy}{cast}") }
 }
 
-/// What hashes of keys begin with.
+/// The seed of hashes of keys.
 const SEED: u64 = 0x8ebc_6af0_9c88_c6e3;
 
 impl KeyColumns for Chunk {
@@ -357,7 +356,7 @@ impl KeyColumns for Chunk {
 }
 
 fn convert_pid(names: &[String], columns: &[ArrayRef], rows_before: usize) -> Result<Parts<i64>, Failure> {
-    if columns.iter().any(is_nothing) {
+    if columns.iter().any(is_null_type) {
         return Ok(Parts::Plain(vec![-1; columns[0].len()].into()));
     }
     if let ([name], [column]) = (names, columns)
@@ -378,7 +377,7 @@ fn convert_pid(names: &[String], columns: &[ArrayRef], rows_before: usize) -> Re
 }
 
 impl Parts<i32> {
-    /// Converts the columns of a partition; where there are none, every row has the partition 0.
+    /// Converts the columns of a partition. Without columns, every row has the partition 0.
     pub fn of_partition<'a>(
         names: &'a [String],
         columns: &[ArrayRef],
@@ -387,7 +386,7 @@ impl Parts<i32> {
     ) -> Result<Parts<i32>, Failure> {
         Ok(match (names, columns) {
             (_, []) => Parts::Plain(vec![0; rows].into()),
-            ([name], [one]) if is_integer(one) || is_nothing(one) => {
+            ([name], [one]) if is_integer(one) || is_null_type(one) => {
                 Parts::Plain(reader(name).read::<Int32Type>(one, "0..=2147483647")?)
             }
             _ => Parts::Several(convert_parts(names, columns, reader)?),
@@ -417,7 +416,7 @@ fn convert_parts<'a>(
     names.iter().zip(columns).map(convert).collect()
 }
 
-/// The value type, looking through dictionaries and run ends.
+/// The type of values inside dictionaries and run-end encoding.
 pub(crate) fn value_type(kind: &DataType) -> &DataType {
     match kind {
         DataType::Dictionary(_, values) => value_type(values),
@@ -430,8 +429,8 @@ pub(crate) fn is_integer(column: &ArrayRef) -> bool {
     value_type(column.data_type()).is_integer()
 }
 
-/// Whether the column is of the type that holds but nulls.
-pub(crate) fn is_nothing(column: &ArrayRef) -> bool {
+/// Whether the column has the type that contains only nulls.
+pub(crate) fn is_null_type(column: &ArrayRef) -> bool {
     *value_type(column.data_type()) == DataType::Null
 }
 
@@ -440,12 +439,12 @@ fn fits_32_bits(kind: &DataType) -> bool {
     matches!(value_type(kind), Int8 | Int16 | Int32 | UInt8 | UInt16)
 }
 
-/// For columns in which no row is excused.
+/// For columns in which no row may be null.
 pub(crate) fn never(_: usize) -> bool {
     false
 }
 
-/// Reads integers of any width into one width; untracked rows may hold anything.
+/// Reads integers of any width into one width. Untracked rows may have any value.
 pub struct IntReader<'a> {
     pub name: &'a str,
     pub rows_before: usize,
@@ -453,7 +452,7 @@ pub struct IntReader<'a> {
 }
 
 impl IntReader<'_> {
-    /// The same, with a value in the place of nulls.
+    /// Like `read`, with a value instead of nulls.
     pub fn read_or<T: ArrowPrimitiveType>(
         name: &str,
         column: &ArrayRef,
@@ -464,7 +463,7 @@ impl IntReader<'_> {
         Self::fill(name, column, rows_before, |reader| reader.read::<T>(column, range), |_| in_place_of_null)
     }
 
-    /// What `read` reads, with other values in the place of nulls.
+    /// Like `read`, with other values instead of nulls.
     pub fn fill<T: ArrowNativeType>(
         name: &str,
         column: &ArrayRef,
@@ -496,7 +495,7 @@ impl IntReader<'_> {
         }
         let cast = if is_integer(column) {
             cast(self.name, column, &T::DATA_TYPE)?.as_primitive().clone()
-        } else if is_nothing(column) {
+        } else if is_null_type(column) {
             PrimitiveArray::<T>::new_null(column.len())
         } else {
             return Err(wrong_type(self.name, column.data_type(), "integers"));
@@ -507,12 +506,12 @@ impl IntReader<'_> {
         Ok(cast.values().clone())
     }
 
-    /// Milliseconds, from integers that are just that or from timestamps of any unit: the millisecond that has begun.
+    /// Reads milliseconds: from integers in milliseconds, or from timestamps of any unit, rounded down.
     pub fn read_timestamps(&self, column: &ArrayRef) -> Result<ScalarBuffer<i64>, Failure> {
         const RANGE: &str = "the milliseconds that 64 bits can hold";
         let kind = value_type(column.data_type());
         let DataType::Timestamp(unit, _) = kind else {
-            if is_integer(column) || is_nothing(column) {
+            if is_integer(column) || is_null_type(column) {
                 return self.read::<Int64Type>(column, RANGE);
             }
             return Err(wrong_type(self.name, column.data_type(), "integers (milliseconds) or timestamps"));
@@ -536,7 +535,7 @@ impl IntReader<'_> {
         Ok(ms.values().clone())
     }
 
-    /// A null after the cast is a null of the input or a value that did not fit.
+    /// Distinguishes nulls of the input from values that did not fit, which the cast also makes null.
     fn explain_nulls(&self, column: &ArrayRef, cast: &dyn Array, range: &str) -> Result<(), Failure> {
         let Some(row) = (0..cast.len()).find(|&row| cast.is_null(row) && !(self.is_untracked)(row)) else {
             return Ok(());
@@ -551,19 +550,19 @@ impl IntReader<'_> {
     }
 }
 
-/// A column of a type that cannot be read.
+/// The error for a column with an unsupported type.
 pub(crate) fn wrong_type(name: &str, kind: &DataType, expected: &str) -> Failure {
     let hint =
         if kind.is_floating() { "; pandas makes floats of integers with nulls: use the dtype Int64" } else { "" };
     Failure::batch(name, None, format!("is of type {kind}, {expected} are needed{hint}"))
 }
 
-/// Casts; what does not fit becomes null.
+/// Casts a column; values that do not fit become null.
 pub(crate) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<ArrayRef, Failure> {
     let options = CastOptions { safe: true, ..CastOptions::default() };
     let wrong = |_| wrong_type(name, column.data_type(), &format!("{to}"));
     let cast = cast_with_options(column, to, &options).map_err(wrong)?;
-    // Casts of dictionaries to views look at the nulls of the keys, and not at those of the values.
+    // Casts of dictionaries to views use the nulls of the keys, but not those of the values.
     match column.logical_nulls() {
         Some(nulls) if nulls.null_count() > cast.null_count() => {
             nullif(&cast, &BooleanArray::new(!nulls.inner(), None)).map_err(wrong)
@@ -580,12 +579,12 @@ impl<T: ArrowNativeType> Parts<T> {
         }
     }
 
-    /// Whether two rows, neither of them without a key, have the same one.
+    /// Whether two rows with a key have the same key.
     pub fn is_same(&self, row: usize, other: usize) -> bool {
         self.is_same_as(row, self, other)
     }
 
-    /// The same, where the other row is of another chunk.
+    /// Like `is_same`, for a row of another chunk.
     fn is_same_as(&self, row: usize, chunk: &Self, other: usize) -> bool {
         match (self, chunk) {
             (Parts::Plain(mine), Parts::Plain(theirs)) => mine[row] == theirs[other],
@@ -596,7 +595,7 @@ impl<T: ArrowNativeType> Parts<T> {
         }
     }
 
-    /// Prefetches a row's values, or what points to them.
+    /// Prefetches the values of a row, or the views of them.
     #[inline]
     fn prefetch(&self, row: usize) {
         match self {
@@ -605,7 +604,7 @@ impl<T: ArrowNativeType> Parts<T> {
         }
     }
 
-    /// Prefetches the bytes that they point to.
+    /// Prefetches the bytes of the views.
     #[inline]
     fn prefetch_bytes(&self, row: usize) {
         if let Parts::Several(parts) = self {
@@ -629,8 +628,8 @@ impl<T: ArrowNativeType> Parts<T> {
         }
     }
 
-    /// The number of each row's key; -1 where the row is untracked. Neighbours often share a key, and then it is looked
-    /// up once. Errors leave what was numbered before: go back to a mark of the keys.
+    /// The number of each row's key; -1 if the row is untracked. Adjacent rows often share a key, which is then looked
+    /// up once. After an error, earlier numbers remain: go back to a mark of the keys.
     pub fn number(
         &self,
         rows: usize,
@@ -645,7 +644,7 @@ impl<T: ArrowNativeType> Parts<T> {
             Parts::Several(parts) => parts,
         };
         let mut numbers = Vec::with_capacity(rows);
-        // The keys of some rows, each once where neighbours share it, and which of them each row has.
+        // The keys of some rows, each once if adjacent rows share it, and the key of each row.
         let (mut strings, mut of_rows, mut found) = (Strings::default(), Vec::new(), Vec::new());
         while numbers.len() < rows {
             strings.clear();
@@ -683,7 +682,7 @@ impl<T: ArrowNativeType> Parts<T> {
 }
 
 impl Parts<i64> {
-    /// Whether there may be rows that carry no producer.
+    /// Whether there can be rows without a producer.
     fn may_be_untracked(&self) -> bool {
         match self {
             Parts::Plain(_) => true,
@@ -696,7 +695,7 @@ impl Parts<i64> {
         }
     }
 
-    /// Whether the row carries no producer.
+    /// Whether the row has no producer.
     pub fn is_untracked(&self, row: usize) -> bool {
         match self {
             Parts::Plain(values) => values[row] == -1,
@@ -708,10 +707,9 @@ impl Parts<i64> {
     }
 }
 
-/// Whether no value is longer than a key may have, or has other bytes than ASCII's: as far as that is told by whole
-/// buffers, sooner than value by value.
+/// Whether no value is longer than the maximum and all bytes are ASCII, if whole buffers show this faster than values.
 fn has_short_ascii(values: &BinaryViewArray) -> bool {
-    /// Bytes of a view in which the value stands, if they are enough.
+    /// Maximum size of values that are stored in their view.
     const INLINE: u32 = 12;
     const HIGH_BITS: u128 = 0x8080_8080_8080_8080_8080_8080 << 32;
     let (mut longest, mut elsewhere, mut high_bits) = (0, 0, 0);
@@ -724,19 +722,19 @@ fn has_short_ascii(values: &BinaryViewArray) -> bool {
     }
     let buffers = values.data_buffers();
     let held: usize = buffers.iter().map(|buffer| buffer.len()).sum();
-    // Of values that others share, or that were cut from more, the buffers may hold much that no view points to.
+    // If values are shared or are slices, the buffers can have many bytes that no view uses.
     let is_worth_it = held as u64 / 2 <= elsewhere;
     longest as usize <= VALUE_BYTES_MAX && high_bits == 0 && is_worth_it && buffers.iter().all(|it| it.is_ascii())
 }
 
-/// Prefetches the first and the last of some bytes, which may be in two lines of the cache.
+/// Prefetches the first and last byte of a value, which can be in two cache lines.
 #[inline]
 fn prefetch_ends(bytes: &[u8]) {
     prefetch(bytes.as_ptr());
     prefetch(bytes.as_ptr().wrapping_add(bytes.len()));
 }
 
-/// Folds values into hashes of rows. The views of nulls may be anything.
+/// Folds values into the hashes of rows. The views of nulls can have any content.
 fn fold_views<'a>(values: &BinaryViewArray, rows: impl Iterator<Item = (usize, &'a mut u64)>) {
     let nulls = values.nulls().filter(|nulls| nulls.null_count() > 0);
     for (row, hash) in rows {
@@ -784,8 +782,8 @@ impl Part {
         }
     }
 
-    /// What lies in Arrow's buffers was checked by nobody: texts that are not UTF-8 could not be given back, and
-    /// neither could values that no Arrow array holds.
+    /// Arrow does not validate its buffers: texts that are not UTF-8, and values longer than an array can have, could
+    /// not be returned.
     fn check_bytes(
         self,
         name: &str,
@@ -802,7 +800,7 @@ impl Part {
         }
         let mut before = None;
         for (row, &view) in values.views().iter().enumerate() {
-            // Neighbours are often the same bytes at the same place.
+            // Adjacent values are often the same bytes at the same address.
             if values.is_null(row) || is_untracked(row) || before.replace(view) == Some(view) {
                 continue;
             }
@@ -828,7 +826,7 @@ impl Part {
         }
     }
 
-    /// The values, as Arrow has them.
+    /// The values as an Arrow array.
     pub fn array(&self) -> ArrayRef {
         match self {
             Part::Int(values) => Arc::new(values.clone()),
@@ -847,12 +845,12 @@ impl Part {
         }
     }
 
-    /// Whether two rows, neither of them null, hold the same.
+    /// Whether two non-null rows have the same value.
     fn is_same(&self, row: usize, other: usize) -> bool {
         self.is_same_as(row, self, other)
     }
 
-    /// The same, where the other row is of another chunk.
+    /// Like `is_same`, for a row of another chunk.
     fn is_same_as(&self, row: usize, chunk: &Part, other: usize) -> bool {
         match (self, chunk) {
             (Part::Int(mine), Part::Int(theirs)) => mine.value(row) == theirs.value(other),
@@ -863,7 +861,7 @@ impl Part {
         }
     }
 
-    /// Prefetches a row's value, or the view of it.
+    /// Prefetches the value of a row, or its view.
     #[inline]
     fn prefetch(&self, row: usize) {
         match self {
@@ -874,7 +872,7 @@ impl Part {
         }
     }
 
-    /// Prefetches the bytes that the view of a row points to; the row has a value.
+    /// Prefetches the bytes of a row's view. The row must have a value.
     #[inline]
     fn prefetch_bytes(&self, row: usize) {
         match self {
@@ -914,7 +912,7 @@ impl Part {
         }
     }
 
-    /// The rows that hold integers, and the integers.
+    /// The rows with integers, and the integers.
     fn ints(&self) -> impl Iterator<Item = (usize, i64)> + '_ {
         let ints = match self {
             Part::Int(values) => Some(values.iter()),

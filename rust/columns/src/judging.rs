@@ -1,4 +1,4 @@
-//! Calls of a state table with rows of Arrow.
+//! Calls a state table with Arrow data.
 
 use crate::arrow_out::{bytes_of_key, entries_batch, entries_of, has_epochs, in_batches, key_names};
 use crate::failure::Failure;
@@ -11,7 +11,7 @@ use arrow_schema::SchemaRef;
 use fencepost_core::{self as core, Entry, Untracked};
 use std::collections::HashMap;
 
-/// Judges rows with `call`. What it learns of keys is kept only if `keeps_keys` and nothing fails.
+/// Judges rows with `call`. New keys stay in the table only if `keeps_keys` is true and nothing fails.
 pub fn judge_and_keep(
     table: &mut core::StateTable,
     identity: &Identity,
@@ -22,14 +22,14 @@ pub fn judge_and_keep(
     let before = table.keys().mark();
     let judged = judge_identity(table, identity, call).map_err(|error| Failure::of_core(error, names));
     let verdicts = judged.map(|judged| Verdicts::new(judged, table));
-    // Where no row was accepted either, no key is in use: the next call may bring keys of other types.
+    // If no row was accepted, no key is used, and the next call may have keys of other types.
     if verdicts.is_err() || !keeps_keys || table.is_empty() {
         table.keys_mut().go_back(before);
     }
     verdicts
 }
 
-/// Which rows to keep, for a table that advances.
+/// Returns which rows to keep, and updates the table.
 pub fn apply_and_keep(
     table: &mut core::StateTable,
     identity: &Identity,
@@ -40,7 +40,8 @@ pub fn apply_and_keep(
     Ok(verdicts.kept_bits())
 }
 
-/// The same, for an empty table that nobody uses afterwards: what it learns depends on how the rows are judged.
+/// Like `apply_and_keep`, for an empty table that is not used afterwards. Its content depends on how the rows are
+/// judged.
 pub fn keep(table: &mut core::StateTable, identity: &Identity, names: &ColumnNames) -> Result<BooleanBuffer, Failure> {
     let found = fix_keys(table, identity)
         .and_then(|()| table.find_repeats(&identity.keyed(), identity.has_plain_keys()))
@@ -56,10 +57,10 @@ pub fn keep(table: &mut core::StateTable, identity: &Identity, names: &ColumnNam
     Ok(bits(found.kept, identity.rows()))
 }
 
-/// What judges batches; their lines' lengths are given where rows are gathered into runs.
+/// The type of functions that judge batches. They receive lengths if rows are grouped into spans.
 pub type Call = fn(&mut core::StateTable, &[core::Batch<'_>], &[&[u32]]) -> core::Result<core::Judged>;
 
-/// The types of keys of an empty table are those of the first rows.
+/// Sets the key types of an empty table to those of the first rows.
 fn fix_keys(table: &mut core::StateTable, identity: &Identity) -> core::Result<()> {
     identity.key_kinds().map_or(Ok(()), |(pid, partition)| table.keys_mut().fix(pid, partition))
 }
@@ -72,7 +73,7 @@ fn judge_identity(table: &mut core::StateTable, identity: &Identity, call: Call)
     call(table, &batches, &lengths)
 }
 
-/// The table that a snapshot holds, and the deltas that followed it.
+/// Reads a table from a snapshot and the deltas that followed it.
 pub fn restore<'a>(snapshot: &[u8], deltas: impl Iterator<Item = &'a [u8]>) -> core::Result<core::StateTable> {
     let mut table = core::StateTable::restore(snapshot)?;
     for delta in deltas {
@@ -81,7 +82,7 @@ pub fn restore<'a>(snapshot: &[u8], deltas: impl Iterator<Item = &'a [u8]>) -> c
     Ok(table)
 }
 
-/// What `entries` gives.
+/// The result of `entries`.
 pub fn entries_batches(table: &core::StateTable) -> Vec<RecordBatch> {
     let mut metadata = HashMap::from([
         ("fencepost.policy".to_string(), table.policy().to_string()),
@@ -103,7 +104,7 @@ fn options_json(table: &core::StateTable) -> String {
     format!(r#"{{"keep": {keep}, "entries_max": {entries_max}, "untracked": "{untracked}"}}"#)
 }
 
-/// Puts the entries that batches tell into an empty table.
+/// Inserts entries from batches into an empty table.
 pub fn insert_entries(
     mut table: core::StateTable,
     schema: &SchemaRef,

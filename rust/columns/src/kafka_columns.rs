@@ -1,4 +1,4 @@
-//! Headers and records as Arrow. Texts that are the same in every row are made once and given again and again.
+//! Converts headers and records to Arrow. Texts that are equal in all rows are built once and reused.
 
 use arrow_array::builder::{BooleanBufferBuilder, Int32Builder, StringBuilder};
 use arrow_array::{
@@ -19,7 +19,7 @@ fn optional(name: &str, kind: DataType) -> Field {
     Field::new(name, kind, true)
 }
 
-/// A text, or null, in every row.
+/// The same text, or null, in every row.
 #[derive(Default)]
 struct Constant {
     text: Option<String>,
@@ -66,7 +66,7 @@ impl Place {
     }
 }
 
-/// Makes the record batches of `read_batches`.
+/// Builds the record batches of `read_batches`.
 pub struct BatchArrays {
     place: Place,
     segment: Constant,
@@ -115,7 +115,7 @@ impl BatchArrays {
         self.schema.clone()
     }
 
-    /// `path`: the segment's, of which the column has the name.
+    /// `path`: the path of the segment; the column has its file name.
     pub fn batch(&mut self, path: &str, columns: BatchColumns) -> RecordBatch {
         let rows = columns.len();
         let name = Path::new(path).file_name().map(|name| name.to_string_lossy());
@@ -180,7 +180,7 @@ fn compression(attributes: u8) -> &'static str {
     Compression::of(attributes).map_or("", Compression::name)
 }
 
-/// A text for each row, most often the same.
+/// A text per row; in most cases all are equal.
 fn by_attributes(constant: &mut Constant, attributes: &[u8], text: fn(u8) -> &'static str) -> ArrayRef {
     let Some((&first, others)) = attributes.split_first() else { return Arc::new(StringArray::new_null(0)) };
     if others.iter().all(|&other| other == first) || others.iter().all(|&other| text(other) == text(first)) {
@@ -194,7 +194,7 @@ fn header_fields() -> Fields {
     Fields::from(vec![required("key", DataType::Utf8), optional("value", DataType::Binary)])
 }
 
-/// Makes the record batches of `read_records`.
+/// Builds the record batches of `read_records`.
 pub struct RecordArrays {
     place: Place,
     schema: SchemaRef,
@@ -224,7 +224,7 @@ impl RecordArrays {
         self.schema.clone()
     }
 
-    /// Records as a batch.
+    /// Converts records to a batch.
     pub fn batch(&mut self, columns: RecordColumns) -> RecordBatch {
         let [topic, partition] = self.place.columns(columns.len());
         let no_pid = nulls_of(columns.pid.iter().map(|&pid| pid >= 0));

@@ -1,6 +1,7 @@
-//! Between Arrow and the core: columns are converted, spans cut and dealt to shards, results made into columns.
+//! Connects Arrow and the core: converts columns, cuts spans and splits them by shard, and converts results to columns.
 //!
-//! Knows no Python: the binding takes rows from objects of Python, releases the interpreter, and calls what is here.
+//! It does not depend on Python. The binding takes rows from Python objects, releases the interpreter, and calls this
+//! crate.
 
 mod arrow_out;
 mod batches;

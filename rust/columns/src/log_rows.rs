@@ -1,15 +1,15 @@
-//! The columns of logs that tell of transactions, brought to the types the core takes.
+//! Converts the columns of logs about transactions to the types of the core.
 
 use crate::batches::{read_control, read_flags, read_timestamps};
 use crate::failure::Failure;
-use crate::identity::{IntReader, Parts, is_integer, is_nothing, never};
+use crate::identity::{IntReader, Parts, is_integer, is_null_type, never};
 use crate::rows::Rows;
 use arrow_array::types::{Int16Type, Int32Type, Int64Type};
 use arrow_array::{Array, ArrayRef};
 use arrow_buffer::ScalarBuffer;
 use fencepost_core::{self as core, Column, Error, KeyKind, Keys, LogRows};
 
-/// What the core takes for the partition of rows that name none.
+/// The core's number of the partition of rows without one.
 pub const NO_PARTITION: i32 = -1;
 
 /// The columns of each role, by their names in the input.
@@ -19,11 +19,11 @@ pub struct LogColumns {
     pub pid: String,
     /// Its epoch.
     pub epoch: String,
-    /// The partition; none where rows name none.
+    /// The partition. Empty if rows have none.
     pub partition: Vec<String>,
     /// The offset, the first of a batch.
     pub offset: String,
-    /// What a control row says.
+    /// The kind of a control row.
     pub control: String,
     /// The last offset of a batch.
     pub last_offset: Option<String>,
@@ -34,8 +34,8 @@ pub struct LogColumns {
 }
 
 impl LogColumns {
-    /// Without the columns that are not needed and that the rows do not have, those of the first layout whose offsets
-    /// the rows have, else of the last.
+    /// Removes optional columns that the rows do not have. It uses the first layout whose offset column exists in the
+    /// rows, or the last layout.
     pub fn found_in(layouts: &[LogColumns], rows: &Rows) -> LogColumns {
         let fitting = layouts.iter().find(|layout| rows.has(&layout.offset));
         let mut columns = fitting.unwrap_or(&layouts[layouts.len() - 1]).clone();
@@ -55,7 +55,7 @@ impl LogColumns {
         names
     }
 
-    /// A core error, its columns named as the input names them.
+    /// Converts an error of the core, with the column names of the input.
     pub fn failure(&self, error: Error) -> Failure {
         let Error::Batch { column, row, problem } = error else { return Failure::from(error) };
         let optional = |name: &Option<String>| name.clone().unwrap_or_else(|| column.to_string());
@@ -99,7 +99,7 @@ impl LogChunk {
         rows.select(&columns.all())?.into_iter().map(convert).collect()
     }
 
-    /// `arrays`: in the order of [`LogColumns::all`].
+    /// `arrays`: the columns in the order of [`LogColumns::all`].
     fn convert(columns: &LogColumns, arrays: &[ArrayRef], rows_before: usize) -> Result<LogChunk, Failure> {
         let (needed, mut rest) = arrays.split_at(4);
         let mut next = |name: &Option<String>| {
@@ -141,7 +141,7 @@ impl LogChunk {
         self.partition.number(self.rows, &mut keys.partition.dictionary, never)
     }
 
-    /// The columns as the core takes them.
+    /// The columns in the types of the core.
     pub fn rows<'a>(&'a self, partition: &'a [i32]) -> LogRows<'a> {
         LogRows {
             pid: &self.pid,
@@ -168,7 +168,7 @@ fn read_partition(
 ) -> Result<Parts<i32>, Failure> {
     match (names, columns) {
         (_, []) => Ok(Parts::Plain(vec![NO_PARTITION; rows].into())),
-        ([name], [column]) if is_integer(column) || is_nothing(column) => {
+        ([name], [column]) if is_integer(column) || is_null_type(column) => {
             let range = "0..=2147483647 (-1 or null: not known)";
             Ok(Parts::Plain(IntReader::read_or::<Int32Type>(name, column, rows_before, range, NO_PARTITION)?))
         }
@@ -185,7 +185,7 @@ fn read_offset(name: &str, column: &ArrayRef, rows_before: usize) -> Result<Scal
 
 const OFFSETS: &str = "0..=9223372036854775806";
 
-/// The first offset in place of null.
+/// Reads the last offset; null becomes the first offset.
 fn read_last_offset(
     name: &str,
     column: &ArrayRef,

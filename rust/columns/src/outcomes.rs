@@ -1,4 +1,4 @@
-//! Outcomes of transactions as Arrow.
+//! Converts outcomes of transactions to Arrow.
 
 use crate::arrow_out::{batch, in_batches, ints, key_columns, optional_ints};
 use crate::failure::Failure;
@@ -20,14 +20,14 @@ pub fn follow(index: &mut core::TransactionIndex, chunks: &[LogChunk]) -> core::
     index.apply(&rows)
 }
 
-/// Rows of one batch of outcomes: the offsets of Arrow's strings are 32 bits wide.
+/// Number of rows of a batch of outcomes: Arrow's strings have 32-bit offsets.
 const BATCH_ROWS: usize = 1 << 20;
 
-/// The longest name of an outcome, and the bytes that are copied for any.
+/// Length of the longest name of an outcome, and number of bytes that are copied for each.
 const NAME_BYTES_MAX: usize = 9;
 const COPIED_BYTES: usize = 16;
 
-/// At least one batch, which may be empty.
+/// Returns at least one batch, which can be empty.
 pub fn outcome_batches(codes: &[u8]) -> Result<Vec<RecordBatch>, Failure> {
     let schema = Arc::new(Schema::new(vec![Field::new("outcome", DataType::Utf8, false)]));
     let batch = |codes| Ok(RecordBatch::try_new(schema.clone(), vec![Arc::new(outcome_names(codes)) as ArrayRef])?);
@@ -37,7 +37,7 @@ pub fn outcome_batches(codes: &[u8]) -> Result<Vec<RecordBatch>, Failure> {
     codes.chunks(BATCH_ROWS).map(batch).collect()
 }
 
-/// The names are copied at one length, whatever theirs is: a copy whose length is known needs no call.
+/// Builds the names. All are copied with the same length: a copy of known length needs no function call.
 fn outcome_names(codes: &[u8]) -> StringArray {
     let names = Outcome::ALL.map(|outcome| {
         let mut padded = [0; COPIED_BYTES];
@@ -58,7 +58,7 @@ fn outcome_names(codes: &[u8]) -> StringArray {
     StringArray::new(OffsetBuffer::new(ScalarBuffer::from(ends)), Buffer::from_vec(bytes), None)
 }
 
-/// The column, or the columns, of a partition; null where rows name none.
+/// The column or columns of a partition; null for rows without one.
 fn partition_columns(keys: &Keys, numbers: impl Iterator<Item = i32>) -> Vec<(Field, ArrayRef)> {
     match keys.partition.kind() {
         KeyKind::Plain => {

@@ -1,10 +1,10 @@
-//! Panics behind streams.
+//! Panics in streams.
 
 use arrow_schema::ArrowError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a stream gives. A panic becomes an error: it must not leave through the C functions that readers of an Arrow
-/// stream call, which would end the process.
+/// Reads the next item of a stream. A panic becomes an error: if it left through the C functions of an Arrow stream, it
+/// would abort the process.
 pub fn without_panic<T>(pull: impl FnOnce() -> Option<Result<T, ArrowError>>) -> Option<Result<T, ArrowError>> {
     catch_unwind(AssertUnwindSafe(pull)).unwrap_or_else(|panic| {
         let message = panic.downcast_ref::<String>().map(String::as_str);

@@ -1,4 +1,4 @@
-//! Records of a log that come as Arrow.
+//! Reads records of a log from Arrow data.
 
 use crate::batches::read_timestamps;
 use crate::failure::Failure;
@@ -16,10 +16,10 @@ pub const VALUE: &str = "value";
 /// The column of headers.
 pub const HEADERS: &str = "headers";
 const TIMESTAMP: &str = "timestamp";
-/// All columns of records; only `value` is needed.
+/// All columns of records. Only `value` is required.
 pub const RECORD_COLUMNS: [&str; 4] = [KEY, VALUE, TIMESTAMP, HEADERS];
 
-/// Builds a batch of rows with the columns value and, where there are some, key, timestamp and headers.
+/// Builds a batch from rows with the column value and, if they exist, key, timestamp and headers.
 pub fn build_records(rows: Rows, now_ms: i64) -> Result<BatchBuilder, Failure> {
     let names: Vec<&str> =
         [VALUE, KEY, TIMESTAMP, HEADERS].into_iter().filter(|&name| name == VALUE || rows.has(name)).collect();

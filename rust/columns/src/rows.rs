@@ -1,29 +1,29 @@
-//! Anything tabular: a stream or a batch by the PyCapsule protocol, or a mapping of names to arrays.
+//! Tabular data: a stream or a batch by the PyCapsule protocol, or a mapping of names to arrays.
 
 use crate::failure::Failure;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchIterator, RecordBatchReader, make_array, new_empty_array};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use std::sync::Arc;
 
-/// Rows taken from Python; reading them needs the interpreter no more.
+/// Rows from Python. They can be read without the interpreter.
 pub enum Rows {
     /// Batches that are read one after the other.
     Stream(Box<dyn RecordBatchReader + Send>),
-    /// Columns that are not wanted are known by name only.
+    /// Columns that are not needed have only a name.
     Mapping(Vec<(String, Option<Column>)>),
 }
 
 /// A column of a mapping.
 pub struct Column {
-    /// Its type, for there may be no chunk that shows it.
+    /// Its type, because there can be no chunks.
     pub kind: DataType,
     /// Its values.
     pub chunks: Vec<ArrayRef>,
-    /// Whether the values lie in memory that other threads of Python may write.
+    /// Whether other threads of Python can write to the memory.
     pub is_writable: bool,
 }
 
-/// The columns that were asked for, chunk by chunk: all chunks have the same columns in that order.
+/// The requested columns, chunk by chunk. All chunks have the same columns in the same order.
 pub(crate) type Chunks = Vec<Vec<ArrayRef>>;
 
 /// Batches of one schema.
@@ -49,7 +49,7 @@ impl Rows {
         Rows::Stream(Box::new(RecordBatchIterator::new(batches.into_iter().map(Ok), schema)))
     }
 
-    /// The named columns. Every name must be there once.
+    /// Selects columns by name. Every name must exist exactly once.
     pub fn select(self, names: &[&str]) -> Result<Chunks, Failure> {
         match self {
             Rows::Stream(reader) => {
@@ -72,13 +72,13 @@ impl Rows {
         }
     }
 
-    /// Everything, as batches.
+    /// Reads all rows as batches.
     pub fn collect(self) -> Result<(SchemaRef, Vec<RecordBatch>), Failure> {
         let (schema, batches) = self.batches()?;
         Ok((schema, batches.collect::<Result<_, _>>()?))
     }
 
-    /// Everything, one batch after the other: no more of them is held than the source holds.
+    /// Reads all rows, one batch after the other. It holds no more batches than the source does.
     pub fn batches(self) -> Result<(SchemaRef, Batches), Failure> {
         match self {
             Rows::Stream(reader) => Ok((reader.schema(), Box::new(reader.map(|batch| Ok(batch?))))),
@@ -97,7 +97,7 @@ impl Rows {
 }
 
 impl Column {
-    /// The values as one array that nobody writes to: validated and judged, they are read more than once.
+    /// The values as one array that no other code writes. They are read more than once, for validation and judging.
     fn one_array(&self) -> Result<ArrayRef, Failure> {
         match &self.chunks[..] {
             [] => Ok(new_empty_array(&self.kind)),
@@ -111,7 +111,7 @@ impl Column {
     }
 }
 
-/// Numbers in memory of their own. `Failure::Memory` where there is none.
+/// Copies numbers. Returns `Failure::Memory` if there is no memory.
 fn copied(numbers: &ArrayRef) -> Result<ArrayRef, Failure> {
     let data = numbers.to_data();
     let (Some(width), [buffer]) = (data.data_type().primitive_width(), data.buffers()) else {

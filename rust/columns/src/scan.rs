@@ -1,4 +1,4 @@
-//! The rows of a Parquet file as spans, dealt to shards.
+//! Reads the rows of a Parquet file as spans, split by shard.
 
 use crate::failure::Failure;
 use crate::identity::{Chunk, ColumnNames, Identity, Parts};
@@ -19,10 +19,10 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Rows that are decoded at a time. Fewer were no faster.
+/// Number of rows that are decoded at a time. Smaller numbers were not faster.
 const BATCH_ROWS: usize = 1 << 16;
 
-/// The value of a column that stands in a folder's name.
+/// The value of a column that is in the name of a folder.
 #[derive(Debug)]
 pub enum Constant {
     /// A number.
@@ -31,7 +31,7 @@ pub enum Constant {
     Text(String),
 }
 
-/// What a scan was asked for.
+/// The options of a scan.
 pub struct ScanOptions {
     /// The identity columns.
     pub names: ColumnNames,
@@ -39,7 +39,7 @@ pub struct ScanOptions {
     pub order_by: Vec<String>,
     /// Whether each row is a span.
     pub by_row: bool,
-    /// How many shards there are.
+    /// Number of shards.
     pub shards: u32,
     /// The number of the file, which each span has in `_file`.
     pub ordinal: u32,
@@ -47,22 +47,22 @@ pub struct ScanOptions {
     pub seq_max: i64,
 }
 
-/// Reads the identity columns of a Parquet file and gives its rows as spans, shard by shard.
+/// Reads the identity columns of a Parquet file, and returns its rows as spans, split by shard.
 pub struct Scan {
     path: PathBuf,
     options: ScanOptions,
     columns: lake::Columns,
-    /// Where each identity column comes from, in the order of `ColumnNames::all`.
+    /// The origin of each identity column, in the order of `ColumnNames::all`.
     identity: Vec<Origin>,
-    /// The order columns that spans must agree in, and that are given beside the identity.
+    /// The `order_by` columns, which are equal within a span and returned beside the identity.
     order: Vec<Order>,
     is_broken: bool,
-    /// The file's row that comes next.
+    /// The next row of the file.
     row: u64,
-    /// By shard, since the last call.
-    held: Vec<Held>,
+    /// Spans by shard, since the last call.
+    held: Vec<PendingSpans>,
     spans_held: u64,
-    /// The span that the last row belongs to, where the next row may go on with it.
+    /// The span of the last row, if the next row can continue it.
     open: Option<OpenSpan>,
     spans: u64,
     untracked: u64,
@@ -71,23 +71,22 @@ pub struct Scan {
 }
 
 enum Origin {
-    /// Column of the file, by its place among those that are read.
+    /// A column of the file, by its index among those that are read.
     File(usize),
-    /// The same value in every row; as many as rows are decoded at a time.
+    /// The same value in every row, for as many rows as are decoded at a time.
     Constant(ArrayRef),
 }
 
 struct Order {
     name: String,
     origin: Origin,
-    /// Whether it is given in the place of an identity column of the same name: that of the timestamp, which is
-    /// rounded there.
+    /// Whether it replaces an identity column of the same name: that of the timestamp, which is rounded there.
     replaces: bool,
 }
 
 /// Columns of spans.
 #[derive(Default)]
-struct Held {
+struct PendingSpans {
     columns: Vec<Values>,
     lengths: Vec<u32>,
     rows: Vec<u64>,
@@ -110,7 +109,7 @@ struct OpenSpan {
     order: Vec<ArrayRef>,
 }
 
-/// Buffers that are used again for every batch.
+/// Buffers that are reused for every batch.
 #[derive(Default)]
 struct Scratch {
     starts: Vec<u32>,
@@ -152,7 +151,7 @@ impl Scan {
         let read: Vec<&str> = file_columns.iter().map(String::as_str).collect();
         let row = file.first_row(groups.start);
         let columns = lake::Columns::open(file, groups, &read, BATCH_ROWS)?;
-        let held = (0..options.shards).map(|_| Held::default()).collect();
+        let held = (0..options.shards).map(|_| PendingSpans::default()).collect();
         Ok(Scan {
             path: file.path().into(),
             options,
@@ -171,17 +170,17 @@ impl Scan {
         })
     }
 
-    /// Spans that [`Scan::give`] would give.
+    /// Number of spans that [`Scan::take_spans`] would return.
     pub fn spans_held(&self) -> u64 {
         self.spans_held
     }
 
-    /// Spans so far.
+    /// Number of spans so far.
     pub fn spans(&self) -> u64 {
         self.spans
     }
 
-    /// Rows without a producer so far: they are in no span.
+    /// Number of rows without a producer so far. They are not part of any span.
     pub fn untracked(&self) -> u64 {
         self.untracked
     }
@@ -191,7 +190,7 @@ impl Scan {
         self.newest_timestamp
     }
 
-    /// Takes in the next rows; false at the end of the file.
+    /// Reads the next rows. Returns false at the end of the file.
     pub fn step(&mut self) -> Result<bool, Failure> {
         if self.is_broken {
             let message = format!("{}: an earlier call failed here", self.path.display());
@@ -230,7 +229,7 @@ impl Scan {
         let batch = numbered.batch();
         let mut scratch = std::mem::take(&mut self.scratch);
         self.find_spans(&batch, &order, rows_before, &mut scratch)?;
-        self.deal(chunk, &batch, &order, &mut scratch)?;
+        self.split(chunk, &batch, &order, &mut scratch)?;
         self.scratch = scratch;
         Ok(())
     }
@@ -269,7 +268,7 @@ impl Scan {
                 let same = arrow_ord::cmp::not_distinct(&before, &column.slice(1, rows as usize - 1));
                 match same {
                     Ok(same) => cut_where(starts, cut, rows, |row| !same.value(row - 1)),
-                    // What has no order that is known here is not told from the next.
+                    // Types without an order known here make each row its own span.
                     Err(_) => cut_where(starts, cut, rows, |_| true),
                 }
             }
@@ -277,8 +276,8 @@ impl Scan {
         Ok(())
     }
 
-    /// Puts the spans where they belong.
-    fn deal(
+    /// Assigns the spans to shards.
+    fn split(
         &mut self,
         chunk: &Chunk,
         batch: &Batch<'_>,
@@ -292,7 +291,7 @@ impl Scan {
         let Scratch { starts, spans, .. } = scratch;
         spans.clear(self.options.shards);
         let (mut pids, mut partitions) = (Vec::new(), Vec::new());
-        // Only plain keys are cheaper to compare than to look at.
+        // Only plain keys are cheaper to compare than to hash.
         let mut before: Option<(i64, i32, u32)> = None;
         let open = self.open.take();
         let mut continued_shard = None;
@@ -347,7 +346,7 @@ impl Scan {
         Ok(())
     }
 
-    /// Whether the first row of a batch goes on with a span of the batch before.
+    /// Whether the first row of a batch continues a span of the previous batch.
     fn is_continued_by(&self, open: &OpenSpan, chunk: &Chunk, batch: &Batch<'_>, order: &[ArrayRef]) -> bool {
         let is_same = |one: &ArrayRef, other: &ArrayRef| {
             arrow_ord::cmp::not_distinct(one, &other.slice(0, 1)).is_ok_and(|same| same.value(0))
@@ -360,7 +359,7 @@ impl Scan {
             && open.order.iter().zip(order).all(|(one, other)| is_same(one, other))
     }
 
-    /// The columns that are given, as they are in this batch.
+    /// The returned columns of this batch.
     fn source_columns<'a>(&self, chunk: &'a Chunk, batch: &Batch<'a>, order: &[ArrayRef]) -> Vec<SourceColumn<'a>> {
         let mut columns = Vec::new();
         let names = &self.options.names;
@@ -402,11 +401,11 @@ impl Scan {
         all
     }
 
-    /// What is held, shard by shard; then nothing is.
-    pub fn give(&mut self) -> Result<Vec<(u32, RecordBatch)>, Failure> {
+    /// Returns the pending spans by shard, and clears them.
+    pub fn take_spans(&mut self) -> Result<Vec<(u32, RecordBatch)>, Failure> {
         self.open = None;
         self.spans_held = 0;
-        let held: Vec<Held> = self.held.iter_mut().map(std::mem::take).collect();
+        let held: Vec<PendingSpans> = self.held.iter_mut().map(std::mem::take).collect();
         let names = self.names();
         let mut schema: Option<SchemaRef> = None;
         let mut batches = Vec::new();
@@ -457,8 +456,8 @@ enum SourceColumn<'a> {
     Array(ArrayRef),
 }
 
-impl Held {
-    /// Takes in the spans that begin in these rows.
+impl PendingSpans {
+    /// Adds the spans that begin in these rows.
     fn extend(
         &mut self,
         columns: &[SourceColumn<'_>],
@@ -487,8 +486,8 @@ impl Held {
                 }
                 (Values::Arrays(values), SourceColumn::Array(from)) => {
                     let taken = take(from, &UInt32Array::from(first.to_vec()), None)?;
-                    // Views would hold on to the pages that they show.
-                    values.push(arrow_cast::cast(&taken, &given_kind(taken.data_type()))?);
+                    // Views would keep their pages in memory.
+                    values.push(arrow_cast::cast(&taken, &output_kind(taken.data_type()))?);
                 }
                 _ => unreachable!("a file's columns keep their types"),
             }
@@ -521,8 +520,8 @@ impl Held {
     }
 }
 
-/// Text and binary as every reader knows them.
-fn given_kind(kind: &DataType) -> DataType {
+/// The output type: text and binary in the types that all readers support.
+fn output_kind(kind: &DataType) -> DataType {
     match kind {
         DataType::Utf8View | DataType::LargeUtf8 => DataType::Utf8,
         DataType::BinaryView | DataType::LargeBinary => DataType::Binary,

@@ -8,7 +8,7 @@ use arrow_buffer::ArrowNativeType;
 use fencepost_core::{Column, KeyRef, shard_hash};
 use std::sync::Arc;
 
-/// The shard of each row; null where a row is untracked. Neighbours often share a key, and then it is hashed once.
+/// The shard of each row; null if the row is untracked. Adjacent rows often share a key, which is then hashed once.
 pub fn shard_of_rows(keys: &Identity, names: &ColumnNames, count: u32) -> Result<ArrayRef, Failure> {
     let mut of_row = UInt32Builder::new();
     let (mut pids, mut partitions) = (Vec::new(), Vec::new());
@@ -42,7 +42,7 @@ pub(crate) fn shard_of(pid: KeyRef<'_>, partition: KeyRef<'_>, count: u32) -> u3
     ((u128::from(shard_hash(pid, partition)) * u128::from(count)) >> 64) as u32
 }
 
-/// What is wrong with a plain key. Encoded ones were checked when they were read.
+/// Checks a plain key. Encoded keys were checked when they were read.
 fn check_plain(key: KeyRef<'_>, value_max: i64) -> Result<(), String> {
     match key {
         KeyRef::Plain(value @ ..0) => Err(format!("value {value} is outside 0..={value_max}")),

@@ -1,6 +1,6 @@
-//! Spans of a batch of rows: cut where rows differ, and sorted by the shards that they are dealt to.
+//! Spans of a batch of rows: cut where rows differ, and sorted by shard.
 
-/// Adds a start wherever a row of a run is told from the row before it.
+/// Adds a start at each row of a span that differs from the previous row.
 pub(crate) fn cut_where(starts: &mut Vec<u32>, cut: &mut Vec<u32>, rows: u32, is_cut: impl Fn(usize) -> bool) {
     cut.clear();
     for (number, &start) in starts.iter().enumerate() {
@@ -11,13 +11,13 @@ pub(crate) fn cut_where(starts: &mut Vec<u32>, cut: &mut Vec<u32>, rows: u32, is
     std::mem::swap(starts, cut);
 }
 
-/// The spans of a batch, each with its shard. The buffers are used again for every batch.
+/// The spans of a batch, each with its shard. The buffers are reused for every batch.
 #[derive(Default)]
 pub(crate) struct Spans {
     first: Vec<u32>,
     length: Vec<u32>,
     shard: Vec<u32>,
-    /// First rows and lengths in the order of the shards, and where the spans of each shard end.
+    /// First rows and lengths in the order of shards, and the end of the spans of each shard.
     sorted: Vec<u32>,
     sorted_length: Vec<u32>,
     ends: Vec<u32>,
@@ -44,17 +44,18 @@ impl Spans {
         self.first.len()
     }
 
-    /// The first row of each, in the order of the batch.
+    /// The first row of each span, in the order of the batch.
     pub(crate) fn first_rows(&self) -> &[u32] {
         &self.first
     }
 
-    /// The shard of the span that was added last.
+    /// The shard of the last added span.
     pub(crate) fn last_shard(&self) -> Option<usize> {
         self.shard.last().map(|&shard| shard as usize)
     }
 
-    /// A counting sort: where each shard begins, then every span to its place. Call it once, after the last span.
+    /// Sorts by counting: finds the beginning of each shard, then moves every span to its place. Call it once, after
+    /// the last span.
     pub(crate) fn sort(&mut self) {
         for shard in 1..self.ends.len() {
             self.ends[shard] += self.ends[shard - 1];
@@ -71,7 +72,7 @@ impl Spans {
         }
     }
 
-    /// The first rows and the lengths of the spans of each shard, in the order of the batch. They must be sorted.
+    /// The first rows and the lengths of the spans of each shard, in the order of the batch. Call `sort` first.
     pub(crate) fn by_shard(&self) -> impl Iterator<Item = (&[u32], &[u32])> {
         let mut start = 0;
         let shards = &self.ends[..self.ends.len().saturating_sub(1)];
@@ -91,7 +92,7 @@ mod tests {
         let (mut starts, mut cut) = (vec![0, 4, 5], Vec::new());
         cut_where(&mut starts, &mut cut, 8, |row| row % 3 == 0);
         assert_eq!(starts, [0, 3, 4, 5, 6]);
-        // Rows that begin a span already are not asked for.
+        // Rows that already begin a span are not compared.
         cut_where(&mut starts, &mut cut, 8, |row| [2, 7].contains(&row) || panic_at(row, &[0, 3, 4, 5, 6]));
         assert_eq!(starts, [0, 2, 3, 4, 5, 6, 7]);
         let mut none = Vec::new();
@@ -104,7 +105,7 @@ mod tests {
         false
     }
 
-    /// Against a stable sort, with shards that get no span, and buffers that were used for another batch.
+    /// Compares with a stable sort, with shards without spans, and with buffers that were used for another batch.
     #[test]
     fn spans_are_sorted_by_shard_and_keep_their_order() {
         let mut random = fencepost_testkit::workload::Random::new(7);

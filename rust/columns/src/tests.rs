@@ -217,7 +217,7 @@ fn scan(rows: &RecordBatch, options: ScanOptions, steps: usize) -> (Vec<(u32, Re
             has_more = has_more && scan.step().expect("rows");
         }
         assert_eq!(scan.spans_held() > 0, has_more || scan.spans_held() > 0);
-        spans.extend(scan.give().expect("spans"));
+        spans.extend(scan.take_spans().expect("spans"));
         assert_eq!(scan.spans_held(), 0);
     }
     assert_eq!(scan.spans(), spans.iter().map(|(_, batch)| batch.num_rows() as u64).sum::<u64>());

@@ -1,4 +1,4 @@
-//! The outcome of a call.
+//! The result of a call.
 
 use crate::arrow_out::{batch, has_epochs, missing_batches, stale_batches};
 use arrow_array::builder::Int64Builder;
@@ -9,29 +9,29 @@ use fencepost_core::{BrokerJudged, Judged, Keys, StateTable, Verdict, kept_bits}
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
-/// The outcome of one call, row by row and in sum.
+/// The result of one call: a verdict per row, and counts.
 pub struct Verdicts {
     /// The code of a verdict for each row.
     pub verdict: UInt8Array,
-    /// Rows by verdict.
+    /// Number of rows by verdict.
     pub counts: [u64; Verdict::COUNT],
-    /// Rows below the highest epoch accepted of their key.
+    /// Number of rows below the highest accepted epoch of their key.
     pub stale_epoch: u64,
-    /// Rows that only the border of the wrap could place on a lap.
+    /// Number of rows whose lap only the border of the wrap decided.
     pub border: u64,
     expected: Vec<(u64, i64)>,
-    /// Of produce batches, where any has one; -1 where it has none.
+    /// The offsets of produce batches, if any has one; -1 if a batch has none.
     offsets: Option<Vec<i64>>,
     missing: Listed,
-    /// Rows below the highest epoch by producer: at least one batch.
+    /// Rows below the highest epoch by producer, in at least one batch.
     pub stale: Vec<RecordBatch>,
 }
 
-/// Batches that are made when they are first asked for.
+/// Batches that are built at the first request.
 type Listed = LazyLock<Vec<RecordBatch>, Box<dyn FnOnce() -> Vec<RecordBatch> + Send>>;
 
 impl Verdicts {
-    /// Of rows.
+    /// The result for rows.
     pub fn new(mut judged: Judged, table: &StateTable) -> Verdicts {
         Verdicts {
             stale: stale_batches(table.keys(), has_epochs(table), &judged.stale),
@@ -45,7 +45,7 @@ impl Verdicts {
         }
     }
 
-    /// Of produce batches, which leave nothing missing: a gap is refused.
+    /// The result for produce batches. Nothing is missing, because gaps are refused.
     pub fn of_batches(judged: BrokerJudged, keys: &Keys) -> Verdicts {
         let BrokerJudged { verdicts, counts, expected, offsets } = judged;
         Verdicts {
@@ -60,7 +60,7 @@ impl Verdicts {
         }
     }
 
-    /// One a row.
+    /// One per row.
     pub fn codes(&self) -> &[u8] {
         self.verdict.values()
     }
@@ -70,12 +70,13 @@ impl Verdicts {
         bits(kept_bits(self.codes()), self.verdict.len())
     }
 
-    /// What rows of this call jumped over and none filled: at least one batch. The first call may take long.
+    /// The ranges that rows of this call skipped and that no row filled, in at least one batch. The first call can take
+    /// long.
     pub fn missing(&self) -> &[RecordBatch] {
         &self.missing
     }
 
-    /// The sequence number that would have been accepted, for each row that is out of order; else null.
+    /// The sequence number that would have been accepted, for each row that is out of order; null for other rows.
     pub fn expected(&self) -> Int64Array {
         let mut out = Int64Builder::with_capacity(self.verdict.len());
         let mut from = 0;
@@ -88,7 +89,7 @@ impl Verdicts {
         out.finish()
     }
 
-    /// The column `verdict`, and `offset` where the rows are produce batches.
+    /// The column `verdict`, and `offset` for produce batches.
     pub fn batch(&self) -> RecordBatch {
         let verdict: ArrayRef = Arc::new(self.verdict.clone());
         let mut columns = vec![(Field::new("verdict", DataType::UInt8, false), verdict)];
@@ -98,7 +99,7 @@ impl Verdicts {
         batch(columns, HashMap::new())
     }
 
-    /// The offset of each row; null where it has none.
+    /// The offset of each row; null if it has none.
     pub fn offsets(&self) -> Int64Array {
         match self.offsets.as_deref() {
             None | Some([]) => Int64Array::new_null(self.verdict.len()),
@@ -107,16 +108,16 @@ impl Verdicts {
     }
 }
 
-/// So many of the bits of words, as Arrow has them.
+/// The first bits of words, as an Arrow buffer.
 pub(crate) fn bits(words: Vec<u64>, count: usize) -> BooleanBuffer {
     BooleanBuffer::new(Buffer::from_vec(words), 0, count)
 }
 
-/// Keys whose names take as long to share as a missing range to list.
+/// Number of keys whose names take as long to share as a missing range to list.
 const KEYS_A_RANGE: usize = 16_384;
 
-/// What a call left missing, listed when it is asked for: by names of the keys that are shared, because the table may
-/// forget or renumber them. A few ranges among many keys are listed at once.
+/// The missing ranges of a call, listed on request. It shares the names of keys, because the table can forget or
+/// renumber them. A few ranges among many keys are listed at once.
 fn missing_of(judged: Judged, table: &StateTable) -> Listed {
     let has_epochs = has_epochs(table);
     let names = table.keys().pid.dictionary.len() + table.keys().partition.dictionary.len();

@@ -1,8 +1,9 @@
-//! Files made of rows of several files, in any order: small files become one, rows are dealt to files, or sorted.
+//! Writes files from rows of several files, in any order: small files are merged, rows are distributed among files, or
+//! sorted.
 //!
-//! A large row group that stays as it is is copied as bytes. All other rows are gathered, a column at a time: its values
-//! are read by the typed reader of its physical type, and written with their levels by the typed writer, as in
-//! `chunk.rs`. So no logical type and no nesting can come out as another.
+//! A large row group that stays unchanged is copied as bytes. All other rows are gathered column by column. The typed
+//! reader of a column's physical type reads its values, and the typed writer writes them with their levels, as in
+//! `chunk.rs`. Logical types and nesting therefore cannot change.
 
 use crate::chunk::{BATCH_ROWS, Batch, Decoded, Form, Outcome, Rewriting, is_writable, without_bounds};
 use crate::error::{Error, Fault, Result, guard};
@@ -32,72 +33,73 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A gathered row group has so many bytes, decoded, or rows, at most: about the usual sizes.
+/// Maximum number of decoded bytes, and of rows, of a gathered row group: about the usual sizes.
 const GROUP_BYTES: u64 = 128 << 20;
 const GROUP_ROWS: u64 = 1 << 20;
-/// A row group of this share of that is large: it is copied as bytes where all its rows stay in their order.
+/// A row group with this share of that is large: it is copied as bytes if all its rows stay in order.
 const LARGE_SHARE: u64 = 8;
-/// Files that are open at a time to be written.
+/// Maximum number of files that are open for writing.
 const TARGETS_OPEN: usize = 32;
-/// Row groups of the largest size whose rows are gathered together: more of them are decoded in several rounds.
+/// Number of row groups of the largest size whose rows are gathered together. More are decoded in several rounds.
 const ROUND_GROUPS: u64 = 4;
-/// A gathered row group has about so many values of a column at most, for lists of equal values have next to no bytes.
+/// Approximate maximum number of values of a column in a gathered row group, because lists of equal values have almost
+/// no bytes.
 const GROUP_VALUES: u64 = 1 << 20;
-/// Values of a column that are held at a time, even where a few rows have most of them.
+/// Maximum number of values of a column in memory, even if a few rows have most of them.
 const VALUES_MAX: usize = 1 << 24;
 
-/// Rows of a source that follow each other.
+/// Consecutive rows of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// The place of the source.
+    /// The index of the source.
     pub source: u32,
-    /// The first of its rows.
+    /// The first row.
     pub first: u64,
-    /// How many.
+    /// The number of rows.
     pub count: u64,
 }
 
 /// A file to be written.
 pub struct Target {
-    /// Where; nothing must be there.
+    /// Its path, which must not exist.
     pub path: PathBuf,
-    /// Its rows, in their order.
+    /// Its rows in order.
     pub rows: Vec<Rows>,
 }
 
-/// What files are made of, beside their rows.
+/// The options of [`arrange`].
 #[derive(Default)]
 pub struct Arranging {
-    /// A column at the top of the schema that is left out.
+    /// A top-level column to leave out.
     pub without: Option<String>,
-    /// What the new files' key-value metadata are; unless given, those of the first source.
+    /// The key-value metadata of the new files. `None`: those of the first source.
     pub metadata: Option<Vec<(String, Option<String>)>>,
 }
 
 /// A file that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arranged {
-    /// Rows of the new file.
+    /// Number of rows of the new file.
     pub rows: u64,
-    /// Its bytes.
+    /// Size of the new file in bytes.
     pub bytes: u64,
     /// The CRC-32 of its footer.
     pub footer_crc: u32,
-    /// Row groups that were copied as bytes.
+    /// Number of row groups that were copied as bytes.
     pub groups_copied: u64,
-    /// Row groups that were gathered.
+    /// Number of row groups that were gathered.
     pub groups_gathered: u64,
 }
 
-/// Writes files with these rows of the sources, which have equal schemas.
+/// Writes files with rows of the sources, which must have equal schemas.
 ///
 /// Codecs, versions of data pages, dictionaries and statistics of a gathered row group are those of the first row group
-/// that gives it rows. Page indexes stay where every chunk of every source has its own; bloom filters are made anew
-/// where the first source has one. What goes beside what [`crate::rewrite`] leaves out: sorting columns.
+/// in its rows. Page indexes stay if every chunk of every source has its own. Bloom filters are built again if the
+/// first source has one. In addition to what [`crate::rewrite`] drops, sorting columns are dropped.
 ///
-/// Memory: the decoded values of one column for [`ROUND_GROUPS`] row groups of the largest size, and some bytes for each
-/// range of rows. `can_continue` is asked between chunks; where it says no,
-/// [`Error::Stopped`] is what comes of it. Whatever fails, no target is left. They are not synced.
+/// Memory: the decoded values of one column for [`ROUND_GROUPS`] row groups of the largest size, and some bytes per
+/// range of rows. `can_continue` is called between chunks; if it returns false, the result is [`Error::Stopped`]. After
+/// any error no target exists. Targets are not synced.
 pub fn arrange(
     sources: Vec<ParquetFile>,
     targets: &[Target],
@@ -111,7 +113,7 @@ pub fn arrange(
         match shared.write(some, can_continue) {
             Ok(written) => done.extend(written),
             Err(error) => {
-                // What is left of an attempt that failed is in nobody's way, so a failure to remove it is not told.
+                // A failure to remove incomplete targets is not reported, because they do no harm.
                 for target in &targets[..wave * TARGETS_OPEN] {
                     let _ = fs::remove_file(&target.path);
                 }
@@ -122,13 +124,13 @@ pub fn arrange(
     Ok(done)
 }
 
-/// What is the same for all files of a call.
+/// The common data of all files of a call.
 struct Shared<'a> {
     sources: &'a [ParquetFile],
-    /// For each source the first row of each of its row groups, and their sum.
+    /// For each source, the first row of each of its row groups, and the number of rows.
     starts: Vec<Vec<u64>>,
     schema: SchemaDescPtr,
-    /// The places of the columns that are written.
+    /// The indexes of the written columns.
     columns: Vec<usize>,
     metadata: Option<Vec<KeyValue>>,
     has_column_index: bool,
@@ -187,8 +189,8 @@ impl<'a> Shared<'a> {
         written
     }
 
-    /// The first row groups of all targets, then the second ones, and so on: what several of them take rows from is
-    /// decoded once.
+    /// Writes the first row groups of all targets, then the second ones, and so on, so that a source row group used by
+    /// several targets is decoded once.
     fn write_rounds<'t>(
         &self,
         targets: &'t [Target],
@@ -239,7 +241,7 @@ impl<'a> Shared<'a> {
         Ok(groups)
     }
 
-    /// The rows, cut where row groups of the sources end, and put together where they follow each other.
+    /// The rows, cut at the row groups of the sources, and merged if they follow each other.
     fn slices(&self, rows: &[Rows]) -> Result<Vec<Slice>> {
         let mut slices: Vec<Slice> = Vec::with_capacity(rows.len());
         for &Rows { source, first, count } in rows {
@@ -354,7 +356,7 @@ impl<'a> Shared<'a> {
         for gather in &round.gathers {
             let file = &mut files[gather.target];
             let first = &loaded[gather.slices[0].piece];
-            // A writer may despair of what a decoder let pass.
+            // A writer can panic on data that a decoder accepted.
             let source = &self.sources[round.pieces[gather.slices[0].piece].source as usize];
             let mut closed = guard(source.path(), source.source(), || {
                 write_chunk(&loaded, gather, &mut file.out).map_err(|error| file.writing(&error))
@@ -420,7 +422,7 @@ impl<'a> Shared<'a> {
         let rows = file.groups.iter().map(RowGroupMetaData::num_rows).sum();
         let metadata = self.sources[0].metadata().file_metadata();
         let created_by = metadata.created_by();
-        // Readers know of faults of certain writers by this: of several, none is named.
+        // Readers work around errors of certain writers by this field. With several writers, none is named.
         let is_one = self.sources.iter().all(|it| it.metadata().file_metadata().created_by() == created_by);
         let orders = metadata.column_orders().map(|all| self.columns.iter().map(|&it| all[it]).collect());
         let metadata = FileMetaData::new(
@@ -447,7 +449,7 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// The first row of each row group, and behind them how many rows there are.
+/// The first row of each row group, then the number of rows.
 fn starts_of(file: &ParquetFile) -> Vec<u64> {
     let mut end = 0;
     let mut starts = vec![0];
@@ -458,7 +460,7 @@ fn starts_of(file: &ParquetFile) -> Vec<u64> {
     starts
 }
 
-/// A schema without one of the columns at its top.
+/// A schema without one of its top-level columns.
 fn without(schema: &SchemaDescPtr, root: Option<usize>) -> std::result::Result<SchemaDescPtr, ParquetError> {
     let Some(root) = root else { return Ok(schema.clone()) };
     let mut fields = schema.root_schema().get_fields().to_vec();
@@ -467,7 +469,7 @@ fn without(schema: &SchemaDescPtr, root: Option<usize>) -> std::result::Result<S
     Ok(Arc::new(SchemaDescriptor::new(Arc::new(built))))
 }
 
-/// How many rows a gathered row group has at most, by what a row of these files takes.
+/// Maximum number of rows of a gathered row group, by the size of a row of these files.
 fn rows_max(sources: &[ParquetFile]) -> u64 {
     let groups = || sources.iter().flat_map(|it| it.metadata().row_groups());
     let bytes: u64 = groups().map(|it| it.total_byte_size().max(0) as u64).sum();
@@ -486,7 +488,7 @@ enum Group {
     Gathered(Vec<Slice>),
 }
 
-/// Rows of a row group of a source that follow each other, counted from its first one.
+/// Consecutive rows of a row group of a source, counted from its first row.
 #[derive(Clone)]
 struct Slice {
     source: u32,
@@ -498,7 +500,7 @@ fn length(rows: &Range<u64>) -> u64 {
     rows.end - rows.start
 }
 
-/// Adds row groups of about equally many rows, `rows_max` at most.
+/// Adds row groups of about equal size, with at most `rows_max` rows.
 fn cut(groups: &mut Vec<Group>, slices: Vec<Slice>, rows_max: u64) {
     let mut left: u64 = slices.iter().map(|it| length(&it.rows)).sum();
     let mut parts = left.div_ceil(rows_max);
@@ -520,7 +522,7 @@ fn cut(groups: &mut Vec<Group>, slices: Vec<Slice>, rows_max: u64) {
     }
 }
 
-/// The row groups to gather, in portions of about so many rows.
+/// The row groups to gather, in portions of about this many rows.
 fn shared_out(gathers: Vec<(usize, Vec<Slice>)>, rows_max: u64) -> Vec<Vec<(usize, Vec<Slice>)>> {
     let (mut portions, mut rows) = (vec![], rows_max);
     for gather in gathers {
@@ -537,7 +539,7 @@ fn shared_out(gathers: Vec<(usize, Vec<Slice>)>, rows_max: u64) -> Vec<Vec<(usiz
     portions
 }
 
-/// The row groups that are gathered together, and what they take their rows from.
+/// The row groups that are gathered together, and the source row groups of their rows.
 struct Round {
     pieces: Vec<Piece>,
     gathers: Vec<Gather>,
@@ -547,7 +549,7 @@ struct Round {
 struct Piece {
     source: u32,
     group: u32,
-    /// Sorted and apart.
+    /// Sorted and disjoint.
     needed: Vec<Range<u64>>,
 }
 
@@ -558,7 +560,7 @@ struct Gather {
     slices: Vec<Loadable>,
 }
 
-/// Rows of a piece that follow each other, counted from the first one that is loaded.
+/// Consecutive rows of a piece, counted from the first loaded one.
 struct Loadable {
     piece: usize,
     rows: Range<u64>,
@@ -595,7 +597,7 @@ impl Round {
     }
 }
 
-/// What is in any of the ranges, as ranges that are sorted and do not touch.
+/// The union of ranges, as sorted ranges that are not adjacent.
 fn united(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|it| it.start);
     let mut united: Vec<Range<u64>> = vec![];
@@ -614,9 +616,9 @@ struct Loaded<'a, T: DataType> {
     form: Form,
     properties: WriterProperties,
     decoded: Decoded<T>,
-    /// Where the levels of each row begin, and where the last ones end; empty where each row has one.
+    /// The first level of each row, and the end of the last. Empty if each row has one level.
     level_at: Vec<usize>,
-    /// The same of the values.
+    /// The first value of each row, and the end of the last.
     value_at: Vec<usize>,
 }
 
@@ -624,7 +626,7 @@ impl<'a, T: DataType> Loaded<'a, T> {
     fn read(reading: &Rewriting<'a>, room: usize) -> Outcome<Loaded<'a, T>> {
         reading.pages().and_then(Pages::survey).map_err(Fault::Source)?;
         let mut form = Form::of(reading).map_err(Fault::Source)?;
-        // What was small enough for one chunk may not be for many.
+        // A dictionary that was small enough for one chunk may be too large for many.
         form.is_dictionary_whole = false;
         let properties = form.properties(reading);
         let pages = reading.pages().map_err(Fault::Source)?;
@@ -652,7 +654,7 @@ impl<'a, T: DataType> Loaded<'a, T> {
         Ok(Loaded { chunk: reading.column, form, properties, decoded, level_at, value_at })
     }
 
-    /// How a chunk with so many rows is written that begins with these.
+    /// The properties of a chunk with this many rows that begins with these.
     fn properties(&self, rows: u64) -> WriterProperties {
         let properties = self.properties.clone();
         if self.chunk.bloom_filter_offset().is_none() {
@@ -746,7 +748,7 @@ impl<'t> NewFile<'t> {
         Ok(NewFile { target, out, groups, column_indexes, offset_indexes, copied: 0, gathered: 0 })
     }
 
-    /// An error of a writer: what the system said, before writers put it in words of theirs.
+    /// The error of a writer: the original error of the system, if writers replaced it.
     fn writing(&mut self, error: &ParquetError) -> Error {
         let error = writing(&self.target.path, error);
         self.sink_error(error)

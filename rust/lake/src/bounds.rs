@@ -1,4 +1,4 @@
-//! What footers say of integer columns, to choose a plan by.
+//! Bounds of integer columns from footers, for planning.
 
 use crate::error::{Error, Result};
 use crate::file::ParquetFile;
@@ -10,13 +10,13 @@ use parquet::schema::types::ColumnDescriptor;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Least and greatest value of an integer column, a row group each; none where the footer does not tell.
+/// Least and greatest value of an integer column per row group. `None` if the footer does not have them.
 pub type Bounds = Vec<Option<(i64, i64)>>;
 
 impl ParquetFile {
-    /// Opens a file to ask for the bounds of these columns alone: the statistics of others are not decoded.
+    /// Opens a file and reads the bounds of these columns. Statistics of other columns are not decoded.
     ///
-    /// `reader`: of something else than a file of this machine.
+    /// `reader`: reads an object that is not a local file.
     pub fn open_for_bounds(
         path: &Path,
         reader: Option<&Arc<dyn ReadAt>>,

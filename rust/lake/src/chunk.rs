@@ -1,7 +1,7 @@
-//! A chunk of a column: copied as bytes, or written anew without some of its rows.
+//! Writes a chunk of a column: copied as bytes, or rewritten without some of its rows.
 //!
-//! Nothing goes through Arrow: values go from the typed reader to the typed writer of the same physical type, with
-//! their levels. So no logical type and no nesting can come out as another.
+//! Values do not pass through Arrow: the typed reader of the physical type passes them with their levels to the typed
+//! writer of the same type. Logical types and nesting therefore cannot change.
 
 use crate::cut;
 use crate::error::Fault;
@@ -28,29 +28,29 @@ use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Rows that are held at a time, at most.
+/// Maximum number of rows in memory.
 pub(crate) const BATCH_ROWS: usize = 8192;
-/// And their bytes, about.
+/// Approximate maximum number of their bytes.
 const BATCH_BYTES: u64 = 8 << 20;
-/// Values of lists after which a batch is written, however few rows they are.
+/// Number of values of lists after which a batch is written, however few rows they are.
 const BATCH_VALUES: usize = 1 << 20;
 
 pub(crate) type Outcome<T> = std::result::Result<T, Fault>;
 
-/// A chunk of a column, the rows of it that stay, and what is written beside it.
+/// A chunk of a column, the rows that stay, and its additional data.
 pub(crate) struct Rewriting<'a> {
     pub(crate) source: &'a Source,
     pub(crate) column: &'a ColumnChunkMetaData,
     pub(crate) rows: u64,
-    /// Counted from the chunk's first row.
+    /// Counted from the first row of the chunk.
     pub(crate) kept: &'a [Range<u64>],
-    /// Of the source, where one is written.
+    /// The index of the source, if one is written.
     pub(crate) column_index: Option<&'a ColumnIndexMetaData>,
     pub(crate) offset_index: Option<&'a OffsetIndexMetaData>,
 }
 
 impl Rewriting<'_> {
-    /// Writes the rows that stay, as much like the source as can be.
+    /// Writes the rows that stay, as similar to the source as possible.
     pub(crate) fn write<W: Write + Send>(&self, out: &mut TrackedWrite<W>) -> Outcome<ColumnCloseResult> {
         let survey = self.pages().and_then(Pages::survey).map_err(Fault::Source)?;
         let form = Form::of(self).map_err(Fault::Source)?;
@@ -114,16 +114,17 @@ impl Rewriting<'_> {
         batch.writer.close().map_err(Fault::Sink)
     }
 
-    /// Skips these rows, which are the next ones.
+    /// Skips the next rows.
     pub(crate) fn skip<T: DataType>(&self, reader: &mut ColumnReaderImpl<T>, rows: Range<u64>) -> Outcome<()> {
         let is_list = self.column.column_descr().max_rep_level() > 0;
         let mut skipped = Decoded::new();
         let mut at = rows.start;
         while at < rows.end {
-            // Decoders of some encodings hold what they skip.
+            // Decoders of some encodings keep skipped values in memory.
             let gap = (rows.end - at).min(self.step_rows() as u64) as usize;
             let gone = if is_list {
-                // Where a page has fewer repetition levels than it says, this is an error; `skip_records` never ends.
+                // If a page has fewer repetition levels than it declares, this is an error; `skip_records` would never
+                // end.
                 skipped.clear();
                 self.read(reader, gap, &mut skipped)?
             } else {
@@ -137,7 +138,7 @@ impl Rewriting<'_> {
         Ok(())
     }
 
-    /// Decodes one row or more, but not more than these, behind what is there; how many.
+    /// Decodes at least one row and at most this many, and appends them. Returns their number.
     pub(crate) fn read<T: DataType>(
         &self,
         reader: &mut ColumnReaderImpl<T>,
@@ -151,7 +152,7 @@ impl Rewriting<'_> {
         if rows == 0 {
             return Err(self.too_few());
         }
-        // Decoders take whatever level a run says; writers panic.
+        // Decoders accept any level of a run; writers panic.
         let descriptor = self.column.column_descr();
         self.check_levels(&definitions[before.0..], descriptor.max_def_level())?;
         self.check_levels(&repetitions[before.1..], descriptor.max_rep_level())?;
@@ -168,14 +169,14 @@ impl Rewriting<'_> {
         }
     }
 
-    /// As many rows as have about so many bytes.
+    /// Number of rows with about the desired number of bytes.
     fn batch_rows(&self) -> usize {
         let row_bytes = self.column.uncompressed_size().max(0) as u64 / self.rows.max(1);
         let row_bytes = row_bytes.max(self.column.column_descr().type_length().max(1) as u64);
         ((BATCH_BYTES / row_bytes) as usize).clamp(1, BATCH_ROWS)
     }
 
-    /// How many rows are read or skipped at a time.
+    /// Number of rows that are read or skipped at a time.
     pub(crate) fn step_rows(&self) -> usize {
         if self.column.column_descr().max_rep_level() > 0 && is_dense(self.column) { 1 } else { BATCH_ROWS }
     }
@@ -186,7 +187,7 @@ impl Rewriting<'_> {
     }
 }
 
-/// Rows of a column: its values, and the levels that it has.
+/// Rows of a column: values and levels.
 pub(crate) struct Decoded<T: DataType> {
     pub(crate) values: Vec<T::T>,
     pub(crate) definitions: Vec<i16>,
@@ -198,7 +199,7 @@ impl<T: DataType> Decoded<T> {
         Decoded { values: vec![], definitions: vec![], repetitions: vec![] }
     }
 
-    /// The values, or where there are more, the levels.
+    /// The number of values, or of levels if there are more.
     pub(crate) fn len(&self) -> usize {
         self.values.len().max(self.definitions.len())
     }
@@ -210,7 +211,7 @@ impl<T: DataType> Decoded<T> {
     }
 }
 
-/// Rows on their way.
+/// Rows between reader and writer.
 pub(crate) struct Batch<'a, T: DataType> {
     pub(crate) writer: ColumnWriterImpl<'a, T>,
     pub(crate) has_definitions: bool,
@@ -230,7 +231,7 @@ impl<'a, T: DataType> Batch<'a, T> {
         }
     }
 
-    /// Whether it is to be written, however few rows it has.
+    /// Whether the batch must be written, however few rows it has.
     pub(crate) fn is_full(&self) -> bool {
         self.decoded.len() > BATCH_VALUES
     }
@@ -247,17 +248,17 @@ impl<'a, T: DataType> Batch<'a, T> {
     }
 }
 
-/// How a chunk is encoded.
+/// The encoding of a chunk.
 pub(crate) struct Form {
     version: WriterVersion,
     has_dictionary: bool,
-    /// Of data pages that have no dictionary.
+    /// The encoding of data pages without a dictionary.
     encoding: Option<Encoding>,
-    /// Whether every data page is known to have one: it did not grow too large.
+    /// Whether every data page is known to use the dictionary, which therefore did not grow too large.
     pub(crate) is_dictionary_whole: bool,
     pub(crate) statistics: EnabledStatistics,
     pub(crate) has_no_bounds: bool,
-    /// Whether bounds are told in full though they are longer than what writers cut them to.
+    /// Whether bounds are declared in full although they are longer than the limit of writers.
     pub(crate) has_long_bounds: bool,
 }
 
@@ -273,7 +274,7 @@ impl Form {
         let is_dictionary = |it: Encoding| matches!(it, Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY);
         let (version, encodings) = if data_pages.is_empty() {
             let is_second = has_second_version(chunk)?;
-            // All encodings are told together: those of levels with those of values.
+            // All encodings are listed together: those of levels and those of values.
             let of_levels = |it: &Encoding| {
                 let is_boolean = column.column_type() == Type::BOOLEAN && is_second;
                 matches!(it, Encoding::RLE if !is_boolean) || is_levels_only(*it)
@@ -295,7 +296,8 @@ impl Form {
         };
         let is_plain = others.iter().all(|&it| it == Encoding::PLAIN);
         Ok(Form {
-            // The crate writes no dictionary for these in pages of the first version, and they can be UUIDs or decimals.
+            // The crate does not write dictionaries for these in pages of the first version, and they can be UUIDs or
+            // decimals.
             version: if version || is_fixed && has_dictionary {
                 WriterVersion::PARQUET_2_0
             } else {
@@ -325,7 +327,7 @@ impl Form {
             .set_offset_index_disabled(chunk.offset_index.is_none())
             .set_write_batch_size(BATCH_ROWS / 2);
         if self.is_dictionary_whole {
-            // What stays of a dictionary that was not too large for the source is not too large here.
+            // A part of a dictionary that was not too large for the source is not too large here.
             properties = properties.set_dictionary_page_size_limit(usize::MAX);
         }
         if self.has_long_bounds {
@@ -340,12 +342,12 @@ fn is_levels_only(encoding: Encoding) -> bool {
     encoding == Encoding::BIT_PACKED
 }
 
-/// Whether the chunk's data pages are of the second version; where nothing else tells, the first page does.
+/// Whether the chunk's data pages are of the second version. If the footer does not tell, the first page does.
 fn has_second_version(chunk: &Rewriting<'_>) -> Result<bool, ParquetError> {
     let mut pages = chunk.pages()?;
     while let Some(page) = pages.peek_next_page()? {
         if !page.is_dict {
-            // Only the second version says how many rows there are.
+            // Only the second version has the number of rows.
             return Ok(page.num_rows.is_some());
         }
         pages.skip_next_page()?;
@@ -360,7 +362,7 @@ fn is_long_and_exact(statistics: Option<&Statistics>) -> bool {
     })
 }
 
-/// Where the source told no bounds there is a reason: no order, or values that are too long.
+/// If the source has no bounds there is a reason: no order, or values that are too long.
 pub(crate) fn without_bounds(metadata: ColumnChunkMetaData) -> Result<ColumnChunkMetaData, ParquetError> {
     let count = metadata.statistics().and_then(Statistics::null_count_opt);
     let statistics = match metadata.column_type() {
@@ -376,7 +378,7 @@ pub(crate) fn without_bounds(metadata: ColumnChunkMetaData) -> Result<ColumnChun
     metadata.into_builder().set_statistics(statistics).build()
 }
 
-/// What the footer says of a chunk whose bytes now begin somewhere else.
+/// The footer entry of a chunk whose bytes were moved.
 pub(crate) fn moved(column: &ColumnChunkMetaData, by: i64) -> Result<ColumnChunkMetaData, ParquetError> {
     let mut moved = ColumnChunkMetaData::builder(column.column_descr_ptr())
         .set_compression_codec(column.compression_codec())
@@ -401,7 +403,7 @@ pub(crate) fn moved(column: &ColumnChunkMetaData, by: i64) -> Result<ColumnChunk
     moved.build()
 }
 
-/// Whether chunks of this codec can be written.
+/// Whether chunks with this codec can be written.
 pub(crate) fn is_writable(codec: Compression) -> bool {
     codec != Compression::LZO
 }

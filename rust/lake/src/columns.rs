@@ -1,4 +1,4 @@
-//! Some columns of a file, batch by batch.
+//! Reads some columns of a file, batch by batch.
 
 use crate::error::{Error, Result, guard};
 use crate::file::ParquetFile;
@@ -17,53 +17,53 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Bytes of the values of a column of a fixed length that are read at a time, nulls included.
+/// Maximum number of bytes of fixed-length values of a column that are read at a time, including nulls.
 const FIXED_BYTES: usize = 64 << 20;
 
-/// Reads columns of the first level and fields of structs, batch by batch: a row group is never held whole.
+/// Reads top-level columns and fields of structs, batch by batch. A row group is never completely in memory.
 ///
-/// Text and binary come as views, which lie where the decoder put them; dictionaries come as their values.
+/// Text and binary are returned as views of the decoder's memory; dictionaries are returned as their values.
 pub struct Columns {
     path: PathBuf,
     source: Source,
     reader: Option<ParquetRecordBatchReader>,
-    /// Where each wanted column is in the reader's batches.
+    /// The place of each requested column in the reader's batches.
     places: Vec<Place>,
     rows: u64,
     rows_read: u64,
 }
 
 impl Columns {
-    /// Opens the columns of these names, each of which must exist once, in these row groups.
+    /// Opens columns by name in these row groups. Each name must exist exactly once.
     ///
-    /// A name that no column of the first level has can be the path of a field in structs, such as `payload.seq`. The
+    /// A name that is not a top-level column can be the path of a field in structs, such as `payload.seq`. The
     /// field is null where a struct is null.
     pub fn open(file: &ParquetFile, groups: Range<usize>, names: &[&str], batch_rows: usize) -> Result<Columns> {
-        let wanted = names.iter().map(|name| find(file, name)).collect::<Result<Vec<Place>>>()?;
-        let mut roots: Vec<usize> = wanted.iter().map(|place| place.root).collect();
+        let places_in_file = names.iter().map(|name| find(file, name)).collect::<Result<Vec<Place>>>()?;
+        let mut roots: Vec<usize> = places_in_file.iter().map(|place| place.root).collect();
         roots.sort_unstable();
         roots.dedup();
         let in_batch = |place: &Place| roots.binary_search(&place.root).unwrap_or_default();
-        let places = wanted.iter().map(|it| Place { root: in_batch(it), fields: it.fields.clone() }).collect();
+        let places = places_in_file.iter().map(|it| Place { root: in_batch(it), fields: it.fields.clone() }).collect();
         let rows = file.first_row(groups.end) - file.first_row(groups.start);
         let reader = guard(file.path(), file.source(), || {
-            open(file, groups, &wanted, batch_rows).map_err(|error| file.decoding(None, &error))
+            open(file, groups, &places_in_file, batch_rows).map_err(|error| file.decoding(None, &error))
         })?;
         let (path, source) = (file.path().into(), file.source().clone());
         Ok(Columns { path, source, reader: Some(reader), places, rows, rows_read: 0 })
     }
 
-    /// The types in which the columns come, in the order of the names.
+    /// The types of the returned columns, in the order of the names.
     pub fn kinds(&self) -> Vec<DataType> {
         let schema = self.reader.as_ref().map(|reader| reader.schema());
         let kind = |place: &Place| schema.as_ref().map_or(DataType::Null, |it| place.kind(it));
         self.places.iter().map(kind).collect()
     }
 
-    /// The columns of the next rows, in the order of the names, and how many rows that is; none at the end.
+    /// The columns of the next rows, in the order of the names, and the number of rows. `None` at the end.
     pub fn next_batch(&mut self) -> Result<Option<(usize, Vec<ArrayRef>)>> {
         let Some(mut reader) = self.reader.take() else { return Ok(None) };
-        // The reader is put back only if it is sound.
+        // The reader is kept only if it did not fail.
         let of_batch = |batch: RecordBatch| -> std::result::Result<(usize, Vec<ArrayRef>), ArrowError> {
             let columns = self.places.iter().map(|place| place.column(batch.columns()));
             Ok((batch.num_rows(), columns.collect::<std::result::Result<_, _>>()?))
@@ -85,7 +85,7 @@ impl Columns {
     }
 }
 
-/// A column of the first level, and the fields that lead from it to a field of a struct.
+/// A top-level column, and the path from it to a field of a struct.
 struct Place {
     root: usize,
     fields: Vec<String>,
@@ -124,7 +124,7 @@ impl Place {
     }
 }
 
-/// Where a column is in the file: a column of the first level, otherwise a field of a struct.
+/// Finds a column in the file: a top-level column, otherwise a field of a struct.
 fn find(file: &ParquetFile, name: &str) -> Result<Place> {
     let roots = file.metadata().file_metadata().schema_descr().root_schema().get_fields();
     let fail = |problem| Err(Error::Column { path: file.path().into(), name: name.into(), problem });
@@ -152,7 +152,7 @@ fn find(file: &ParquetFile, name: &str) -> Result<Place> {
     Ok(Place { root, fields })
 }
 
-/// Where the only field of a name is.
+/// The index of the only field with a name.
 fn only(fields: &[TypePtr], name: &str, owner: &str) -> std::result::Result<usize, String> {
     let mut found = (0..fields.len()).filter(|&at| fields[at].name() == name);
     match (found.next(), found.next()) {
@@ -189,7 +189,7 @@ fn open(
         metadata = ArrowReaderMetadata::try_new(file.metadata().clone(), options)?;
     }
     let descriptor = file.metadata().file_metadata().schema_descr();
-    let mask = ProjectionMask::leaves(descriptor, wanted.iter().flat_map(|place| place.leaves(descriptor)));
+    let mask = ProjectionMask::leaves(descriptor, places_in_file.iter().flat_map(|place| place.leaves(descriptor)));
     let leaves = (0..descriptor.num_columns()).filter(|&leaf| mask.leaf_included(leaf));
     let value_bytes = leaves.map(|leaf| descriptor.column(leaf).type_length()).max().unwrap_or(0).max(1) as usize;
     let rows = usize::try_from(file.rows()).unwrap_or(usize::MAX);
@@ -199,7 +199,7 @@ fn open(
     ParquetRecordBatchReader::try_new_with_row_groups(&levels, &groups, batch_rows, None)
 }
 
-/// Some row groups of a file, whose pages are read by [`Pages`].
+/// Some row groups of a file; [`Pages`] reads their pages.
 struct Groups {
     source: Source,
     metadata: Arc<ParquetMetaData>,
@@ -225,7 +225,7 @@ impl RowGroups for Groups {
     }
 }
 
-/// The chunks of a column, group by group.
+/// The chunks of a column, one row group after the other.
 struct Chunks {
     source: Source,
     metadata: Arc<ParquetMetaData>,
@@ -245,7 +245,7 @@ impl Iterator for Chunks {
 
 impl PageIterator for Chunks {}
 
-/// The type to read a column as. `path`: the fields that lead to the wanted field of a struct.
+/// The type in which a column is read. `path`: the path to the requested field of a struct.
 fn as_read(kind: &DataType, path: &[String]) -> DataType {
     if let (DataType::Struct(fields), Some((name, rest))) = (kind, path.split_first()) {
         let read = |field: &Arc<Field>| match field.name() == name {

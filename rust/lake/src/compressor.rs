@@ -1,4 +1,4 @@
-//! Pages as they are written: the counterpart of `decompress.rs`.
+//! Compresses pages: the counterpart of `decompress.rs`.
 
 use parquet::basic::Compression;
 use parquet::errors::{ParquetError, Result};
@@ -6,10 +6,10 @@ use std::fmt::Display;
 use std::io::Write;
 
 const BROTLI_BUFFER_BYTES: usize = 4096;
-/// The window of brotli, in bits: that of the crate `parquet`.
+/// The window of brotli in bits, as in the crate `parquet`.
 const BROTLI_WINDOW: u32 = 22;
 
-/// A codec, with the working memory that is kept from page to page.
+/// A codec, with working memory that is reused between pages.
 pub(crate) enum Compressor {
     None,
     Snappy(Box<snap::raw::Encoder>),
@@ -64,7 +64,7 @@ impl Compressor {
                 encoder.write_all(bytes).and_then(|()| encoder.flush()).map_err(failed)?;
             }
             Compressor::Lz4 => {
-                // As Hadoop has it: a block behind its length once decompressed and its own.
+                // Hadoop's format: a block after its decompressed and compressed lengths.
                 let packed = lz4_flex::block::compress(bytes);
                 for length in [bytes.len(), packed.len()] {
                     out.extend_from_slice(&u32::try_from(length).map_err(failed)?.to_be_bytes());

@@ -1,9 +1,9 @@
-//! A chunk without some of its rows, page by page. The dictionary is copied as it lies in the file, and so are pages of
-//! which every row stays; of the others what stays is cut out: plain values by their places, byte strings by their
-//! lengths, indexes into a dictionary without looking anything up in it.
+//! Writes a chunk without some of its rows, page by page. The dictionary and pages whose rows all stay are copied as
+//! bytes. From other pages, the rows that stay are cut out: plain values by their positions, byte strings by their
+//! lengths, and indexes into a dictionary without look-ups.
 //!
-//! What the footer says of the values is counted where all pages were decoded. Where some were copied, it is what the
-//! source says less what was taken out; and where that does not tell, the pages are read once more.
+//! If all pages were decoded, the statistics of values are counted. If some were copied, they are the source's
+//! statistics minus those of the removed rows. If this is not possible, the pages are read once more.
 
 use crate::chunk::{Form, Outcome, Rewriting};
 use crate::compressor::Compressor;
@@ -31,7 +31,7 @@ pub(crate) struct Cut {
     has_crc: bool,
 }
 
-/// None: pages, or what is said of them, that cannot be cut here.
+/// `None`: pages, or statistics of them, that this module cannot cut.
 pub(crate) fn open(chunk: &Rewriting<'_>, form: &Form, survey: &Survey) -> Option<Cut> {
     let column = chunk.column;
     let order = Order::of(column).filter(|_| !form.has_no_bounds);
@@ -71,17 +71,17 @@ fn are_pages_known(chunk: &Rewriting<'_>, survey: &Survey) -> bool {
         && survey.has_runs_only
         && survey.versions != (true, true)
         && survey.encodings.iter().all(is_cut_by_place)
-        // A dictionary of values that are gone would be most of what is written.
+        // Otherwise most of the output could be a dictionary of removed values.
         && (kept >= chunk.rows / 2 || !survey.encodings.iter().any(|&it| is_dictionary(it)))
         && is_level(descriptor.max_rep_level())
         && is_level(descriptor.max_def_level())
-        // Levels of all items of a page are held.
+        // All levels of a page are in memory.
         && !is_dense(column)
         && (descriptor.max_rep_level() > 0 || u64::try_from(column.num_values()) == Ok(chunk.rows))
         && column.geo_statistics().is_none()
 }
 
-/// Whether page indexes say of every page what those that are written say.
+/// Whether the page indexes have, for every page, the data of those that are written.
 fn are_indexes_whole(chunk: &Rewriting<'_>, pages: usize) -> bool {
     let column = chunk.column;
     let has_places = chunk.offset_index.is_none_or(|it| {
@@ -154,7 +154,7 @@ impl Cut {
         self.options.order.and_then(|order| all.extremes.bounds(order, limit))
     }
 
-    /// What the source says less what was taken out; None where that does not tell.
+    /// The source's statistics minus those of the removed rows. `None` if this is not possible.
     fn by_difference(&self, chunk: &Rewriting<'_>, kept: &Facts, lost: &Facts) -> Option<(Facts, Option<Bounds>)> {
         let column = chunk.column;
         let without = |declared: &[i64], lost: &[i64]| -> Option<Vec<i64>> {
@@ -184,7 +184,7 @@ impl Cut {
         still_hold(order, &declared, &kept.extremes, &lost.extremes).then_some((all, Some(declared)))
     }
 
-    /// Reads all pages again, those that were copied too.
+    /// Reads all pages again, including copied ones.
     fn count_again(&self, chunk: &Rewriting<'_>) -> Outcome<Facts> {
         let mut all = Facts::new(&self.options);
         let mut source = Source::open(chunk)?;
@@ -201,16 +201,16 @@ impl Cut {
     }
 }
 
-/// Whether bounds of all values are as good for those that stay: what was taken out is not what made them so.
+/// Whether the bounds of all values also hold for the remaining ones, because the removed values were not the extremes.
 fn still_hold(order: Order, declared: &Bounds, kept: &Extremes, lost: &Extremes) -> bool {
-    // Only byte strings are cut in footers; some writers do not say that they left them whole.
+    // Only bounds of byte strings are cut in footers; some writers do not declare that bounds are exact.
     let is_number = !matches!(order, Order::Bytes | Order::Text);
     let holds = |declared: &[u8], is_exact: bool, kept: Option<&[u8]>, lost: Option<&[u8]>, is_max: bool| {
         let is_within = |value: &[u8], than: &[u8]| {
             let ordering = order.compare(than, value);
             if is_max { ordering.reverse() } else { ordering }
         };
-        // A footer that is wrong is not copied.
+        // Wrong bounds of a footer are not copied.
         let is_true = |value: Option<&[u8]>| value.is_none_or(|it| is_within(it, declared).is_le());
         is_true(kept)
             && is_true(lost)
@@ -223,11 +223,11 @@ fn still_hold(order: Order, declared: &Bounds, kept: &Extremes, lost: &Extremes)
         && holds(&declared.max, declared.are_exact.1, kept.max(), lost.max(), true)
 }
 
-/// A page, and as much of it as had to be read to know its rows.
+/// A page, and the part of it that was read to find its rows.
 struct Read {
     packed: Packed,
     items: usize,
-    /// Of nested columns.
+    /// The decompressed page, for nested columns.
     unpacked: Option<Bytes>,
     repetitions: Vec<u8>,
 }
@@ -238,7 +238,7 @@ impl Read {
     }
 }
 
-/// The pages of a chunk, one of them ahead.
+/// The pages of a chunk, with one page of look-ahead.
 struct Source<'a> {
     chunk: &'a Rewriting<'a>,
     pages: Pages,
@@ -310,12 +310,12 @@ impl<'a> Source<'a> {
         Ok(Some(next))
     }
 
-    /// Whether the page that was read last ends with a row.
+    /// Whether the last page ends with a row.
     fn ends_row(&self) -> bool {
         !self.ahead.as_ref().is_some_and(Read::is_begun_within_row)
     }
 
-    /// Whether a page shares no row with others and lies where the page index says.
+    /// Whether a page shares no row with others and is where the page index declares it.
     fn is_apart(&self, read: &Read) -> bool {
         let place = |it: &parquet::file::page_index::offset_index::OffsetIndexMetaData| {
             it.page_locations().get(read.packed.number).map(|it| it.offset as u64)
@@ -335,13 +335,13 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Which rows stay, and how many of them have begun.
+/// The rows that stay, and the number of rows that have begun.
 struct Rows<'a> {
     kept: &'a [Range<u64>],
     started: u64,
 }
 
-/// The items of a page, in stretches of which every row stays or goes.
+/// The items of a page, in stretches whose rows all stay or are all removed.
 struct PageRows {
     stretches: Vec<(Range<usize>, bool)>,
     count: usize,
@@ -356,7 +356,7 @@ impl Rows<'_> {
         }
         let found = if read.repetitions.is_empty() { self.flat(read.items) } else { self.nested(&read.repetitions) };
         let current = self.started.saturating_sub(1);
-        // A row may go on in the next page.
+        // A row can continue in the next page.
         self.kept = &self.kept[self.kept.partition_point(|it| it.end <= current)..];
         Ok(found)
     }
@@ -420,7 +420,7 @@ impl Rows<'_> {
 }
 
 impl PageRows {
-    /// With the values among the items.
+    /// The stretches with the values among their items.
     fn pieces(&self, page: &Page<'_>, level_max: i16) -> Vec<(Piece, bool)> {
         let mut value = 0;
         let stretches = self.stretches.iter().map(|(items, is_kept)| {

@@ -1,5 +1,5 @@
-//! Pages as they were before compression. A page header states how many bytes there are, and may be wrong: memory
-//! follows what is decoded.
+//! Decompresses pages. A page header declares the number of bytes and may be wrong, so memory grows with the decoded
+//! bytes.
 
 use lz4_flex::frame::FrameDecoder;
 use parquet::basic::Compression;
@@ -7,11 +7,11 @@ use parquet::errors::{ParquetError, Result};
 use std::io::{Cursor, Read};
 use zstd::zstd_safe::{DCtx, get_error_name};
 
-/// So many bytes are reserved on the word of a page header.
+/// Number of bytes that are reserved because a page header declares them.
 const FREE_BYTES: usize = 16 << 20;
-/// And so many for each compressed byte.
+/// Additional bytes that are reserved per compressed byte.
 const RATIO: usize = 64;
-/// Snappy's longest copy, 64 bytes, takes three.
+/// Snappy's longest copy, 64 bytes, takes three bytes.
 const SNAPPY_RATIO_MAX: usize = 22;
 /// A byte of lz4 adds at most 255 to a length.
 const LZ4_RATIO_MAX: usize = 256;
@@ -19,7 +19,7 @@ const LZ4_RATIO_MAX: usize = 256;
 const ZSTD_TOO_SMALL: usize = 70usize.wrapping_neg();
 const BROTLI_BUFFER_BYTES: usize = 1 << 16;
 
-/// A codec, with the working memory that is kept from page to page.
+/// A codec, with working memory that is reused between pages.
 pub(crate) enum Decompressor {
     None,
     Snappy(Box<snap::raw::Decoder>),
@@ -55,7 +55,7 @@ impl Decompressor {
         matches!(self, Decompressor::None)
     }
 
-    /// Appends the `count` bytes that `packed` holds.
+    /// Appends the `count` bytes in `packed`.
     pub(crate) fn append(&mut self, packed: &[u8], count: usize, out: &mut Vec<u8>) -> Result<()> {
         let end = out.len() + count;
         let reserved = count.min(FREE_BYTES.max(packed.len().saturating_mul(RATIO)));
@@ -93,7 +93,7 @@ fn check_ratio(codec: &str, packed: &[u8], count: usize, ratio_max: usize) -> Re
     Ok(())
 }
 
-/// Appends what `decode` writes into `count` bytes.
+/// Appends the `count` bytes that `decode` writes.
 fn fill<E>(out: &mut Vec<u8>, count: usize, decode: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Result<(), E> {
     let start = out.len();
     out.resize(start + count, 0);
@@ -113,7 +113,7 @@ fn append_lz4_block(packed: &[u8], count: usize, out: &mut Vec<u8>) -> Result<()
     fill(out, count, |out| lz4_flex::block::decompress_into(packed, out)).map_err(|error| damaged("lz4", error))
 }
 
-/// Three formats go by this name: that of Hadoop, frames, and a bare block.
+/// Three formats have this name: that of Hadoop, frames, and a bare block.
 fn append_lz4(packed: &[u8], reserved: usize, count: usize, out: &mut Vec<u8>) -> Result<()> {
     let start = out.len();
     let is_hadoop = check_ratio("lz4", packed, count, LZ4_RATIO_MAX).is_ok()
@@ -130,7 +130,7 @@ fn append_lz4(packed: &[u8], reserved: usize, count: usize, out: &mut Vec<u8>) -
     append_lz4_block(packed, count, out)
 }
 
-/// Blocks, each behind its length once decompressed and its length as it is, in four bytes each.
+/// Decodes blocks. Each follows its decompressed length and its compressed length, in four bytes each.
 fn decode_hadoop(mut packed: &[u8], out: &mut [u8]) -> Option<usize> {
     let mut written = 0;
     while let Some((head, rest)) = packed.split_first_chunk::<8>() {
@@ -146,8 +146,8 @@ fn decode_hadoop(mut packed: &[u8], out: &mut [u8]) -> Option<usize> {
     packed.is_empty().then_some(written)
 }
 
-/// In one piece, for a stream would hold a window of up to 128 MiB because a frame says so. A buffer that was too
-/// small is doubled.
+/// Decompresses in one piece, because a stream would allocate a window of up to 128 MiB that a frame declares. A buffer
+/// that is too small is doubled.
 fn append_zstd(
     context: &mut DCtx<'static>,
     packed: &[u8],

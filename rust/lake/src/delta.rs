@@ -1,9 +1,9 @@
-//! What pages of deltas say of themselves in front of their values: decoders hold all lengths of such a page at once.
+//! Checks the headers of delta-encoded pages: decoders hold all lengths of such a page at once.
 
 use parquet::errors::{ParquetError, Result};
 use std::ops::RangeInclusive;
 
-/// Checks a page of `DELTA_BINARY_PACKED` or `DELTA_LENGTH_BYTE_ARRAY`: it has as many values as `counts` allows, and at
+/// Checks a page of `DELTA_BINARY_PACKED` or `DELTA_LENGTH_BYTE_ARRAY`: its number of values is in `counts`, and at
 /// most `count_max`.
 pub(crate) fn check_count(mut bytes: &[u8], counts: RangeInclusive<u64>, count_max: u64) -> Result<()> {
     if bytes.is_empty() {
@@ -12,8 +12,8 @@ pub(crate) fn check_count(mut bytes: &[u8], counts: RangeInclusive<u64>, count_m
     Stream::read(&mut bytes, &counts, count_max).map(drop)
 }
 
-/// The same for a page of `DELTA_BYTE_ARRAY`, whose values take at most `bytes_max`. Each value may repeat all of the
-/// one before it, so a page of some bytes can have any number of them decoded.
+/// Checks a page of `DELTA_BYTE_ARRAY`, whose values take at most `bytes_max`. Each value can repeat all of the
+/// previous one, so a page of some bytes can decode to any number of bytes.
 pub(crate) fn check_prefixed(
     mut bytes: &[u8],
     counts: RangeInclusive<u64>,
@@ -35,7 +35,7 @@ pub(crate) fn check_prefixed(
     Ok(())
 }
 
-/// A page of nulls may have no bytes.
+/// A page of nulls can have no bytes.
 fn check_empty(counts: &RangeInclusive<u64>) -> Result<()> {
     if counts.contains(&0) { Ok(()) } else { Err(too_short()) }
 }
@@ -44,11 +44,11 @@ fn too_short() -> ParquetError {
     ParquetError::EOF("a page ends before its deltas do".into())
 }
 
-/// Lengths of 32 bits, as deltas.
+/// Lengths of 32 bits, encoded as deltas.
 struct Stream {
     count: u64,
     first: i32,
-    /// Blocks have as many smaller ones, of so many deltas each.
+    /// Number of smaller blocks of a block, and their number of deltas.
     parts: u64,
     part_count: u64,
 }
@@ -68,8 +68,8 @@ impl Stream {
         Ok(Stream { count, first: zigzag(first) as i32, parts, part_count })
     }
 
-    /// The sum of the lengths, whose blocks these bytes begin with; leaves what is behind. Lengths below 0 count as 0:
-    /// decoders refuse them.
+    /// Sums the lengths in the blocks with which these bytes begin, and leaves the rest. Lengths below 0 count as 0,
+    /// because decoders refuse them.
     fn sum(&self, bytes: &mut &[u8]) -> Option<u64> {
         let as_length = |value: i32| u64::from(value.max(0).cast_unsigned());
         let mut left = self.count.saturating_sub(1);
@@ -100,7 +100,7 @@ impl Stream {
     }
 }
 
-/// The number at a place among numbers of `width` bits each.
+/// Unpacks one of several numbers of `width` bits each.
 fn unpack(packed: &[u8], at: u64, width: u8) -> Option<u64> {
     if width > 64 {
         return None;

@@ -11,23 +11,23 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// What can go wrong with a file.
 #[derive(Debug)]
 pub enum Error {
-    /// The content is not what the file claims to be.
+    /// The content of the file is invalid.
     Source {
         /// The file.
         path: PathBuf,
-        /// Where in it, in bytes, where known.
+        /// The position in bytes, if known.
         position: Option<u64>,
         /// What is wrong.
         reason: String,
     },
-    /// The system does not give the content: storage, network, rights or limits. It says nothing of the content.
+    /// The system cannot read the content: storage, network, rights or limits. The content may be valid.
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         error: io::Error,
     },
-    /// A column is not there as it is asked for.
+    /// A requested column does not exist or does not fit.
     Column {
         /// The file.
         path: PathBuf,
@@ -40,10 +40,10 @@ pub enum Error {
     Sink {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         error: io::Error,
     },
-    /// The row ranges are not what they must be.
+    /// The row ranges are invalid.
     Ranges(String),
     /// The caller asked to stop.
     Stopped,
@@ -72,7 +72,7 @@ impl Error {
         Error::Source { path: path.into(), position, reason: reason.to_string() }
     }
 
-    /// What came of a read outside of a decoder. A file that ends before its own end was cut short.
+    /// Converts the error of a read outside of a decoder. A file that ends early was truncated.
     pub(crate) fn read(path: &Path, position: Option<u64>, error: io::Error) -> Error {
         match error.kind() {
             io::ErrorKind::UnexpectedEof => Error::source(path, position, "ends too early: cut short meanwhile"),
@@ -80,7 +80,7 @@ impl Error {
         }
     }
 
-    /// Of a decoder, whose messages begin in several ways that say nothing.
+    /// Converts the error of a decoder, without the meaningless beginnings of its messages.
     pub(crate) fn decoding(path: &Path, position: Option<u64>, error: &dyn fmt::Display) -> Error {
         let text = error.to_string();
         let text = ["Parquet error: ", "Arrow: ", "External: ", "EOF: ", "Parquet argument error: "]
@@ -90,23 +90,22 @@ impl Error {
     }
 }
 
-/// What went wrong in a chunk of a column: with the source, or with what is written.
+/// An error in a chunk of a column: in the source, or in the output.
 #[derive(Debug)]
 pub(crate) enum Fault {
     Source(ParquetError),
     Sink(ParquetError),
 }
 
-/// Without the number, which callers give beside it.
+/// The text without the error number, which callers report separately.
 fn describe(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().into()
 }
 
-/// Does something that decodes bytes of a file, of which decoders may despair with a panic.
+/// Runs a decoder, which can panic on bytes of a file.
 ///
-/// Decoders put errors of the system in words of theirs, or pass over them: where a read failed, that is what comes of
-/// it.
+/// Decoders replace or ignore errors of the system. If a read failed, that error is the result.
 pub(crate) fn guard<T>(path: &Path, source: &Source, decode: impl FnOnce() -> Result<T>) -> Result<T> {
     let decoded = catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|panic| {
         let message = panic.downcast_ref::<String>().map(String::as_str);

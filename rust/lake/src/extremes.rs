@@ -1,4 +1,4 @@
-//! The least and the greatest of some values, in the order that the format defines for their type.
+//! Finds the least and greatest of some values, in the order that the format defines for their type.
 
 use parquet::basic::{BoundaryOrder, ConvertedType, LogicalType, SortOrder, Type};
 use parquet::data_type::{ByteArray, FixedLenByteArray};
@@ -6,10 +6,10 @@ use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::statistics::{Statistics, ValueStatistics};
 use std::cmp::Ordering;
 
-/// Bounds are cut to so many bytes: the limit of the crate `parquet`.
+/// Bounds are cut to this many bytes: the limit of the crate `parquet`.
 pub(crate) const BOUND_BYTES: usize = 64;
 
-/// How the values of a column compare. They are compared as plain bytes.
+/// The order of the values of a column. They are compared as plain bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     I32,
@@ -27,7 +27,7 @@ pub(crate) enum Order {
 }
 
 impl Order {
-    /// None: the format defines no order, or none that is known here.
+    /// The order of a column. `None`: the format defines no order, or this crate does not know it.
     pub(crate) fn of(column: &ColumnChunkMetaData) -> Option<Order> {
         let descriptor = column.column_descr();
         let is_unsigned = match descriptor.sort_order() {
@@ -57,7 +57,7 @@ impl Order {
         })
     }
 
-    /// Of values that are no NaN.
+    /// Compares values that are not NaN.
     pub(crate) fn compare(self, one: &[u8], other: &[u8]) -> Ordering {
         let floats = |one: f64, other: f64| one.partial_cmp(&other).unwrap_or(Ordering::Equal);
         match self {
@@ -83,13 +83,13 @@ impl Order {
         }
     }
 
-    /// Whether bounds of many bytes may be cut.
+    /// Whether long bounds may be cut.
     fn is_cut(self) -> bool {
         matches!(self, Order::Bytes | Order::Text)
     }
 }
 
-/// The first bytes; with zeros where there are too few.
+/// The first bytes, filled with zeros.
 fn number<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes.first_chunk().copied().unwrap_or([0; N])
 }
@@ -111,7 +111,7 @@ fn compare_decimals(one: &[u8], other: &[u8]) -> Ordering {
     if sign != is_negative(other) {
         return if sign { Ordering::Less } else { Ordering::Greater };
     }
-    // Bytes that only repeat the sign say nothing.
+    // Bytes that only repeat the sign are not significant.
     let filler = if sign { 0xff } else { 0 };
     let [one, other] = [one, other].map(|it| &it[it.iter().take_while(|&&byte| byte == filler).count()..]);
     let by_length = one.len().cmp(&other.len());
@@ -119,14 +119,14 @@ fn compare_decimals(one: &[u8], other: &[u8]) -> Ordering {
     by_length.then_with(|| one.cmp(other))
 }
 
-/// The least and the greatest of the values that were seen.
+/// The least and greatest of the values so far.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Extremes {
-    /// None: no value was seen that has a place in the order.
+    /// `None`: there was no value with a place in the order.
     found: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Sees values of a fixed width that lie behind each other.
+/// Adds contiguous values of a fixed width.
 macro_rules! scan {
     ($type:ty, $values:expr) => {{
         let mut values = $values.chunks_exact(size_of::<$type>()).map(|it| <$type>::from_le_bytes(number(it)));
@@ -163,8 +163,8 @@ impl Extremes {
         }
     }
 
-    /// Sees values of so many bytes each.
-    pub(crate) fn see_all(&mut self, order: Order, values: &[u8], width: usize) {
+    /// Adds values of `width` bytes each.
+    pub(crate) fn add_all(&mut self, order: Order, values: &[u8], width: usize) {
         let seen = match order {
             Order::I32 => scan!(i32, values),
             Order::U32 => scan!(u32, values),
@@ -185,7 +185,7 @@ impl Extremes {
         }
     }
 
-    /// What is written of them: the bounds, and whether each is a value. Zeros have the sign that the format asks for.
+    /// The bounds to write, and whether each is a value. Zeros have the sign that the format requires.
     pub(crate) fn bounds(&self, order: Order, bytes_max: usize) -> Option<Bounds> {
         let (min, max) = self.found.as_ref()?;
         if order.is_float() {
@@ -216,7 +216,7 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
-    /// What a footer says.
+    /// The bounds in a footer.
     pub(crate) fn declared(statistics: &Statistics) -> Option<Bounds> {
         let (min, max) = statistics.min_bytes_opt().zip(statistics.max_bytes_opt())?;
         let are_exact = (statistics.min_is_exact(), statistics.max_is_exact());
@@ -248,12 +248,12 @@ pub(crate) fn statistics(kind: Type, bounds: Option<&Bounds>, nulls: u64) -> Sta
     }
 }
 
-/// Something of at most so many bytes that no value is below.
+/// A lower bound of at most `limit` bytes.
 fn lower(min: &[u8], limit: usize, order: Order) -> Vec<u8> {
     beginning(min, limit, order).unwrap_or(min).to_vec()
 }
 
-/// Something of at most so many bytes that no value is above; the value itself where there is no such thing.
+/// An upper bound of at most `limit` bytes, or the value itself if there is none.
 fn upper(max: &[u8], limit: usize, order: Order) -> Vec<u8> {
     let Some(start) = beginning(max, limit, order) else { return max.to_vec() };
     let raised = match std::str::from_utf8(start) {
@@ -263,7 +263,7 @@ fn upper(max: &[u8], limit: usize, order: Order) -> Vec<u8> {
     raised.unwrap_or_else(|| max.to_vec())
 }
 
-/// The beginning of a value that is too long, for texts up to the end of a character; None where it is not too long.
+/// The beginning of a value that is too long, for texts up to the end of a character. `None` if it is not too long.
 fn beginning(value: &[u8], limit: usize, order: Order) -> Option<&[u8]> {
     if value.len() <= limit {
         return None;
@@ -275,7 +275,7 @@ fn beginning(value: &[u8], limit: usize, order: Order) -> Option<&[u8]> {
     Some(&value[..end])
 }
 
-/// The next greater string of at most as many bytes.
+/// The next greater byte string of at most the same length.
 fn raise(start: &[u8]) -> Option<Vec<u8>> {
     let last = start.iter().rposition(|&byte| byte < u8::MAX)?;
     let mut raised = start[..=last].to_vec();
@@ -283,7 +283,7 @@ fn raise(start: &[u8]) -> Option<Vec<u8>> {
     Some(raised)
 }
 
-/// The same for texts: its last character that has a successor as long as itself becomes that.
+/// The next greater text: the last character that has a successor of equal length becomes that successor.
 fn raise_text(start: &str) -> Option<Vec<u8>> {
     start.char_indices().rev().find_map(|(at, last)| {
         let next = char::from_u32(last as u32 + 1).filter(|it| it.len_utf8() == last.len_utf8())?;
@@ -291,7 +291,7 @@ fn raise_text(start: &str) -> Option<Vec<u8>> {
     })
 }
 
-/// Whether bounds go up or down from page to page.
+/// Whether bounds increase or decrease from page to page.
 #[derive(Default)]
 pub(crate) struct Direction {
     last: Option<(Vec<u8>, Vec<u8>)>,

@@ -1,4 +1,4 @@
-//! What a footer and page indexes say of some values of a chunk, and the pages that it is counted from.
+//! Statistics of the values of a chunk, for its footer and page indexes, and the pages from which they are counted.
 
 use crate::extremes::{Extremes, Order};
 use crate::indexes;
@@ -19,7 +19,7 @@ pub(crate) fn is_dictionary(encoding: Encoding) -> bool {
     matches!(encoding, Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY)
 }
 
-/// Where plain byte strings begin, each behind four bytes with its length, and where the last one ends.
+/// Finds where plain byte strings begin, each after four bytes with its length, and where the last one ends.
 fn starts(bytes: &[u8], count: usize, out: &mut Vec<u32>) -> Result<()> {
     out.clear();
     let mut at = 0;
@@ -36,7 +36,7 @@ fn starts(bytes: &[u8], count: usize, out: &mut Vec<u32>) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of a value; 0: it says itself.
+/// Number of bytes of a value; 0: each value has its length.
 fn width(column: &ColumnChunkMetaData) -> usize {
     match column.column_type() {
         Type::BOOLEAN | Type::BYTE_ARRAY => 0,
@@ -95,13 +95,13 @@ impl<'a> Values<'a> {
 /// A data page: the levels and values of its items.
 pub(crate) struct Page<'a> {
     pub(crate) encoding: Encoding,
-    /// Empty where the column has none.
+    /// Empty if the column has none.
     pub(crate) repetitions: &'a [u8],
     pub(crate) definitions: &'a [u8],
     pub(crate) values: Values<'a>,
 }
 
-/// What pages are decoded into, one after the other.
+/// Buffers for decoded pages, which are reused.
 #[derive(Default)]
 pub(crate) struct Buffers {
     repetitions: Vec<u8>,
@@ -159,20 +159,20 @@ impl Buffers {
     }
 }
 
-/// Items of a page that follow each other, and the values among them.
+/// Consecutive items of a page, and the values among them.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
     pub(crate) items: Range<usize>,
     pub(crate) values: Range<usize>,
 }
 
-/// What is to be known.
+/// Which facts to collect.
 #[derive(Clone, Debug)]
 pub(crate) struct FactOptions {
-    /// None: no bounds.
+    /// `None`: no bounds.
     pub(crate) order: Option<Order>,
     pub(crate) value_bytes: bool,
-    /// Highest levels of which it is counted how often there is which.
+    /// Highest levels, if levels are counted.
     pub(crate) repetition_max: Option<i16>,
     pub(crate) definition_max: Option<i16>,
 }
@@ -181,12 +181,12 @@ pub(crate) struct FactOptions {
 pub(crate) struct Facts {
     pub(crate) items: u64,
     pub(crate) nulls: u64,
-    /// Of byte strings, without their lengths.
+    /// Number of bytes of byte strings, without their lengths.
     pub(crate) value_bytes: u64,
     pub(crate) repetitions: Vec<i64>,
     pub(crate) definitions: Vec<i64>,
     pub(crate) extremes: Extremes,
-    /// Values of the dictionary that were seen.
+    /// Values of the dictionary that occurred.
     pub(crate) seen: Vec<bool>,
 }
 
@@ -223,7 +223,7 @@ impl Facts {
             (Values::Indexes(_), None) => {}
             (Values::Fixed { width, .. }, _) => {
                 if let Some(order) = options.order {
-                    self.extremes.see_all(order, page.values.bytes(piece.values.clone()), *width);
+                    self.extremes.add_all(order, page.values.bytes(piece.values.clone()), *width);
                 }
             }
             (Values::Strings { bytes, starts }, _) => {
@@ -264,7 +264,7 @@ impl Facts {
         }
     }
 
-    /// Empties it and keeps its memory.
+    /// Clears the facts and keeps the memory.
     pub(crate) fn clear(&mut self) {
         let Facts { repetitions, definitions, seen, .. } = std::mem::take(self);
         *self = Facts { repetitions, definitions, seen, ..Facts::default() };

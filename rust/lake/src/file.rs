@@ -19,11 +19,11 @@ use std::sync::Arc;
 
 /// Length and magic at the end of a file.
 const TAIL_BYTES: u64 = 8;
-/// The magic at its beginning.
+/// Length of the magic at the beginning of a file.
 const HEAD_BYTES: u64 = 4;
-/// Values of a fixed length may have so many bytes whatever the file has: all of them may be null.
+/// Fixed-length values may have this many bytes whatever the size of the file, because all of them can be null.
 const FIXED_BYTES_MAX: u64 = 64 << 10;
-/// A file of so many bytes is small.
+/// Maximum size of a small file.
 const SMALL_BYTES: u64 = 64 << 10;
 const MAGIC: [u8; 4] = *b"PAR1";
 const MAGIC_ENCRYPTED: [u8; 4] = *b"PARE";
@@ -37,18 +37,18 @@ pub struct ParquetFile {
 }
 
 impl ParquetFile {
-    /// Opens a local file and reads its footer, statistics and all.
+    /// Opens a local file and reads its footer with statistics.
     pub fn open(path: &Path) -> Result<ParquetFile> {
         Self::open_with(path, ParquetStatisticsPolicy::KeepAll)
     }
 
-    /// The same for something else than a file of this machine; `path` names it in errors.
+    /// Like `open`, for an object that is not a local file. `path` is its name in errors.
     pub fn of_reader(path: &Path, reader: Arc<dyn ReadAt>) -> Result<ParquetFile> {
         Self::read(path, reader, ParquetStatisticsPolicy::KeepAll)
     }
 
-    /// The same for one of many files, which takes no descriptor: a small one is read at once, others are opened anew for
-    /// each read.
+    /// Like `open`, for one of many files, without keeping a file descriptor. A small file is read at once; others are
+    /// opened again for each read.
     pub fn open_among_many(path: &Path) -> Result<ParquetFile> {
         let fail = |error| Error::Read { path: path.into(), error };
         let found = fs::metadata(path).map_err(fail)?;
@@ -78,7 +78,7 @@ impl ParquetFile {
         let (start, footer) = guard(path, &source, || read_footer(path, &source))?;
         thrift::check_footer(&footer).map_err(|broken| Error::decoding(path, Some(start), &describe(broken)))?;
         let options = ParquetMetaDataOptions::new()
-            // A file that is written needs to say exactly what its pages are.
+            // A written file needs the exact statistics of its pages.
             .with_encoding_stats_as_mask(false)
             .with_column_stats_policy(statistics);
         let metadata = guard(path, &source, || {
@@ -95,30 +95,30 @@ impl ParquetFile {
         Ok(file)
     }
 
-    /// Where the file lies.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// How many bytes it has.
+    /// Size of the file in bytes.
     pub fn bytes(&self) -> u64 {
         self.source.bytes()
     }
 
-    /// How many rows it has.
+    /// Number of rows.
     pub fn rows(&self) -> u64 {
         self.metadata.row_groups().iter().map(|group| group.num_rows() as u64).sum()
     }
 
-    /// How many row groups it has.
+    /// Number of row groups.
     pub fn row_groups(&self) -> usize {
         self.metadata.num_row_groups()
     }
 
-    /// The row groups of part `number` of so many: those whose middle lies in that share of the bytes of all columns.
+    /// The row groups of part `number` of `parts`: those whose middle is in that share of the bytes of all columns.
     ///
-    /// Every row group is in one part, and those of a part are neighbours, wherever their columns lie in the file. A
-    /// part may be empty.
+    /// Every row group is in one part, and those of a part are adjacent, wherever their columns are in the file. A part
+    /// can be empty.
     pub fn groups_of_part(&self, number: u32, parts: u32) -> Range<usize> {
         let mut all = 0u128;
         let middles: Vec<u128> = self
@@ -139,19 +139,19 @@ impl ParquetFile {
         border(number)..border(number.saturating_add(1))
     }
 
-    /// The row that a row group begins with; behind the last one the number of rows.
+    /// The first row of a row group. After the last row group, the number of rows.
     pub fn first_row(&self, group: usize) -> u64 {
         self.metadata.row_groups().iter().take(group).map(|group| group.num_rows() as u64).sum()
     }
 
-    /// The CRC-32 of the footer, which holds the place and length of everything else.
+    /// The CRC-32 of the footer, which has the position and length of all other parts of the file.
     pub fn footer_crc(&self) -> u32 {
         self.footer_crc
     }
 
-    /// The columns as Arrow types: of what the Parquet types say, not of what a writer noted of its own types.
+    /// The columns as Arrow types, derived from the Parquet types and not from the metadata of a writer.
     ///
-    /// Every field may be null, and has no metadata: two files of the same columns have equal schemas.
+    /// Every field is nullable and has no metadata, so two files with the same columns have equal schemas.
     pub fn schema(&self) -> Result<Schema> {
         let descriptor = self.metadata.file_metadata().schema_descr();
         guard(&self.path, &self.source, || {
@@ -166,7 +166,7 @@ impl ParquetFile {
         crc32fast::hash(&text)
     }
 
-    /// What the footer says.
+    /// The metadata in the footer.
     pub fn metadata(&self) -> &Arc<ParquetMetaData> {
         &self.metadata
     }
@@ -175,7 +175,7 @@ impl ParquetFile {
         &self.source
     }
 
-    /// With the page indexes, where the file has them.
+    /// Reads the page indexes, if the file has them.
     pub(crate) fn with_page_indexes(mut self) -> Result<ParquetFile> {
         let metadata = guard(&self.path, &self.source, || {
             self.check_page_indexes()?;
@@ -191,7 +191,7 @@ impl ParquetFile {
         Ok(self)
     }
 
-    /// Checks the counts in page indexes, and that no two of them are the same bytes.
+    /// Checks the counts in page indexes, and that no two of them share bytes.
     fn check_page_indexes(&self) -> Result<()> {
         let mut bytes_left = self.bytes();
         for column in self.metadata.row_groups().iter().flat_map(|group| group.columns()) {
@@ -215,7 +215,7 @@ impl ParquetFile {
         Error::decoding(&self.path, position, error)
     }
 
-    /// Checks what everything else leans on: numbers of rows, and where the columns lie.
+    /// Checks the data on which everything else relies: numbers of rows, and positions of columns.
     fn check(&self, footer_start: u64) -> Result<()> {
         let fail = |problem: String| Err(Error::source(&self.path, Some(footer_start), problem));
         let groups = self.metadata.row_groups();
@@ -258,7 +258,7 @@ impl ParquetFile {
     }
 }
 
-/// Where a chunk's page indexes begin and how long they are.
+/// The positions and lengths of a chunk's page indexes.
 fn page_indexes(column: &ColumnChunkMetaData) -> impl Iterator<Item = (i64, i32)> {
     let of_columns = column.column_index_offset().zip(column.column_index_length());
     let of_offsets = column.offset_index_offset().zip(column.offset_index_length());
@@ -272,7 +272,7 @@ fn describe(broken: Broken) -> String {
     }
 }
 
-/// Where the footer begins, and its bytes.
+/// Reads the footer. Returns its position and its bytes.
 fn read_footer(path: &Path, source: &Source) -> Result<(u64, Vec<u8>)> {
     let end = source.bytes();
     let at = end.saturating_sub(TAIL_BYTES);
@@ -299,7 +299,7 @@ fn read_footer(path: &Path, source: &Source) -> Result<(u64, Vec<u8>)> {
     Ok((start, footer))
 }
 
-/// The file; none where there is something else, such as a pipe, whose opening might wait for ever.
+/// Opens the file. `None` if it is something else, such as a pipe, which might block.
 fn open(path: &Path) -> io::Result<Option<File>> {
     if fs::metadata(path)?.is_file() { File::open(path).map(Some) } else { Ok(None) }
 }

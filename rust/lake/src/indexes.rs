@@ -1,9 +1,9 @@
-//! Indexes into a dictionary: the same hybrid of runs and packed bits that levels have, for numbers of up to 32 bits,
-//! behind a byte that says how many.
+//! Indexes into a dictionary: the run-length and bit-packing hybrid of levels, for numbers of up to 32 bits, after a
+//! byte with the bit width.
 
 use crate::levels::{put_varint, varint};
 
-/// From how many on equal indexes are a run of their own; so many are packed together.
+/// Minimum number of equal indexes of a run, and number of indexes that are packed together.
 const GROUP: usize = 8;
 
 /// Appends the first `count` indexes of a page's values.
@@ -41,7 +41,7 @@ pub(crate) fn decode(values: &[u8], count: usize, out: &mut Vec<u32>) -> Result<
 fn unpack(packed: &[u8], width: usize, count: usize, out: &mut Vec<u32>) {
     let mask = (1_u64 << width) - 1;
     let at = |index: usize| (index * width / 8, index * width % 8);
-    // As long as eight bytes lie behind an index.
+    // As long as eight bytes follow an index.
     let words = (packed.len().saturating_sub(7) * 8).checked_div(width).map_or(count, |it| it.min(count));
     out.extend((0..words).map(|index| {
         let (byte, shift) = at(index);
@@ -58,10 +58,10 @@ fn unpack(packed: &[u8], width: usize, count: usize, out: &mut Vec<u32>) {
     }));
 }
 
-/// Appends these indexes as a page's values, in as few bits as they need.
+/// Appends indexes as the values of a page, in as few bits as they need.
 pub(crate) fn encode(indexes: &[u32], out: &mut Vec<u8>) {
     let greatest = indexes.iter().copied().max().unwrap_or(0);
-    // Some readers do not know indexes of no bits.
+    // Some readers do not support indexes of zero bits.
     let width = ((u32::BITS - greatest.leading_zeros()) as usize).max(1);
     out.push(width as u8);
     let (mut at, mut packed_from) = (0, 0);
@@ -82,7 +82,7 @@ pub(crate) fn encode(indexes: &[u32], out: &mut Vec<u8>) {
     pack(&indexes[packed_from..], width, out);
 }
 
-/// Appends groups of indexes; the last one is filled up with zeros.
+/// Appends groups of indexes; the last one is filled with zeros.
 fn pack(indexes: &[u32], width: usize, out: &mut Vec<u8>) {
     if indexes.is_empty() {
         return;

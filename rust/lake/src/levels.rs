@@ -1,20 +1,20 @@
-//! Definition levels: the hybrid of runs and packed bits that the format has for them, for levels of one byte.
+//! Definition levels: the format's run-length and bit-packing hybrid, for levels of one byte.
 
-/// The highest level that is known here.
+/// The highest supported level.
 pub(crate) const MAX: i16 = 255;
 
-/// From how many on equal levels are a run of their own.
+/// Minimum number of equal levels of a run.
 const RUN: usize = 8;
 
 fn width(max: i16) -> usize {
     (i16::BITS - max.leading_zeros()) as usize
 }
 
-/// Levels one after the other, none of them held: a run of a billion takes six bytes of a file.
+/// Iterates over levels without storing them: a run of a billion takes six bytes of a file.
 pub(crate) struct Levels<'a> {
     bytes: &'a [u8],
     max: i16,
-    /// Behind the run.
+    /// Levels after the run.
     left: usize,
     run: Run<'a>,
 }
@@ -30,7 +30,7 @@ impl<'a> Levels<'a> {
         Levels { bytes, max, left: count, run: Run::Same { level: 0, left: 0 } }
     }
 
-    /// The next levels that are known to be equal, and how many; none at the end.
+    /// The next level and how often it repeats. `None` at the end.
     pub(crate) fn next_run(&mut self) -> Result<Option<(u8, usize)>, String> {
         if let Run::Same { left: 0, .. } | Run::Packed { left: 0, .. } = self.run {
             if self.left == 0 {
@@ -56,7 +56,7 @@ impl<'a> Levels<'a> {
         Ok(Some((level, count)))
     }
 
-    /// Appends all that are left.
+    /// Appends all remaining levels.
     pub(crate) fn append_to(mut self, out: &mut Vec<u8>) -> Result<(), String> {
         let (first, width) = (out.len(), width(self.max));
         while self.left > 0 {
@@ -97,7 +97,7 @@ impl<'a> Levels<'a> {
     }
 }
 
-/// The at most eight bits from `at` on, the lowest first.
+/// Up to eight bits from `at` on, the lowest first.
 fn unpack(packed: &[u8], at: usize, width: usize) -> u8 {
     let high = packed.get(at / 8 + 1).copied().unwrap_or(0);
     let word = u16::from_le_bytes([packed[at / 8], high]) >> (at % 8);

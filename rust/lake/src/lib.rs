@@ -1,8 +1,8 @@
-//! Parquet files as a job meets them: opened, their footers told, some of their columns read, and rows taken out of
-//! them with everything else left as it is.
+//! Reads and rewrites Parquet files: opens them, reads footers and columns, and removes rows without changing anything
+//! else.
 //!
-//! The crate knows Parquet and Arrow and neither Python nor the rules by which rows are judged. Whatever a file
-//! holds, an [`Error`] is the worst that comes of it: a panic of a decoder becomes one.
+//! The crate depends on Parquet and Arrow, but not on Python or the rules by which rows are judged. Whatever a file
+//! contains, the worst result is an [`Error`]: a panic of a decoder becomes one.
 
 mod arrange;
 mod bounds;

@@ -1,4 +1,4 @@
-//! Writes a chunk page by page: pages as they lay in the source, and pages that are put together from pieces.
+//! Writes a chunk page by page: pages copied from the source, and pages assembled from pieces.
 
 use crate::chunk::{Form, Outcome, Rewriting};
 use crate::compressor::Compressor;
@@ -21,13 +21,13 @@ use parquet::file::writer::TrackedWrite;
 use std::io::Write;
 use std::ops::Range;
 
-/// A page ends where it has so many bytes or rows: the limits of the crate `parquet`.
+/// Maximum number of bytes, and of rows, of a page: the limits of the crate `parquet`.
 pub(crate) const PAGE_BYTES: usize = 1 << 20;
 const PAGE_ROWS: usize = 20_000;
-/// Items that are taken at a time, before it is asked whether the page is full.
+/// Number of items that are added before the size of the page is checked.
 const STEP_ITEMS: usize = 1024;
 
-/// The page that is being filled, and what is known of the pages before.
+/// The page that is being filled, and the facts of earlier pages.
 pub(crate) struct Paged<'a, W: Write + Send> {
     chunk: &'a Rewriting<'a>,
     out: &'a mut TrackedWrite<W>,
@@ -42,10 +42,10 @@ pub(crate) struct Paged<'a, W: Write + Send> {
     rows: usize,
     has_crc: bool,
     facts: Facts,
-    /// Of what was put together, and of what was left out of it.
+    /// Facts of the assembled pages, and of the rows left out of them.
     pub(crate) kept: Facts,
     pub(crate) lost: Facts,
-    /// Pages that were copied, of which nothing is known but what the source says.
+    /// Number of copied pages. Only the source's declarations about them are known.
     pub(crate) copied: usize,
     items: u64,
     rows_written: u64,
@@ -109,7 +109,7 @@ impl<'a, W: Write + Send> Paged<'a, W> {
         self.copy_bytes(page)
     }
 
-    /// Copies a page of which every row stays, and which begins and ends with a row.
+    /// Copies a page if all its rows stay, and if it begins and ends with a row.
     pub(crate) fn copy(&mut self, page: &Packed, items: usize, rows: usize) -> Outcome<()> {
         self.end_page().map_err(Fault::Sink)?;
         let (Kind::First { encoding, .. } | Kind::Second { encoding, .. }) = page.header.kind else {
@@ -134,7 +134,7 @@ impl<'a, W: Write + Send> Paged<'a, W> {
         self.out.write_all(&page.whole).map_err(|error| Fault::Sink(error.into()))
     }
 
-    /// What the offset index of the source says of the values of each page.
+    /// The sizes of values of each page in the offset index of the source.
     fn declared_value_bytes(&self) -> Option<&'a Vec<i64>> {
         self.chunk.offset_index.and_then(|it| it.unencoded_byte_array_data_bytes())
     }
@@ -150,7 +150,7 @@ impl<'a, W: Write + Send> Paged<'a, W> {
         }
     }
 
-    /// Notes where a page of data begins, which is about to be written, and how many rows it has.
+    /// Records the position and the number of rows of a data page that is about to be written.
     fn index_rows(&mut self, bytes: u64, rows: usize) -> Result<()> {
         let at = self.out.bytes_written() as u64;
         self.first_page.get_or_insert(at);
@@ -161,12 +161,12 @@ impl<'a, W: Write + Send> Paged<'a, W> {
         Ok(())
     }
 
-    /// Items of a page that do not stay.
+    /// Skips items of a page.
     pub(crate) fn leave_out(&mut self, page: &Page<'_>, piece: &Piece, dictionary: Option<&Dictionary>) {
         self.lost.count(self.options, page, piece, dictionary);
     }
 
-    /// Items of a page that stay; `is_end` says whether a row ends with them.
+    /// Adds items of a page. `is_end`: whether a row ends with them.
     pub(crate) fn take(
         &mut self,
         page: &Page<'_>,
@@ -175,7 +175,7 @@ impl<'a, W: Write + Send> Paged<'a, W> {
         is_end: bool,
     ) -> Result<()> {
         if page.encoding != self.encoding {
-            // Only between pages, so nothing is split that belongs together but for rows of many pages.
+            // Only at the end of a page, so that only rows of many pages are split.
             self.end_page()?;
             self.encoding = page.encoding;
         }
@@ -200,7 +200,7 @@ impl<'a, W: Write + Send> Paged<'a, W> {
         Ok(())
     }
 
-    /// Items that have about the bytes of a page, at most.
+    /// Number of items with about the bytes of a page, at most.
     fn step(&self, page: &Page<'_>, piece: &Piece) -> usize {
         let bytes = page.values.bytes(piece.values.clone()).len() / piece.items.len().max(1);
         (PAGE_BYTES / bytes.max(1)).clamp(1, STEP_ITEMS)
@@ -226,7 +226,7 @@ impl<'a, W: Write + Send> Paged<'a, W> {
         self.rows >= PAGE_ROWS || bytes >= PAGE_BYTES
     }
 
-    /// Writes the page that is being filled, if there is anything in it.
+    /// Writes the current page, if it is not empty.
     pub(crate) fn end_page(&mut self) -> Result<()> {
         if self.facts.items == 0 {
             return Ok(());
@@ -259,7 +259,7 @@ impl<'a, W: Write + Send> Paged<'a, W> {
         Ok(())
     }
 
-    /// Puts the page together, as it is before and after compression, and says what its header says.
+    /// Assembles the page before and after compression, and returns its header.
     fn compress(&mut self) -> Result<Kind> {
         let descriptor = self.chunk.column.column_descr();
         let (body, packed) = (&mut self.body, &mut self.packed);
@@ -311,7 +311,7 @@ impl<'a, W: Write + Send> Paged<'a, W> {
         self.column_index.append_histograms(&entry.repetitions, &entry.definitions);
     }
 
-    /// What is written of the chunk; `all`: of all its values that stay, and the bounds of those.
+    /// Finishes the chunk. `all`: facts of all its values that stay, and their bounds.
     pub(crate) fn finish(mut self, form: &Form, all: &Facts, bounds: Option<&Bounds>) -> Result<ColumnCloseResult> {
         let column = self.chunk.column;
         let bytes = self.out.bytes_written() as u64 - self.start;
@@ -352,9 +352,9 @@ fn count(number: u64) -> Result<u32> {
     i32::try_from(number).map(i32::cast_unsigned).map_err(|_| too_large(number))
 }
 
-/// What a column index says of a page.
+/// The entry of a page in a column index.
 struct Entry {
-    /// None: all is null.
+    /// `None`: all values are null.
     bounds: Option<(Vec<u8>, Vec<u8>)>,
     nulls: i64,
     repetitions: Option<LevelHistogram>,
@@ -362,7 +362,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// What the index of the source says.
+    /// The entry in the index of the source.
     fn of(index: &ColumnIndexMetaData, number: usize) -> Option<Entry> {
         macro_rules! bounds {
             ($it:expr) => {
@@ -392,7 +392,7 @@ impl Entry {
         })
     }
 
-    /// None: there are values, but none that has a place in the order.
+    /// `None`: there are values, but none has a place in the order.
     fn counted(facts: &Facts, order: Option<Order>) -> Option<Entry> {
         let bounds = order.and_then(|order| facts.extremes.bounds(order, BOUND_BYTES));
         if bounds.is_none() && facts.nulls < facts.items {

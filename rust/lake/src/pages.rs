@@ -1,7 +1,7 @@
-//! The pages of a chunk of a column. Every number of a page header that a decoder would take for a size is checked
-//! first: against the chunk, or against the page's bytes.
+//! Reads the pages of a chunk of a column. Every number of a page header that a decoder would use as a size is first
+//! checked against the chunk, or against the bytes of the page.
 //!
-//! The crate's own reader allocates what headers claim.
+//! The reader of the crate `parquet` allocates what headers declare.
 
 use crate::decompress::Decompressor;
 use crate::delta;
@@ -16,52 +16,52 @@ use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::reader::ChunkReader;
 use std::ops::RangeInclusive;
 
-/// What is read at first of a page header. Most have some dozen bytes, those with long statistics more.
+/// Number of bytes to read first of a page header. Most have some dozen bytes, those with long statistics more.
 const HEADER_BYTES: u64 = 512;
-/// A chunk is dense where its values would take more than this once decoded, and their bytes do not account for it:
-/// a run of a billion values takes six.
+/// A chunk is dense if its values would take more than this after decoding, and its bytes do not account for it: a run
+/// of a billion values takes six bytes.
 const DENSE_BYTES: u64 = 128 << 20;
 const DENSE_RATIO: u64 = 64;
-/// What a decoder holds of a value and its levels.
+/// Bytes that a decoder needs for a value and its levels.
 const VALUE_BYTES: u64 = 40;
-/// What the values of a page may take once decoded of which each repeats the beginning of the one before it.
+/// Maximum decoded size of a page whose values repeat the beginnings of previous values.
 const PREFIXED_BYTES: u64 = 256 << 20;
-/// Values of one page of deltas whose lengths decoders hold all at once.
+/// Maximum number of values of a delta-encoded page, because decoders hold all their lengths at once.
 const DELTAS_MAX: u64 = 16 << 20;
 
-/// Reads the pages of a chunk, but for those of no values, which writers leave behind where a record just fills one:
-/// the crate's readers take such a page for the chunk's end.
+/// Reads the pages of a chunk, except those without values. Writers leave such pages if a record exactly fills one, and
+/// the readers of the crate treat them as the end of the chunk.
 pub(crate) struct Pages {
     source: Source,
     decompressor: Decompressor,
     column: ColumnChunkMetaData,
     at: u64,
     end: u64,
-    /// Of the next page, which begins at `at`.
+    /// The header of the next page, which begins at `at`.
     header: Option<Header>,
     values_left: u64,
-    /// Values of the row that the last page ended in.
+    /// Number of values of the row in which the last page ended.
     row_values: u64,
-    /// Data pages that were passed, those of no values among them.
+    /// Number of data pages so far, including those without values.
     number: usize,
 }
 
-/// A page as it lies in the file.
+/// A page as it is in the file.
 pub(crate) struct Packed {
-    /// Where its header begins.
+    /// The position of its header.
     pub(crate) start: u64,
-    /// Its place among the chunk's data pages.
+    /// Its index among the chunk's data pages.
     pub(crate) number: usize,
     pub(crate) header: Header,
-    /// With its header.
+    /// The page with its header.
     pub(crate) whole: Bytes,
 }
 
-/// What the headers of a chunk's data pages say.
+/// A summary of the headers of a chunk's data pages.
 #[derive(Default)]
 pub(crate) struct Survey {
     pub(crate) encodings: Vec<Encoding>,
-    /// Whether pages of the first and of the second version are there.
+    /// Whether there are pages of the first version, and of the second.
     pub(crate) versions: (bool, bool),
     /// Whether all levels are runs.
     pub(crate) has_runs_only: bool,
@@ -71,7 +71,7 @@ pub(crate) struct Survey {
 }
 
 impl Pages {
-    /// `rows`: of the row group.
+    /// `rows`: the rows of the row group.
     pub(crate) fn open(source: &Source, column: &ColumnChunkMetaData, rows: u64) -> Result<Pages> {
         let (start, bytes) = column.byte_range();
         let is_flat = column.column_descr().max_rep_level() == 0;
@@ -88,7 +88,7 @@ impl Pages {
         })
     }
 
-    /// The header of the next page, `at` behind it.
+    /// Reads the header of the next page, and moves `at` after it.
     fn next_header(&mut self) -> Result<Option<Header>> {
         while self.header.is_none() && self.at < self.end {
             let header = self.read_header()?;
@@ -114,8 +114,8 @@ impl Pages {
         Ok(self.header)
     }
 
-    /// Checks by the headers alone that the chunk's pages have as many values as its footer declares. Readers decode no
-    /// page whose rows are all skipped, and place what follows by the count in its header.
+    /// Checks by headers alone that the chunk's pages have as many values as its footer declares. Readers do not decode
+    /// pages whose rows are all skipped, and locate later rows by the counts in their headers.
     pub(crate) fn survey(mut self) -> Result<Survey> {
         let mut found = Survey { has_runs_only: true, ..Survey::default() };
         let levels = self.column.column_descr();
@@ -143,7 +143,7 @@ impl Pages {
         Ok(found)
     }
 
-    /// The next page as it lies in the file.
+    /// Reads the next page as it is in the file.
     pub(crate) fn next_packed(&mut self) -> Result<Option<Packed>> {
         let Some(header) = self.next_header()? else { return Ok(None) };
         self.header = None;
@@ -164,7 +164,7 @@ impl Pages {
         Ok(Packed { start, number, header, whole })
     }
 
-    /// A page as it was before compression.
+    /// Decompresses a page.
     pub(crate) fn unpack(&mut self, packed: &Packed) -> Result<Bytes> {
         let header = &packed.header;
         let bytes = packed.whole.slice(header.bytes..);
@@ -216,14 +216,14 @@ impl Pages {
             return Err(ParquetError::EOF("a page ends before its levels do".into()));
         };
         let mut out = levels.to_vec();
-        // A page of nulls may have no values to decompress.
+        // A page of nulls can have no values to decompress.
         if count > 0 {
             self.decompressor.append(packed, count, &mut out)?;
         }
         Ok(out.into())
     }
 
-    /// Checks what a page claims of its values.
+    /// Checks what a page declares about its values.
     fn check_claims(&mut self, header: &Header, buf: &Bytes) -> Result<()> {
         let (values, encoding) = match header.kind {
             Kind::Dictionary { values, .. } => return self.check_dictionary(values.into(), buf),
@@ -249,7 +249,7 @@ impl Pages {
         }
     }
 
-    /// How many values of a data page are not null. A range where its levels are not runs.
+    /// Number of values of a data page that are not null. It is a range if its levels are not runs.
     fn present(&self, values: u32, definitions: Option<&[u8]>) -> Result<RangeInclusive<u64>> {
         let max = self.column.column_descr().max_def_level();
         let all = u64::from(values);
@@ -300,7 +300,7 @@ impl Pages {
         }
     }
 
-    /// No row of a dense chunk may have so many values that they cannot be held.
+    /// Checks that no row of a dense chunk has too many values for memory.
     fn check_rows(&mut self, values: u64, repetitions: Option<&[u8]>) -> Result<()> {
         let values_max = DENSE_BYTES / value_bytes(&self.column);
         let max = self.column.column_descr().max_rep_level();
@@ -324,14 +324,14 @@ impl Pages {
     }
 }
 
-/// A data page: its levels, where they are runs, and its values.
+/// A data page: its levels, if they are runs, and its values.
 pub(crate) struct Parts<'a> {
     pub(crate) repetitions: Option<&'a [u8]>,
     pub(crate) definitions: Option<&'a [u8]>,
     pub(crate) of_values: &'a [u8],
 }
 
-/// Whether the chunk claims far more values than its bytes account for. Its rows are then read one by one.
+/// Whether the chunk declares far more values than its bytes account for. Its rows are then read one by one.
 pub(crate) fn is_dense(column: &ColumnChunkMetaData) -> bool {
     let values = column.num_values().max(0) as u64;
     values.saturating_mul(value_bytes(column)) > DENSE_BYTES
@@ -342,7 +342,7 @@ fn value_bytes(column: &ColumnChunkMetaData) -> u64 {
     VALUE_BYTES.max(column.column_descr().type_length().max(0) as u64)
 }
 
-/// The levels at the beginning of a page of the first version, where they are runs, and what is behind them.
+/// The levels at the beginning of a page of the first version, if they are runs, and the rest of the page.
 fn first_levels(buf: &[u8], max: i16, encoding: Encoding, values: u32) -> Result<(Option<&[u8]>, &[u8])> {
     let too_short = || ParquetError::EOF("a page ends before its levels do".into());
     if max == 0 {
@@ -353,7 +353,7 @@ fn first_levels(buf: &[u8], max: i16, encoding: Encoding, values: u32) -> Result
         let parts = rest.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or_else(too_short)?;
         return Ok((Some(parts.0), parts.1));
     }
-    // Bits without runs: the only other encoding, of old files.
+    // Bits without runs: the only other encoding, in old files.
     let bits = u64::from(values) * u64::from(i16::BITS - max.leading_zeros());
     let parts = buf.split_at_checked(bits.div_ceil(8) as usize).ok_or_else(too_short)?;
     Ok((None, parts.1))
@@ -532,7 +532,7 @@ mod tests {
         }
     }
 
-    /// What pages are given, beside their bytes.
+    /// The fields of a page besides its bytes.
     fn fields(page: &Page) -> (i32, u32, Encoding, Vec<u8>, String) {
         let more = match page {
             Page::DataPage { def_level_encoding, rep_level_encoding, .. } => {

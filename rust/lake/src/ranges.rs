@@ -1,14 +1,14 @@
 use crate::error::{Error, Result};
 use std::ops::Range;
 
-/// Rows of a file, as ranges that are sorted and do not touch what another holds.
+/// Rows of a file as sorted, disjoint ranges.
 #[derive(Clone, Debug, Default)]
 pub struct RowRanges {
     ranges: Vec<Range<u64>>,
 }
 
 impl RowRanges {
-    /// From the first row of each range and how many rows it has.
+    /// Builds ranges from the first row and the number of rows of each.
     pub fn new(first_rows: &[u64], counts: &[u64]) -> Result<RowRanges> {
         if first_rows.len() != counts.len() {
             let problem = format!("{} first rows and {} counts: one of each a range", first_rows.len(), counts.len());
@@ -32,12 +32,12 @@ impl RowRanges {
         Ok(RowRanges { ranges })
     }
 
-    /// The row behind the last one.
+    /// The row after the last one.
     pub(crate) fn end(&self) -> u64 {
         self.ranges.last().map_or(0, |range| range.end)
     }
 
-    /// What of `rows` is in these ranges, or with `is_inverse` what is not, counted from its first row.
+    /// The part of `rows` that is in these ranges, or with `is_inverse` is not, counted from its first row.
     pub(crate) fn within(&self, rows: Range<u64>, is_inverse: bool) -> Vec<Range<u64>> {
         let first = self.ranges.partition_point(|range| range.end <= rows.start);
         let inside = self.ranges[first..]

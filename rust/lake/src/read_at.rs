@@ -1,5 +1,5 @@
-//! Reads at positions: no shared place in the file, so several readers of one file do not disturb each other, and no
-//! mapping into memory, where a file that is cut short meanwhile ends the process.
+//! Reads at positions. Readers of one file do not share a position, so they do not disturb each other. Files are not
+//! mapped into memory, because truncating a mapped file would abort the process.
 
 use bytes::Bytes;
 use parquet::errors::{ParquetError, Result};
@@ -10,12 +10,12 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Something with bytes at positions, such as a file.
+/// A source of bytes at positions, such as a file.
 pub trait ReadAt: Send + Sync {
-    /// How many bytes there are.
+    /// Number of bytes.
     fn bytes(&self) -> io::Result<u64>;
 
-    /// Fills as much of the buffer as it can from the position on; 0 at the end.
+    /// Reads into the buffer from a position on. Returns the number of bytes, 0 at the end.
     fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize>;
 
     /// Fills the whole buffer.
@@ -45,7 +45,7 @@ impl ReadAt for File {
     }
 }
 
-/// A file that was read as a whole.
+/// A file that is in memory.
 impl ReadAt for Vec<u8> {
     fn bytes(&self) -> io::Result<u64> {
         Ok(self.len() as u64)
@@ -73,7 +73,7 @@ impl ReadAt for Reopened {
     }
 }
 
-/// A file as the decoders want it.
+/// A file as decoders need it.
 #[derive(Clone)]
 pub(crate) struct Source {
     reader: Arc<dyn ReadAt>,
@@ -95,12 +95,12 @@ impl Source {
         self.reader.read_exact_at(position, buffer).map_err(|error| self.remember(error))
     }
 
-    /// What the system said, if a read has failed since the last call.
+    /// The error of the system, if a read failed since the last call.
     pub(crate) fn failure(&self) -> Option<io::Error> {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Keeps what the system said; gives the like of it for decoders. An end that comes too early is not the system's.
+    /// Stores an error of the system, and returns a copy for decoders. An early end is not an error of the system.
     fn remember(&self, error: io::Error) -> io::Error {
         if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::Interrupted) {
             return error;
@@ -117,7 +117,7 @@ impl Length for Source {
     }
 }
 
-/// Page headers have some dozen bytes, and a page's bytes are read by [`ChunkReader::get_bytes`].
+/// Page headers have some dozen bytes; [`ChunkReader::get_bytes`] reads the bytes of pages.
 const HEADER_BYTES: usize = 512;
 
 impl ChunkReader for Source {
@@ -129,7 +129,7 @@ impl ChunkReader for Source {
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
-        // Lengths come from the file: none may ask for memory that the file cannot fill.
+        // Lengths come from the file, so they must not request more memory than the file can fill.
         if start.checked_add(length as u64).is_none_or(|end| end > self.bytes) {
             let problem = format!("{length} bytes at {start} are needed, but the file has {}", self.bytes);
             return Err(ParquetError::EOF(problem));
@@ -140,17 +140,16 @@ impl ChunkReader for Source {
     }
 }
 
-/// Buffers of pages that were read, for those to come: to fill new ones with zeros first takes half as long as to read
-/// them from memory.
+/// Buffers for pages that are reused. Filling a new one with zeros takes half as long as reading a page from memory.
 #[derive(Default)]
 struct Spare(Mutex<Vec<Vec<u8>>>);
 
-/// Buffers that are kept, and the bytes of one.
+/// Maximum number of buffers that are kept, and size of one.
 const SPARE_MAX: usize = 2;
 const SPARE_BYTES_MAX: usize = 16 << 20;
 
 impl Spare {
-    /// A buffer of so many bytes or more.
+    /// A buffer of at least this many bytes.
     fn take(&self, length: usize) -> Vec<u8> {
         let mut buffer = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
         if buffer.len() < length {
@@ -167,7 +166,7 @@ impl Spare {
     }
 }
 
-/// The first bytes of a buffer, which is spare again afterwards.
+/// The first bytes of a buffer, which is returned to the spare ones afterwards.
 struct Lent {
     buffer: Vec<u8>,
     length: usize,
@@ -186,7 +185,7 @@ impl Drop for Lent {
     }
 }
 
-/// Reads on from a position.
+/// Reads sequentially from a position.
 pub(crate) struct Cursor {
     source: Source,
     position: u64,

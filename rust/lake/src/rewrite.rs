@@ -1,9 +1,9 @@
-//! A file without some of its rows, or with some of them only.
+//! Writes a file without some of its rows, or with only some of them.
 //!
-//! Row groups of which every row stays are copied as bytes; those of which none stays are left out; the others are
-//! written anew, chunk by chunk (`chunk.rs`) and where possible page by page (`cut.rs`). The footer is put together
-//! here, not by the writer of whole files of the crate `parquet`: that one has one set of properties for all row groups,
-//! and breaks off where copied row groups without an offset index stand beside written ones.
+//! Row groups that stay whole are copied as bytes, and those of which no row stays are left out. The others are
+//! rewritten, chunk by chunk (`chunk.rs`) and if possible page by page (`cut.rs`). This module assembles the footer
+//! itself. The file writer of the crate `parquet` has one set of properties for all row groups, and panics if copied
+//! row groups without an offset index are beside written ones.
 
 use crate::chunk::{Rewriting, is_writable, moved};
 use crate::error::{Error, Fault, Result, guard};
@@ -23,37 +23,36 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
 
-/// What was written.
+/// The result of [`rewrite`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rewritten {
-    /// Rows of the new file.
+    /// Number of rows of the new file.
     pub rows: u64,
-    /// Its bytes.
+    /// Size of the new file in bytes.
     pub bytes: u64,
     /// The CRC-32 of its footer.
     pub footer_crc: u32,
-    /// The CRC-32 of the footer of the file that the rows are from.
+    /// The CRC-32 of the source's footer.
     pub source_crc: u32,
-    /// Row groups that were copied as bytes.
+    /// Number of row groups that were copied as bytes.
     pub groups_copied: u64,
-    /// Row groups that were written anew.
+    /// Number of row groups that were rewritten.
     pub groups_rewritten: u64,
 }
 
-/// Bytes that are copied at a time.
+/// Number of bytes that are copied at a time.
 const COPY_BYTES: usize = 1 << 20;
 
 /// Writes a file without these rows, or with `keeps` only these, to `target`, which must not exist.
 ///
-/// Schema, key-value metadata, the cut into row groups (but for those that come out empty), sorting columns, codecs,
-/// versions of data pages, dictionaries, encodings, statistics and bloom filters stay as they are. Page indexes stay
-/// where every chunk of the source has its own, and checksums of pages where some page of a chunk has one. What goes in
-/// the row groups that are written anew: levels of codecs and counts of distinct values. A chunk whose values are
-/// decoded (`chunk.rs`) loses its checksums, and gets pages of the second version where it has a dictionary of values of
-/// a fixed length.
+/// Schema, key-value metadata, row group boundaries (except of empty ones), sorting columns, codecs, versions of data
+/// pages, dictionaries, encodings, statistics and bloom filters do not change. Page indexes stay if every chunk of the
+/// source has its own, and checksums of pages if some page of a chunk has one. Rewritten row groups lose the levels of
+/// codecs and counts of distinct values. A chunk whose values are decoded (`chunk.rs`) loses its checksums. It gets
+/// pages of the second version if it has a dictionary of fixed-length values.
 ///
-/// `can_continue` is asked between chunks; where it says no, [`Error::Stopped`] is what comes of it. Whatever fails, there
-/// is no target then. It is not synced.
+/// `can_continue` is called between chunks; if it returns false, the result is [`Error::Stopped`]. After any error the
+/// target does not exist. It is not synced.
 pub fn rewrite(
     file: ParquetFile,
     target: &Path,
@@ -85,8 +84,8 @@ pub fn rewrite(
         rewrite.write_groups(rows, keeps, can_continue)?;
         rewrite.finish()
     });
-    // What the system said, before writers put it in words of theirs; those that are dropped keep an error of their
-    // last bytes to themselves.
+    // The original error of the system, before writers replace it. A writer that is dropped does not report an error of
+    // its last bytes.
     let written = match out.failed.take() {
         Some(error) if !matches!(written, Err(Error::Source { .. } | Error::Read { .. } | Error::Stopped)) => {
             Err(sink(error))
@@ -106,13 +105,13 @@ pub fn rewrite(
     });
     if written.is_err() {
         drop(out);
-        // What is left of an attempt that failed is in nobody's way, so a failure to remove it is not told.
+        // A failure to remove the incomplete target is not reported, because it does no harm.
         let _ = fs::remove_file(target);
     }
     written
 }
 
-/// An offset index for some chunks only cannot be written.
+/// An offset index for only some chunks cannot be written.
 pub(crate) fn has_every_offset_index(file: &ParquetFile) -> bool {
     let has_one = |index: &OffsetIndexMetaData| !index.page_locations().is_empty();
     let groups = file.metadata().row_groups();
@@ -193,7 +192,7 @@ impl Rewrite<'_, '_> {
         Ok(())
     }
 
-    /// A chunk with these of its rows.
+    /// Writes a chunk with these of its rows.
     fn write_anew(&mut self, group: usize, column: usize, kept: &[Range<u64>], rows: u64) -> Result<Chunk> {
         let source = self.file.metadata().row_group(group);
         let chunk = source.column(column);
@@ -231,7 +230,7 @@ impl Rewrite<'_, '_> {
         })
     }
 
-    /// Writes page indexes and footer; gives how many row groups were copied, and how many written anew.
+    /// Writes page indexes and footer. Returns the numbers of copied and rewritten row groups.
     fn finish(self) -> Result<(u64, u64)> {
         let target = self.target;
         let metadata = self.file.metadata().file_metadata();
@@ -239,7 +238,8 @@ impl Rewrite<'_, '_> {
         let metadata = FileMetaData::new(
             metadata.version(),
             rows,
-            // Some readers know of faults of certain writers by this, and most pages are theirs still.
+            // Some readers work around errors of certain writers by this field, and most pages are still from that
+            // writer.
             metadata.created_by().map(String::from),
             metadata.key_value_metadata().cloned(),
             metadata.schema_descr_ptr(),
@@ -261,7 +261,7 @@ impl Rewrite<'_, '_> {
     }
 }
 
-/// A chunk as it is, under its new place.
+/// Copies a chunk to its new position.
 pub(crate) fn copy_chunk<W: Write>(
     file: &ParquetFile,
     group: usize,
@@ -294,7 +294,7 @@ pub(crate) fn copy_chunk<W: Write>(
     Ok(Chunk { metadata, column_index, offset_index })
 }
 
-/// A filter of all rows serves for some of them: it only says a little more often that a value may be there.
+/// A filter of all rows is valid for some of them; it only has slightly more false positives.
 pub(crate) fn copy_bloom_filter<W: Write>(
     file: &ParquetFile,
     source: &ColumnChunkMetaData,
@@ -323,7 +323,7 @@ pub(crate) fn write_bloom_filter<W: Write>(
     Ok(())
 }
 
-/// What the footer says of a row group. `start`: its first byte; `ordinal`: how many row groups come before it.
+/// The footer entry of a row group. `start`: its first byte; `ordinal`: number of row groups before it.
 pub(crate) fn group_of(
     schema: SchemaDescPtr,
     rows: u64,
@@ -354,7 +354,7 @@ pub(crate) fn indexes_of(chunks: Vec<Chunk>) -> (Vec<ColumnIndexMetaData>, Vec<O
     (column_index, offset_index)
 }
 
-/// Page indexes and footer.
+/// Writes page indexes and footer.
 pub(crate) fn write_footer<W: Write>(
     metadata: FileMetaData,
     groups: Vec<RowGroupMetaData>,
@@ -374,7 +374,7 @@ pub(crate) fn writing(target: &Path, error: &ParquetError) -> Error {
     Error::Sink { path: target.into(), error: io::Error::other(error.to_string()) }
 }
 
-/// A file that remembers that it could not be written.
+/// A file that stores the error of a failed write.
 pub(crate) struct Output {
     pub(crate) file: File,
     pub(crate) failed: Option<io::Error>,

@@ -1,4 +1,4 @@
-//! The columns of a file as Arrow types.
+//! Converts the columns of a file to Arrow types.
 
 use arrow_schema::{DataType, Field, FieldRef, Fields, Schema};
 use parquet::arrow::parquet_to_arrow_schema;
@@ -6,7 +6,7 @@ use parquet::errors::Result;
 use parquet::schema::types::SchemaDescriptor;
 use std::sync::Arc;
 
-/// Without what differs from writer to writer: whether a field may be null, and metadata such as numbers of fields.
+/// The schema without details that differ between writers: nullability, and metadata such as field ids.
 pub(crate) fn of(descriptor: &SchemaDescriptor) -> Result<Schema> {
     let schema = parquet_to_arrow_schema(descriptor, None)?;
     Ok(Schema::new(schema.fields().iter().map(bare).collect::<Fields>()))
@@ -20,7 +20,7 @@ fn bare_type(kind: &DataType) -> DataType {
     match kind {
         DataType::Struct(fields) => DataType::Struct(fields.iter().map(bare).collect()),
         DataType::List(item) => DataType::List(bare(item)),
-        // Arrow wants keys that are never null.
+        // Arrow requires keys that are never null.
         DataType::Map(entries, is_sorted) => match entries.data_type() {
             DataType::Struct(fields) if fields.len() == 2 => {
                 let value = bare(&fields[1]);

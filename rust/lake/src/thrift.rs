@@ -1,27 +1,28 @@
-//! Thrift's compact protocol, read without allocating: the headers of pages, and the counts in footers and page indexes.
+//! Reads Thrift's compact protocol without allocating: the headers of pages, and the counts in footers and page
+//! indexes.
 //!
-//! The crate `parquet` allocates what some of these counts claim, and recurses as deep as a schema does. So everything
-//! is read here first.
+//! The crate `parquet` allocates what some of these counts declare, and recurses as deep as a schema. Therefore
+//! everything is checked here first.
 
 use crate::levels::put_varint;
 use parquet::basic::Encoding;
 
-/// Levels of structs and lists. The format needs eight; unknown fields may have more.
+/// Maximum depth of structs and lists. The format needs eight; unknown fields can have more.
 const DEPTH_MAX: usize = 64;
-/// Groups within groups of a schema.
+/// Maximum depth of groups in a schema.
 const SCHEMA_DEPTH_MAX: usize = 128;
-/// Stands in a path for the items of a list.
+/// Means the items of a list in a path.
 const ITEM: i16 = i16::MIN;
 /// Path of a footer's list of schema elements, and of an element's number of children.
 const SCHEMA: [i16; 1] = [2];
 const CHILDREN: [i16; 3] = [2, ITEM, 5];
 
-/// Why bytes are not what they should be.
+/// Why bytes are invalid.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Broken {
-    /// They end too early: more of them may mend it.
+    /// They end too early: more bytes may be enough.
     Short,
-    /// No further bytes mend it.
+    /// They are wrong, whatever follows.
     Wrong(String),
 }
 
@@ -29,7 +30,7 @@ fn wrong<T>(problem: impl Into<String>) -> Result<T, Broken> {
     Err(Broken::Wrong(problem.into()))
 }
 
-/// What a struct holds, field by field; the path has the ids of the fields on the way.
+/// The content of a struct, field by field. The path has the ids of the enclosing fields.
 enum Event {
     /// An integer, or a boolean as 0 or 1.
     Int(i64),
@@ -178,18 +179,18 @@ pub(crate) fn check_footer(bytes: &[u8]) -> Result<(), Broken> {
     schema.close()
 }
 
-/// The tree that a list of schema elements stands for.
+/// The tree of a list of schema elements.
 struct Schema {
-    /// Children that are still to come, for each group that is open.
+    /// Number of missing children of each open group.
     open: Vec<u64>,
-    /// Of the element that is being read.
+    /// The number of children of the current element.
     children: i64,
     /// Elements take at least a byte each.
     children_max: u64,
 }
 
 impl Schema {
-    /// The element that was being read is whole.
+    /// Finishes the current element.
     fn close(&mut self) -> Result<(), Broken> {
         let children = u64::try_from(std::mem::take(&mut self.children)).unwrap_or(0);
         if let Some(parent) = self.open.last_mut() {
@@ -214,16 +215,16 @@ impl Schema {
 /// The header of a page.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Header {
-    /// Of the header itself.
+    /// Size of the header itself.
     pub(crate) bytes: usize,
-    /// Of the page as it lies in the file.
+    /// Size of the page in the file.
     pub(crate) compressed: usize,
     pub(crate) uncompressed: usize,
     pub(crate) crc: Option<u32>,
     pub(crate) kind: Kind,
 }
 
-/// What a page holds.
+/// The kind of a page.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
     Dictionary {
@@ -246,7 +247,7 @@ pub(crate) enum Kind {
         repetitions: u32,
         is_compressed: bool,
     },
-    /// Of an index, which no reader needs.
+    /// An index page, which readers do not need.
     Index,
 }
 
@@ -285,7 +286,7 @@ fn encoding(value: Option<i64>, what: &str) -> Result<Encoding, Broken> {
     found.copied().ok_or_else(|| Broken::Wrong(format!("the header of a page says {number} for its {what}")))
 }
 
-/// Reads the header that these bytes begin with.
+/// Reads a header from the beginning of bytes.
 pub(crate) fn header(bytes: &[u8]) -> Result<Header, Broken> {
     let mut fields = Fields::default();
     let length = read(bytes, &mut |path, event| {
@@ -330,7 +331,7 @@ pub(crate) fn header(bytes: &[u8]) -> Result<Header, Broken> {
     })
 }
 
-/// Appends the header of a page that holds data.
+/// Appends the header of a page with data.
 pub(crate) fn put_header(kind: Kind, uncompressed: i32, compressed: i32, crc: Option<u32>, out: &mut Vec<u8>) {
     let mut own = Writer { out, last: 0 };
     let (number, at) = if matches!(kind, Kind::Second { .. }) { (3, 8) } else { (0, 5) };
@@ -363,7 +364,7 @@ pub(crate) fn put_header(kind: Kind, uncompressed: i32, compressed: i32, crc: Op
     out.extend_from_slice(&[0, 0]);
 }
 
-/// Writes fields of a struct, whose ids go up.
+/// Writes fields of a struct in the order of their ids.
 struct Writer<'a> {
     out: &'a mut Vec<u8>,
     last: u8,
