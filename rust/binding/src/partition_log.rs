@@ -179,7 +179,7 @@ impl PartitionLog {
     #[getter]
     fn recovered(&self) -> (Option<String>, Vec<String>, u64, u64) {
         let found = self.log.recovered().clone();
-        (found.state, found.passed_over, found.batches, found.cut_bytes)
+        (found.state, found.skipped_states, found.batches, found.cut_bytes)
     }
 
     /// Drop producers that are idle at ``now_ms`` (int64 ms). Return their number.

@@ -1,5 +1,4 @@
-//! A broker's `.txnindex`: the transactions that were aborted by a marker in the segment beside it. Big-endian, entries
-//! of 34 bytes:
+//! A broker's `.txnindex`: the transactions that a marker in the segment aborted. Big-endian, entries of 34 bytes:
 //!
 //! ```text
 //! version i16 = 0 | pid i64 | first offset i64 | last offset i64 | last stable offset i64
@@ -11,7 +10,7 @@ const VERSION: i16 = 0;
 /// Bytes of an entry.
 pub const ENTRY_BYTES: usize = 34;
 
-/// An aborted transaction that holds records.
+/// An aborted transaction with records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AbortedTxn {
     /// Its producer.
@@ -20,11 +19,11 @@ pub struct AbortedTxn {
     pub first_offset: i64,
     /// Offset of its marker.
     pub last_offset: i64,
-    /// First offset of what was not decided yet then.
+    /// First offset that was not decided at that time.
     pub last_stable_offset: i64,
 }
 
-/// The entries, in the order of their last offsets, which must rise.
+/// Reads the entries. Their last offsets must increase.
 pub fn read(bytes: &[u8]) -> Result<Vec<AbortedTxn>> {
     let (entries, rest) = bytes.as_chunks::<ENTRY_BYTES>();
     let mut last_offset = -1;
@@ -53,7 +52,7 @@ pub fn read(bytes: &[u8]) -> Result<Vec<AbortedTxn>> {
     Ok(all)
 }
 
-/// An entry as it is appended to the file.
+/// Encodes an entry.
 pub fn write(entry: &AbortedTxn) -> [u8; ENTRY_BYTES] {
     let mut bytes = [0; ENTRY_BYTES];
     let fields = [entry.pid, entry.first_offset, entry.last_offset, entry.last_stable_offset];

@@ -1,7 +1,7 @@
-//! Record batches as they are written, magic 2.
+//! Builds record batches, magic 2.
 //!
-//! The checksum begins behind the first offset, so a batch is put together, compressed and summed up before anybody
-//! knows where in a log it will stand.
+//! The checksum does not include the first offset. A batch is therefore assembled, compressed and checksummed before
+//! its offset in the log is known.
 
 use crate::compression::compress;
 use crate::control::Control;
@@ -11,7 +11,7 @@ use crate::header::{
 use crate::varint;
 use std::io;
 
-/// Whose batch it is.
+/// The producer fields of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// Producer id, -1 for none.
@@ -24,9 +24,9 @@ pub struct Stamp {
     pub is_transactional: bool,
 }
 
-/// A batch of data that is being put together.
+/// A batch of data that is being assembled.
 pub struct BatchBuilder {
-    /// Room for the header, then the records.
+    /// Space for the header, then the records.
     bytes: Vec<u8>,
     count: i32,
     base_timestamp: i64,
@@ -40,19 +40,19 @@ impl Default for BatchBuilder {
 }
 
 impl BatchBuilder {
-    /// One that will come to about so many bytes.
+    /// Creates a builder with this capacity in bytes.
     pub fn with_capacity(bytes: usize) -> BatchBuilder {
         let mut head = Vec::with_capacity(bytes.max(HEADER_BYTES));
         head.resize(HEADER_BYTES, 0);
         BatchBuilder { bytes: head, count: 0, base_timestamp: 0, max_timestamp: -1 }
     }
 
-    /// Records so far.
+    /// Number of records so far.
     pub fn count(&self) -> i32 {
         self.count
     }
 
-    /// Bytes so far, uncompressed, with the header.
+    /// Number of uncompressed bytes so far, including the header.
     pub fn bytes(&self) -> usize {
         self.bytes.len()
     }
@@ -62,7 +62,7 @@ impl BatchBuilder {
         self.max_timestamp
     }
 
-    /// Adds a record behind the others. `timestamp` in milliseconds.
+    /// Appends a record. `timestamp` is in milliseconds.
     pub fn push<'a>(
         &mut self,
         timestamp: i64,
@@ -98,7 +98,7 @@ impl BatchBuilder {
         self.count += 1;
     }
 
-    /// The batch, at offset 0 until [`place`].
+    /// Finishes the batch. Its offset is 0 until [`place`].
     pub fn finish(self, stamp: &Stamp, compression: Compression) -> io::Result<Vec<u8>> {
         let mut batch = match compression {
             Compression::None => self.bytes,
@@ -124,7 +124,7 @@ impl BatchBuilder {
     }
 }
 
-/// The marker that ends a transaction, at offset 0 until [`place`].
+/// Builds the marker that ends a transaction. Its offset is 0 until [`place`].
 pub fn marker(pid: i64, epoch: i16, is_commit: bool, coordinator_epoch: i32, timestamp: i64) -> Vec<u8> {
     let (key, value) = Control::encode(is_commit, coordinator_epoch);
     let mut builder = BatchBuilder::default();
@@ -149,13 +149,13 @@ pub fn marker(pid: i64, epoch: i16, is_commit: bool, coordinator_epoch: i32, tim
     batch
 }
 
-/// Says where in a log a batch stands, and under which leader. No checksum is of that.
+/// Sets the offset of a batch and the epoch of its leader. The checksum does not include them.
 pub fn place(batch: &mut [u8], base_offset: i64, leader_epoch: i32) {
     batch[..8].copy_from_slice(&base_offset.to_be_bytes());
     batch[LENGTH_END..MAGIC_AT].copy_from_slice(&leader_epoch.to_be_bytes());
 }
 
-/// Puts the header before the records, with the checksum.
+/// Writes the header with the checksum before the records.
 fn seal(batch: &mut [u8], header: &BatchHeader) {
     batch[..HEADER_BYTES].copy_from_slice(&header.encode());
     let crc = crc32c::crc32c(&batch[CHECKED_FROM..]);

@@ -1,18 +1,18 @@
 use crate::control::Control;
 use crate::header::{BatchHeader, is_transactional};
 
-/// Headers by column, a row for each batch.
+/// The headers of batches as columns, one row per batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchColumns {
-    /// Where the batch begins in its segment.
+    /// Position of the batch in its segment.
     pub position: Vec<i64>,
-    /// Its bytes, header and all.
+    /// Size in bytes, including the header.
     pub bytes: Vec<i32>,
     /// First offset.
     pub base_offset: Vec<i64>,
     /// Last offset.
     pub last_offset: Vec<i64>,
-    /// Records.
+    /// Number of records.
     pub count: Vec<i32>,
     /// Producer id, -1 for none.
     pub pid: Vec<i64>,
@@ -28,7 +28,7 @@ pub struct BatchColumns {
     pub attributes: Vec<u8>,
     /// Epoch of the leader that wrote it.
     pub leader_epoch: Vec<i32>,
-    /// What the control batches are, by their row.
+    /// The control batches, by row.
     pub markers: Vec<Marker>,
 }
 
@@ -37,19 +37,19 @@ pub struct BatchColumns {
 pub struct Marker {
     /// The row.
     pub row: u32,
-    /// What its first record says.
+    /// The kind, from its first record.
     pub control: Control,
     /// Epoch of the transaction coordinator, for commit and abort.
     pub coordinator_epoch: Option<i32>,
 }
 
 impl BatchColumns {
-    /// Rows.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.position.len()
     }
 
-    /// Whether there is no row.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.position.is_empty()
     }
@@ -59,7 +59,7 @@ impl BatchColumns {
         is_transactional(self.attributes[row])
     }
 
-    /// Takes every row out and keeps the memory.
+    /// Removes all rows and keeps the memory.
     pub fn clear(&mut self) {
         self.each_column(|column| column.clear(), |column| column.clear());
         self.epoch.clear();
@@ -67,7 +67,7 @@ impl BatchColumns {
         self.markers.clear();
     }
 
-    /// Room for so many rows more.
+    /// Reserves memory for more rows.
     pub(crate) fn reserve(&mut self, rows: usize) {
         self.each_column(|column| column.reserve(rows), |column| column.reserve(rows));
         self.epoch.reserve(rows);

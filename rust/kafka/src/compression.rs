@@ -1,5 +1,5 @@
-//! Records as they were before compression. A frame says how many bytes it holds, and may lie: memory grows with what
-//! is really decoded, at most to the double of it, and never above what the caller allows.
+//! Decompresses and compresses records. A frame declares its size and may be wrong. Memory grows with the decoded
+//! bytes, at most to twice their size, and never above the caller's limit.
 
 use crate::error::Kind;
 use crate::header::Compression;
@@ -9,11 +9,11 @@ use lz4_flex::frame::{BlockSize, FrameDecoder, FrameEncoder, FrameInfo};
 use std::io::{self, Read, Write};
 use zstd::zstd_safe::{DCtx, get_error_name, get_frame_content_size};
 
-/// What is kept from one batch to the next.
+/// Maximum number of bytes that are kept between batches.
 const KEPT_BYTES_MAX: usize = 16 << 20;
-/// Snappy's longest copy, 64 bytes, takes three.
+/// Snappy's longest copy, 64 bytes, takes three bytes.
 const SNAPPY_RATIO_MAX: usize = 22;
-/// What the first try of a batch of zstd may hold for each of its bytes; a batch that has more is tried again.
+/// Maximum ratio of the first attempt to decompress a batch of zstd. A larger batch is attempted again.
 const ZSTD_RATIO_FIRST: usize = 16;
 const ZSTD_BYTES_FIRST: usize = 1 << 16;
 /// `ZSTD_error_dstSize_tooSmall`, as zstd's functions return it.
@@ -22,13 +22,13 @@ const ZSTD_TOO_SMALL: usize = 70usize.wrapping_neg();
 const XERIAL_MAGIC: &[u8] = b"\x82SNAPPY\0";
 const XERIAL_HEAD_BYTES: usize = 16;
 const XERIAL_VERSIONS: [u8; 8] = [0, 0, 0, 1, 0, 0, 0, 1];
-/// What snappy-java puts into a block.
+/// Size of a block of snappy-java.
 const XERIAL_BLOCK_BYTES: usize = 32 << 10;
 /// zstd's own default, and that of Kafka's clients.
 const ZSTD_LEVEL: i32 = 3;
 
-/// What is wrong with compressed bytes.
-pub(crate) type Complaint = (Kind, String);
+/// A problem of compressed bytes.
+pub(crate) type Problem = (Kind, String);
 
 /// Decompresses batch after batch into one buffer.
 pub(crate) struct Decompressor {
@@ -38,7 +38,7 @@ pub(crate) struct Decompressor {
 }
 
 impl Decompressor {
-    /// No batch may hold more than `bytes_max`.
+    /// No batch may have more than `bytes_max` bytes.
     pub(crate) fn new(bytes_max: usize) -> Decompressor {
         Decompressor { bytes_max, bytes: Vec::new(), zstd: DCtx::create() }
     }
@@ -47,12 +47,12 @@ impl Decompressor {
         self.bytes_max
     }
 
-    /// What the last batch came to.
+    /// The bytes of the last batch.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    pub(crate) fn run(&mut self, compression: Compression, packed: &[u8]) -> Result<(), Complaint> {
+    pub(crate) fn run(&mut self, compression: Compression, packed: &[u8]) -> Result<(), Problem> {
         self.bytes.clear();
         if self.bytes.capacity() > KEPT_BYTES_MAX {
             self.bytes = Vec::new();
@@ -69,18 +69,18 @@ impl Decompressor {
         }
     }
 
-    fn too_large(&self) -> Complaint {
+    fn too_large(&self) -> Problem {
         (Kind::TooLarge, format!("its records have more than the {} bytes that are allowed", self.bytes_max))
     }
 
-    fn read_to_end(&mut self, name: &str, reader: impl Read) -> Result<(), Complaint> {
+    fn read_to_end(&mut self, name: &str, reader: impl Read) -> Result<(), Problem> {
         let read = reader.take(self.bytes_max as u64 + 1).read_to_end(&mut self.bytes);
         read.map_err(|error| damaged(name, error))?;
         if self.bytes.len() > self.bytes_max { Err(self.too_large()) } else { Ok(()) }
     }
 
-    /// Java's clients write blocks, each behind its length; others one block and nothing else.
-    fn run_snappy(&mut self, packed: &[u8]) -> Result<(), Complaint> {
+    /// Java's clients write blocks, each after its length; others write one block only.
+    fn run_snappy(&mut self, packed: &[u8]) -> Result<(), Problem> {
         if !packed.starts_with(XERIAL_MAGIC) {
             return self.add_snappy_block(packed);
         }
@@ -95,7 +95,7 @@ impl Decompressor {
         if rest.is_empty() { Ok(()) } else { Err(damaged("snappy", "bytes follow its last block")) }
     }
 
-    fn add_snappy_block(&mut self, block: &[u8]) -> Result<(), Complaint> {
+    fn add_snappy_block(&mut self, block: &[u8]) -> Result<(), Problem> {
         let length = snap::raw::decompress_len(block).map_err(|error| damaged("snappy", error))?;
         if length > block.len().saturating_mul(SNAPPY_RATIO_MAX) {
             return Err(damaged("snappy", format!("{} bytes cannot hold the {length} that are declared", block.len())));
@@ -109,16 +109,16 @@ impl Decompressor {
         done.map(drop).map_err(|error| damaged("snappy", error))
     }
 
-    /// In one piece, for a stream would hold a window of up to 128 MiB because a header says so. A buffer that was too
-    /// small is doubled: the tries before the last take no longer than it.
-    fn run_zstd(&mut self, packed: &[u8]) -> Result<(), Complaint> {
+    /// Decompresses in one piece, because a stream would allocate a window of up to 128 MiB that a header declares. A
+    /// buffer that is too small is doubled. All attempts before the last take no longer than the last one.
+    fn run_zstd(&mut self, packed: &[u8]) -> Result<(), Problem> {
         let declared = get_frame_content_size(packed).ok().flatten().and_then(|bytes| usize::try_from(bytes).ok());
         let first = packed.len().saturating_mul(ZSTD_RATIO_FIRST).max(ZSTD_BYTES_FIRST);
         let mut capacity = declared.map_or(first, |declared| declared.min(first)).min(self.bytes_max);
         loop {
             self.bytes.reserve_exact(capacity);
             match self.zstd.decompress(&mut self.bytes, packed) {
-                // Vectors may be larger than they were asked to be.
+                // Vectors can be larger than requested.
                 Ok(count) if count <= self.bytes_max => return Ok(()),
                 Ok(_) => return Err(self.too_large()),
                 Err(ZSTD_TOO_SMALL) if self.bytes.capacity() >= self.bytes_max => return Err(self.too_large()),
@@ -130,8 +130,8 @@ impl Decompressor {
     }
 }
 
-/// Appends the bytes compressed as Java's clients do it, so that every client can read them: lz4 in independent blocks
-/// of 64 KiB, snappy in the blocks of snappy-java.
+/// Compresses bytes like Java's clients, so that every client can read them, and appends them: lz4 in independent
+/// blocks of 64 KiB, snappy in the blocks of snappy-java.
 pub(crate) fn compress(compression: Compression, bytes: &[u8], mut packed: Vec<u8>) -> io::Result<Vec<u8>> {
     match compression {
         Compression::None => packed.extend_from_slice(bytes),
@@ -161,7 +161,7 @@ pub(crate) fn compress(compression: Compression, bytes: &[u8], mut packed: Vec<u
     Ok(packed)
 }
 
-fn damaged(name: &str, problem: impl std::fmt::Display) -> Complaint {
+fn damaged(name: &str, problem: impl std::fmt::Display) -> Problem {
     (Kind::Compression, format!("its records cannot be decompressed as {name}: {problem}"))
 }
 
@@ -200,7 +200,7 @@ mod tests {
         zstd::bulk::compress(bytes, 3).expect("in memory")
     }
 
-    /// As Java writes it: the length is not told.
+    /// As Java writes it, without a declared length.
     fn zstd_stream(bytes: &[u8]) -> Vec<u8> {
         zstd::stream::encode_all(bytes, 3).expect("in memory")
     }
@@ -252,7 +252,7 @@ mod tests {
         }
     }
 
-    /// A frame that tells a gigabyte and holds next to nothing.
+    /// A frame that declares a gigabyte and has almost no content.
     #[test]
     fn a_lying_length_asks_for_no_memory() {
         let declared = [0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0, 0, 0, 0x40, 1, 0, 0];
@@ -271,7 +271,7 @@ mod tests {
             let mut decompressor = Decompressor::new(1 << 20);
             for length in 0..packed.len() {
                 let done = decompressor.run(compression, &packed[..length]);
-                // Where only the mark at the end of a frame is missing, all of the text is there.
+                // If only the end mark of a frame is missing, all of the text is there.
                 let has_all = compression == Compression::Lz4 && length + 4 >= packed.len();
                 assert!(done.is_err() || has_all || decompressor.bytes() != sample, "{compression:?}, {length} bytes");
             }

@@ -1,14 +1,14 @@
-/// What a control batch does.
+/// The kind of a control batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Control {
-    /// Ends a transaction: its records stand.
+    /// Commits a transaction.
     Commit,
-    /// Ends a transaction: its records do not stand.
+    /// Aborts a transaction.
     Abort,
-    /// Compaction has removed its record: whatever it ended is gone too.
+    /// Compaction removed its record, and also the transaction that it ended.
     Empty,
-    /// Anything else that brokers note for themselves: a change of leaders, the frame of a snapshot.
+    /// Any other record of brokers: a change of leaders, the frame of a snapshot.
     Other,
 }
 
@@ -24,8 +24,8 @@ impl Control {
         ([0, 0, 0, u8::from(is_commit)], [0, 0, e0, e1, e2, e3])
     }
 
-    /// What the key of a control record says, and for a marker its coordinator's epoch, which stands in the value.
-    /// `None`: it cannot be such a record.
+    /// Decodes the key of a control record, and for a marker its coordinator's epoch from the value. `None` if it is
+    /// not a control record.
     pub(crate) fn decode(key: &[u8], value: Option<&[u8]>) -> Option<(Control, Option<i32>)> {
         let [0, _, kind @ ..] = key else { return None };
         let kind = i16::from_be_bytes([*kind.first()?, *kind.get(1)?]);

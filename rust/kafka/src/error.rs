@@ -4,47 +4,47 @@ use std::io;
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A file that is not what it claims to be, or that storage does not give.
+/// A file with invalid content, or that the storage cannot read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// The file, empty where bytes were decoded that nobody gave a name.
+    /// The file. Empty if bytes without a name were decoded.
     pub path: String,
-    /// Where in it, in bytes, where known.
+    /// The position in bytes, if known.
     pub position: Option<u64>,
-    /// What sort of damage it is.
+    /// The kind of damage.
     pub kind: Kind,
     /// What is wrong.
     pub reason: String,
 }
 
-/// What sort of damage a file has.
+/// The kind of damage of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It is not there, or became shorter while it was read.
+    /// It does not exist, or was truncated while it was read.
     Unreadable,
-    /// Storage does not give it: this says nothing about the content. The number of the system's error, if it has one.
+    /// The storage cannot read it; the content may be valid. The error number of the system, if there is one.
     Storage(Option<i32>),
     /// It ends inside a batch or an entry.
     Torn,
-    /// Nothing but zeros to its end.
+    /// It has only zeros up to its end.
     Zeros,
-    /// A version that is too old, too new or none.
+    /// An unsupported version.
     Version,
-    /// A field that cannot be: a length, a count, a delta.
+    /// A field with an impossible value: a length, a count, a delta.
     Field,
-    /// Offsets that do not rise.
+    /// Offsets that do not increase.
     Offsets,
-    /// A compression that does not exist, or bytes that it cannot have made.
+    /// An unknown compression, or bytes that it cannot have produced.
     Compression,
-    /// A checksum that is not that of the bytes.
+    /// A checksum that does not match the bytes.
     Checksum,
     /// More bytes than the caller allows.
     TooLarge,
-    /// A segment that begins before the one before it ends.
+    /// A segment that begins before the end of the previous one.
     Overlap,
-    /// Offsets that are in no segment: compaction, or a loss.
+    /// Offsets that are not in any segment: compaction, or a loss.
     Gap,
-    /// An index that says something else than its log.
+    /// An index that contradicts its log.
     Index,
     /// A transaction that cannot be decided from this file alone.
     Undecided,
@@ -76,7 +76,7 @@ impl Error {
         Error { path: String::new(), position: position.into(), kind, reason: reason.into() }
     }
 
-    /// What the system says of a file, without the number of its message.
+    /// Converts an error of the system, without its number in the text.
     pub(crate) fn io(error: &io::Error) -> Error {
         let text = error.to_string();
         let text = text.split(" (os error").next().unwrap_or_default();
@@ -87,12 +87,12 @@ impl Error {
         Error::new(kind, None, format!("cannot be read: {text}"))
     }
 
-    /// Whether bytes are missing that may be right: no repair may act on it.
+    /// Whether the missing bytes may be valid. Repairs must not act on such an error.
     pub fn is_unread(&self) -> bool {
         matches!(self.kind, Kind::Unreadable | Kind::Storage(_))
     }
 
-    /// The same, of a file.
+    /// Adds the path of the file.
     pub fn in_file(mut self, path: &str) -> Error {
         if self.path.is_empty() {
             self.path = path.into();

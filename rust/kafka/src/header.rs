@@ -12,15 +12,15 @@ use crate::error::{Error, Kind};
 
 /// Bytes of a batch's header.
 pub const HEADER_BYTES: usize = 61;
-/// Bytes before those that the length counts.
+/// Number of bytes that the length does not count.
 pub(crate) const LENGTH_END: usize = 12;
-/// Where the magic stands, in every version of the format.
+/// Position of the magic, in every version of the format.
 pub(crate) const MAGIC_AT: usize = 16;
-/// Where the checksum stands.
+/// Position of the checksum.
 pub(crate) const CRC_AT: usize = 17;
-/// Where the bytes begin that the checksum is of.
+/// Position of the first checksummed byte.
 pub(crate) const CHECKED_FROM: usize = 21;
-/// What a record takes at least, uncompressed: seven numbers of a byte.
+/// Minimum size of an uncompressed record: seven numbers of one byte.
 pub(crate) const RECORD_BYTES_MIN: i64 = 7;
 
 /// Bits of the attributes.
@@ -30,11 +30,11 @@ pub const LOG_APPEND_TIME: u8 = 0b0000_1000;
 pub(crate) const TRANSACTIONAL: u8 = 0b0001_0000;
 pub(crate) const CONTROL: u8 = 0b0010_0000;
 
-/// How the records of a batch are compressed.
+/// The compression of the records of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Compression {
-    /// Not at all.
+    /// No compression.
     None,
     /// RFC 1952.
     Gzip,
@@ -51,23 +51,23 @@ impl Compression {
     pub const ALL: [Compression; 5] =
         [Compression::None, Compression::Gzip, Compression::Snappy, Compression::Lz4, Compression::Zstd];
 
-    /// That of a batch with these attributes, where there is such a compression.
+    /// The compression of a batch with these attributes, if it exists.
     pub fn of(attributes: u8) -> Option<Compression> {
         Compression::ALL.get(usize::from(attributes & COMPRESSION)).copied()
     }
 
-    /// As Kafka's settings name it.
+    /// The name in Kafka's settings.
     pub fn name(self) -> &'static str {
         ["none", "gzip", "snappy", "lz4", "zstd"][self as usize]
     }
 }
 
-/// What the header of a batch says.
+/// The header of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchHeader {
-    /// Offset of the first record, also of one that compaction has removed.
+    /// Offset of the first record, even if compaction has removed it.
     pub base_offset: i64,
-    /// The bytes behind the twelfth.
+    /// Number of bytes after the twelfth.
     pub length: i32,
     /// Epoch of the leader that wrote the batch, -1 where unknown.
     pub leader_epoch: i32,
@@ -77,9 +77,9 @@ pub struct BatchHeader {
     pub crc: u32,
     /// The lower eight bits; the upper ones are not used.
     pub attributes: u8,
-    /// Last offset less the first.
+    /// Last offset minus the first.
     pub last_offset_delta: i32,
-    /// What the timestamps of records are counted from.
+    /// The base of the timestamps of records.
     pub base_timestamp: i64,
     /// The newest timestamp, in milliseconds.
     pub max_timestamp: i64,
@@ -89,12 +89,12 @@ pub struct BatchHeader {
     pub epoch: i16,
     /// Sequence number of the first record, -1 for none.
     pub base_seq: i32,
-    /// Records, fewer than offsets after compaction.
+    /// Number of records. After compaction, there are fewer records than offsets.
     pub count: i32,
 }
 
 impl BatchHeader {
-    /// Reads the fields as they stand; [`BatchHeader::check`] says whether they can be.
+    /// Decodes the fields without validating them.
     #[inline(always)]
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> BatchHeader {
         macro_rules! field {
@@ -119,7 +119,7 @@ impl BatchHeader {
         }
     }
 
-    /// The fields as they stand in a file.
+    /// Encodes the fields.
     pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         macro_rules! put {
@@ -135,31 +135,31 @@ impl BatchHeader {
         bytes
     }
 
-    /// Bytes of the whole batch, once checked.
+    /// Size of the whole batch. Valid only for checked headers.
     #[inline]
     pub fn bytes(&self) -> u64 {
         (LENGTH_END as i64 + i64::from(self.length)) as u64
     }
 
-    /// Offset of the last record, once checked.
+    /// Offset of the last record. Valid only for checked headers.
     #[inline]
     pub fn last_offset(&self) -> i64 {
         self.base_offset + i64::from(self.last_offset_delta)
     }
 
-    /// Sequence number of the last record: they go on with 0 behind 2^31 - 1. -1 for none.
+    /// Sequence number of the last record; 0 follows 2^31 - 1. -1 for none.
     #[inline]
     pub fn last_seq(&self) -> i32 {
         self.seq_of(self.last_offset_delta)
     }
 
-    /// Sequence number of the record that many offsets behind the first.
+    /// Sequence number of the record with this offset delta.
     #[inline]
     pub(crate) fn seq_of(&self, offset_delta: i32) -> i32 {
         if self.base_seq < 0 { self.base_seq } else { self.base_seq.wrapping_add(offset_delta) & i32::MAX }
     }
 
-    /// How the records are compressed, where there is such a compression.
+    /// The compression of the records, if it exists.
     pub fn compression(&self) -> Option<Compression> {
         Compression::of(self.attributes)
     }
@@ -181,12 +181,12 @@ impl BatchHeader {
         self.attributes & CONTROL != 0
     }
 
-    /// Whether the header can be that of a batch which follows `last_offset` in a file with `rest` bytes left.
+    /// Whether the header can follow `last_offset` in a file with `rest` remaining bytes.
     #[inline]
     pub(crate) fn can_be(&self, last_offset: i64, rest: u64) -> bool {
         let delta = i64::from(self.last_offset_delta);
         let payload = i64::from(self.length) - (HEADER_BYTES - LENGTH_END) as i64;
-        // One branch for what nearly always holds; where a number is negative, others may come out as anything.
+        // One branch for conditions that nearly always hold. If a number is negative, later terms can have any value.
         (self.magic == 2)
             & (payload >= 0)
             & (self.bytes() <= rest.min(i32::MAX as u64))
@@ -202,9 +202,9 @@ impl BatchHeader {
                 || payload == 0)
     }
 
-    /// What is wrong with a header for which [`BatchHeader::can_be`] is false.
+    /// The error of a header for which [`BatchHeader::can_be`] is false.
     #[cold]
-    pub(crate) fn complaint(&self, last_offset: i64, rest: u64, position: u64) -> Error {
+    pub(crate) fn problem(&self, last_offset: i64, rest: u64, position: u64) -> Error {
         let fail = |kind, reason: String| Error::new(kind, position, reason);
         let payload = i64::from(self.length) - (HEADER_BYTES - LENGTH_END) as i64;
         if let Err(error) = check_magic(self.magic, position) {
@@ -232,7 +232,7 @@ impl BatchHeader {
             return fail(Kind::Compression, format!("compression {number} is unknown; there are 0 to 4"));
         }
         let (first, delta) = (self.base_offset, self.last_offset_delta);
-        // Behind the last offset there is another one, where the log ends.
+        // The last offset must be followed by another one, the log end.
         if first < 0 || delta < 0 || first.checked_add(delta.into()).is_none_or(|last| last == i64::MAX) {
             return fail(
                 Kind::Field,
@@ -255,7 +255,7 @@ pub(crate) fn is_transactional(attributes: u8) -> bool {
     attributes & TRANSACTIONAL != 0
 }
 
-/// Refuses what is not of version 2.
+/// Returns an error for versions other than 2.
 pub(crate) fn check_magic(magic: i8, position: u64) -> Result<(), Error> {
     let reason = match magic {
         2 => return Ok(()),

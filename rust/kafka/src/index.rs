@@ -1,13 +1,13 @@
-//! A broker's `.index`: where in the segment beside it some offsets lie. Big-endian, entries of 8 bytes: offset less
-//! the segment's first u32, position u32. While a segment is written its index is as long as it may become, zeros at
-//! the end.
+//! A broker's `.index`: the positions of some offsets in the segment. Big-endian, entries of 8 bytes: offset minus the
+//! segment's first offset (u32), position (u32). While a segment is written, its index has its maximum size, with zeros
+//! at the end.
 
 use crate::columns::BatchColumns;
 use crate::error::{Error, Kind, Result};
 
 const ENTRY_BYTES: usize = 8;
 
-/// An offset, and where the batch begins that holds it or one before it.
+/// An offset, and the position of a batch that begins at or before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexEntry {
     /// Offset in the partition.
@@ -16,7 +16,7 @@ pub struct IndexEntry {
     pub position: u32,
 }
 
-/// The entries of the index of the segment that begins at `base_offset`, which must rise.
+/// Reads the index of the segment that begins at `base_offset`. Entries must increase.
 pub fn read(bytes: &[u8], base_offset: i64) -> Result<Vec<IndexEntry>> {
     let used = bytes.len() - bytes.iter().rev().take_while(|&&byte| byte == 0).count();
     let used = used.next_multiple_of(ENTRY_BYTES);
@@ -44,13 +44,13 @@ pub fn read(bytes: &[u8], base_offset: i64) -> Result<Vec<IndexEntry>> {
     Ok(entries)
 }
 
-/// The file of the index of the segment that begins at `base_offset`.
+/// Encodes the index of the segment that begins at `base_offset`.
 pub fn write(entries: &[IndexEntry], base_offset: i64) -> Vec<u8> {
     let pair = |it: &IndexEntry| [((it.offset - base_offset) as u32).to_be_bytes(), it.position.to_be_bytes()].concat();
     entries.iter().flat_map(pair).collect()
 }
 
-/// A newest timestamp so far, in milliseconds, and the last offset of the batch that brought it.
+/// The newest timestamp so far, in milliseconds, and the last offset of its batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeEntry {
     /// Milliseconds.
@@ -59,13 +59,14 @@ pub struct TimeEntry {
     pub offset: i64,
 }
 
-/// The `.timeindex` of the segment that begins at `base_offset`: timestamp i64, offset less the segment's first u32.
+/// Encodes the `.timeindex` of the segment that begins at `base_offset`: timestamp i64, offset minus the segment's
+/// first offset u32.
 pub fn write_times(entries: &[TimeEntry], base_offset: i64) -> Vec<u8> {
     let offset = |it: &TimeEntry| ((it.offset - base_offset) as u32).to_be_bytes();
     entries.iter().flat_map(|it| [&it.timestamp.to_be_bytes()[..], &offset(it)].concat()).collect()
 }
 
-/// Compares an index with the headers of its segment, which come in pieces.
+/// Compares an index with the headers of its segment, which are added in pieces.
 #[derive(Debug)]
 pub struct IndexCheck {
     entries: std::vec::IntoIter<IndexEntry>,
@@ -73,12 +74,12 @@ pub struct IndexCheck {
 }
 
 impl IndexCheck {
-    /// Of these entries.
+    /// Creates a check of these entries.
     pub fn new(entries: Vec<IndexEntry>) -> IndexCheck {
         IndexCheck { entries: entries.into_iter(), number: 0 }
     }
 
-    /// Takes the next batches. Each entry must point to the beginning of a batch that does not lie behind its offset.
+    /// Adds the next batches. Each entry must point to the beginning of a batch that is not after its offset.
     pub fn add(&mut self, batches: &BatchColumns) -> Result<()> {
         let mut row = 0;
         while let Some(entry) = self.entries.as_slice().first().copied() {
@@ -96,7 +97,7 @@ impl IndexCheck {
         Ok(())
     }
 
-    /// Behind the last batch.
+    /// Call this after the last batch.
     pub fn finish(&mut self) -> Result<()> {
         match self.entries.as_slice().first() {
             Some(entry) => Err(self.fail(entry, "after the segment's last batch")),

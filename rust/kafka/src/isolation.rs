@@ -1,5 +1,5 @@
-//! What a consumer with `isolation.level=read_committed` may see: nothing of an aborted transaction, and nothing from
-//! the first offset on that belongs to an open one.
+//! The records that a consumer with `isolation.level=read_committed` returns: none of an aborted transaction, and none
+//! from the first offset of an open transaction on.
 
 use crate::aborted::AbortedTxn;
 use crate::columns::BatchColumns;
@@ -29,7 +29,7 @@ pub struct Outcomes {
 }
 
 impl Outcomes {
-    /// Takes the next headers in.
+    /// Adds the next headers.
     pub fn add(&mut self, batches: &BatchColumns) {
         let mut markers = batches.markers.iter().peekable();
         for row in 0..batches.len() {
@@ -38,7 +38,7 @@ impl Outcomes {
             if let Some(marker) = markers.next_if(|marker| marker.row as usize == row) {
                 self.close(pid, marker.control, first);
             } else if batches.is_transactional(row) && batches.count[row] > 0 {
-                // A header whose records compaction has removed belongs to a transaction that was decided long ago.
+                // If compaction removed all records of a header, its transaction was decided long ago.
                 self.open.entry(pid).or_insert(first);
             }
         }
@@ -54,29 +54,29 @@ impl Outcomes {
         }
     }
 
-    /// The offset from which on nothing is decided, as far as the headers show: the log's end where no transaction is
-    /// open.
+    /// The offset from which on nothing is decided by these headers: the log end if no transaction is open.
     pub fn last_stable_offset(&self) -> i64 {
         self.open.values().copied().min().unwrap_or(self.log_end)
     }
 
-    /// Producer and first offset of transactions that have no marker, in the order of producers.
+    /// Producer and first offset of transactions without a marker, in the order of producers.
     pub fn open(&self) -> impl Iterator<Item = (i64, i64)> + '_ {
         self.open.iter().map(|(&pid, &first)| (pid, first))
     }
 
-    /// Transactions that were aborted, in the order of their markers.
+    /// Aborted transactions, in the order of their markers.
     pub fn aborted(&self) -> &[AbortedRange] {
         &self.aborted
     }
 
-    /// What may be seen of a log whose headers were all taken in.
+    /// The visible records of a log, after all its headers were added.
     pub fn view(&self) -> View {
         View::new(&self.aborted, self.last_stable_offset())
     }
 
-    /// What may be seen of a single segment, with the aborted transactions that the index beside it tells. One without
-    /// a marker is decided in another segment, or not at all: an error, unless the index knows that it was aborted.
+    /// The visible records of a single segment, with the aborted transactions in the index beside it. A transaction
+    /// without a marker is decided in another segment, or not at all. This is an error, unless the index lists it as
+    /// aborted.
     pub fn view_of_segment(&self, index: &[AbortedTxn]) -> Result<View> {
         let range =
             |it: &AbortedTxn| AbortedRange { pid: it.pid, first_offset: it.first_offset, last_offset: it.last_offset };
@@ -95,7 +95,7 @@ impl Outcomes {
     }
 }
 
-/// Which batches are shown, asked for in the order of offsets.
+/// Decides which batches are returned. Queries are in the order of offsets.
 #[derive(Clone, Debug)]
 pub struct View {
     aborted: HashMap<i64, VecDeque<(i64, i64)>>,
@@ -104,12 +104,12 @@ pub struct View {
 }
 
 impl View {
-    /// Everything.
+    /// Returns all batches.
     pub fn uncommitted() -> View {
         View { aborted: HashMap::new(), start: 0, end: i64::MAX }
     }
 
-    /// Nothing of these transactions, and nothing from `end` on.
+    /// Returns nothing of these transactions, and nothing from `end` on.
     pub fn new(aborted: &[AbortedRange], end: i64) -> View {
         let mut by_pid: HashMap<i64, VecDeque<(i64, i64)>> = HashMap::new();
         let mut sorted = aborted.to_vec();
@@ -118,18 +118,18 @@ impl View {
         View { aborted: by_pid, start: 0, end }
     }
 
-    /// The same, and nothing below this offset, which may lie within a batch.
+    /// Also returns nothing below this offset, which can be within a batch.
     pub fn starting_at(self, start: i64) -> View {
         View { start, ..self }
     }
 
-    /// Whether the record at an offset lies before what is shown.
+    /// Whether the record at an offset is before the returned ones.
     #[inline]
     pub(crate) fn is_before(&self, offset: i64) -> bool {
         offset < self.start
     }
 
-    /// Whether nothing is shown from this batch on.
+    /// Whether nothing is returned from this batch on.
     pub(crate) fn ends_at(&self, header: &BatchHeader) -> bool {
         header.base_offset >= self.end
     }

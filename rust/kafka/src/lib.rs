@@ -1,9 +1,9 @@
-//! Kafka's log as it lies on a broker's disk: segments of record batches, snapshots of producer state, indexes. Read, and
-//! put together to be written.
+//! Reads and writes Kafka's log as it is on a broker's disk: segments of record batches, snapshots of producer state,
+//! indexes.
 //!
-//! The crate knows neither Python nor Arrow nor the rules by which batches are judged: bytes come in by [`ReadAt`],
-//! columns go out as plain vectors. Whatever a file holds, an [`Error`] is the worst that comes of it, and no number
-//! that a file tells makes it ask for memory that the file does not fill.
+//! The crate does not depend on Python, Arrow or the rules by which batches are judged. Bytes are read by [`ReadAt`],
+//! and columns are returned as plain vectors. Whatever a file contains, the worst result is an [`Error`]. No number in
+//! a file makes the crate allocate memory that the file does not fill.
 
 pub mod aborted;
 mod batch;

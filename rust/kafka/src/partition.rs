@@ -1,4 +1,4 @@
-//! The segments of a partition, one after the other.
+//! Reads the segments of a partition, one after the other.
 
 use crate::columns::BatchColumns;
 use crate::error::{Error, Kind, Result};
@@ -7,11 +7,11 @@ use crate::scan::SegmentScan;
 use std::collections::VecDeque;
 use std::io;
 
-/// A segment that is opened when it is its turn.
+/// A segment that is opened only when it is read.
 pub struct Segment {
-    /// What errors call it.
+    /// Its name in errors.
     pub path: String,
-    /// The offset in its name, where there is one.
+    /// The offset in its name, if there is one.
     pub base_offset: Option<i64>,
     /// Opens it.
     pub open: Box<dyn Fn() -> io::Result<Box<dyn ReadAt>> + Send + Sync>,
@@ -19,18 +19,18 @@ pub struct Segment {
 
 /// Reads the headers of a partition's segments, which must come in the order of their offsets.
 pub struct PartitionScan {
-    /// Those to come.
+    /// The remaining segments.
     segments: VecDeque<Segment>,
     path: String,
     open: Option<SegmentScan>,
     last_offset: Option<i64>,
     gap: Option<Error>,
-    /// Where the first segment is entered.
+    /// The position at which reading of the first segment begins.
     start: u64,
 }
 
 impl PartitionScan {
-    /// Nothing is opened yet.
+    /// Creates a scan without opening a segment.
     pub fn new(segments: impl IntoIterator<Item = Segment>) -> PartitionScan {
         PartitionScan {
             segments: segments.into_iter().collect(),
@@ -42,29 +42,30 @@ impl PartitionScan {
         }
     }
 
-    /// The same, the first segment from this byte on, at which a batch must begin: an index knows some.
+    /// Begins the first segment at this byte, at which a batch must begin. An index has such positions.
     pub fn starting_at(self, start: u64) -> PartitionScan {
         PartitionScan { start, ..self }
     }
 
-    /// The path of the segment that was opened last: all rows of a call are from it.
+    /// The path of the last opened segment. All rows of a call are from it.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Offsets that are in no segment, before the one that was opened last: no error, for compaction leaves such gaps
-    /// too. It is told once.
+    /// Returns the gap of offsets before the last opened segment, once. This is not an error, because compaction leaves
+    /// gaps too.
     pub fn take_gap(&mut self) -> Option<Error> {
         self.gap.take()
     }
 
-    /// Appends batches of one segment until there are `rows_max` rows or it ends; false at the end of the last one.
-    /// With an error the rows before the damage are there, and the next call goes on with the next segment.
+    /// Appends batches of one segment until there are `rows_max` rows or it ends. Returns false at the end of the last
+    /// segment. If there is an error, the rows before the damage are appended, and the next call continues with the
+    /// next segment.
     pub fn read(&mut self, columns: &mut BatchColumns, rows_max: usize) -> Result<bool> {
         self.read_with(|scan| scan.read(columns, rows_max))
     }
 
-    /// The same of up to twice the rows, see [`SegmentScan::read_two`].
+    /// Like `read`, with up to twice as many rows, see [`SegmentScan::read_two`].
     pub fn read_two(&mut self, pieces: &mut [BatchColumns; 2], rows_max: usize) -> Result<bool> {
         self.read_with(|scan| scan.read_two(pieces, rows_max))
     }
@@ -79,7 +80,7 @@ impl PartitionScan {
         Ok(true)
     }
 
-    /// The segment that is read, the next one where that one ended; `None` behind the last.
+    /// The current segment, or the next one if that has ended. `None` after the last.
     pub(crate) fn current(&mut self) -> Result<Option<&mut SegmentScan>> {
         if self.open.is_none() && !self.open_next().map_err(|error| error.in_file(&self.path))? {
             return Ok(None);
@@ -87,18 +88,18 @@ impl PartitionScan {
         Ok(self.open.as_mut())
     }
 
-    /// Ends the segment that is read.
+    /// Closes the current segment.
     pub(crate) fn close(&mut self) {
         self.last_offset = self.open.take().map(|scan| scan.last_offset()).or(self.last_offset);
     }
 
-    /// The same where it is damaged.
+    /// Closes the current segment because of damage.
     pub(crate) fn fail(&mut self, error: Error) -> Error {
         self.close();
         error.in_file(&self.path)
     }
 
-    /// Reads nothing more.
+    /// Stops reading.
     pub(crate) fn clear(&mut self) {
         self.segments.clear();
     }

@@ -1,22 +1,22 @@
-//! Reads at positions, without a mapping into memory: a broker may cut its log meanwhile, and a map of what is gone
-//! ends the process.
+//! Reads at positions. Files are not mapped into memory: a broker can truncate its log at any time, and accessing a
+//! mapping of removed bytes would abort the process.
 //!
-//! `rust/lake` has a trait of this shape too. It is fifteen lines that need no crate of their own, and neither crate
-//! is to know the other.
+//! `rust/lake` has the same trait. Its fifteen lines do not justify a crate, and the two crates must not depend on each
+//! other.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Something with bytes at positions, such as a file or an object of a store.
+/// A source of bytes at positions, such as a file or an object of a store.
 pub trait ReadAt: Send + Sync {
-    /// How many bytes there are.
+    /// Number of bytes.
     fn bytes(&self) -> io::Result<u64>;
 
-    /// Fills as much of the buffer as it can from the position on; 0 at the end.
+    /// Reads into the buffer from a position on. Returns the number of bytes, 0 at the end.
     fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Whether two threads that read at once are quicker than one.
+    /// Whether two threads read faster than one.
     fn is_quick(&self) -> bool {
         false
     }

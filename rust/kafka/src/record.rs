@@ -9,7 +9,7 @@
 
 use crate::varint::{varint, varlong};
 
-/// A record as it stands in its batch.
+/// A record of a batch, borrowed from its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record<'a> {
     pub(crate) timestamp_delta: i64,
@@ -19,17 +19,17 @@ pub(crate) struct Record<'a> {
     pub(crate) headers: Headers<'a>,
 }
 
-/// The headers of a record that was checked: names and values in turn, each behind its length.
+/// The headers of a checked record: alternating names and values, each after its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Headers<'a>(&'a [u8]);
 
-/// What is wrong with a record.
-pub(crate) type Complaint = &'static str;
+/// A problem of a record.
+pub(crate) type Problem = &'static str;
 
 impl<'a> Record<'a> {
-    /// The record that the bytes begin with, and its length.
+    /// Decodes the record at the beginning of bytes, and returns its length.
     #[inline]
-    pub(crate) fn decode(bytes: &'a [u8]) -> Result<(Record<'a>, usize), Complaint> {
+    pub(crate) fn decode(bytes: &'a [u8]) -> Result<(Record<'a>, usize), Problem> {
         let (length, start) = varint(bytes).ok_or("its length cannot be read")?;
         let length = usize::try_from(length).map_err(|_| "its length is negative")?;
         let body = bytes[start..].get(..length).ok_or("it is longer than its batch")?;
@@ -55,7 +55,7 @@ impl<'a> Headers<'a> {
     }
 }
 
-/// The bytes of a record that were not read yet.
+/// The unread bytes of a record.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -80,7 +80,7 @@ impl<'a> Fields<'a> {
         Some(value)
     }
 
-    /// Bytes with their length before them, or null. `None`: the length cannot be.
+    /// Reads bytes after their length, or null. `None` if the length is invalid.
     #[inline]
     fn bytes(&mut self) -> Option<Option<&'a [u8]>> {
         match self.int()? {
@@ -89,9 +89,9 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A header has two bytes or more, so a count that lies ends with the bytes.
+    /// A header has two bytes or more, so a wrong count ends with the bytes.
     #[inline]
-    fn headers(&mut self) -> Result<Headers<'a>, Complaint> {
+    fn headers(&mut self) -> Result<Headers<'a>, Problem> {
         let count = self.int().ok_or("the number of its headers cannot be read")?;
         let count = u32::try_from(count).map_err(|_| "the number of its headers is negative")?;
         let bytes = self.0;

@@ -1,4 +1,4 @@
-//! Whole records of a partition, as columns.
+//! Reads the records of a partition as columns.
 
 use crate::compression::Decompressor;
 use crate::error::{Error, Kind, Result};
@@ -8,20 +8,20 @@ use crate::partition::PartitionScan;
 use crate::record::Record;
 use crate::scan::SegmentScan;
 
-/// How many bytes a batch may come to at most. Brokers take a megabyte, unless told otherwise; more than this no caller
-/// may allow, for offsets in columns are 32 bits wide, and a byte of a header's name that is no UTF-8 becomes three.
+/// Maximum size of a batch in bytes. The default limit of brokers is one megabyte. Callers cannot allow more than this
+/// value: offsets in columns have 32 bits, and an invalid UTF-8 byte in the name of a header becomes three bytes.
 pub const BATCH_BYTES_MAX: usize = 512 << 20;
-/// Keys, values and headers that are gathered at a time.
+/// Number of bytes of keys, values and headers after which columns are returned.
 const COLUMN_BYTES: usize = 16 << 20;
 
-/// Byte strings one behind the other.
+/// Contiguous byte strings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bytes {
-    /// Where each begins, and the end of the last.
+    /// The beginning of each, and the end of the last.
     pub offsets: Vec<i32>,
     /// All bytes.
     pub bytes: Vec<u8>,
-    /// Those that are null.
+    /// The indexes of nulls.
     pub nulls: Vec<u32>,
 }
 
@@ -32,12 +32,12 @@ impl Default for Bytes {
 }
 
 impl Bytes {
-    /// How many there are.
+    /// Number of strings.
     pub fn len(&self) -> usize {
         self.offsets.len() - 1
     }
 
-    /// Whether there is none.
+    /// Whether there are no strings.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -52,18 +52,18 @@ impl Bytes {
     }
 }
 
-/// Records by column, a row for each.
+/// Records as columns, one row per record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordColumns {
     /// Offset in the partition.
     pub offset: Vec<i64>,
-    /// Milliseconds; the producer's or the broker's clock.
+    /// Milliseconds, by the producer's or the broker's clock.
     pub timestamp: Vec<i64>,
     /// Key.
     pub key: Bytes,
-    /// Value; null is a deletion where topics are compacted.
+    /// Value. In compacted topics, null is a deletion.
     pub value: Bytes,
-    /// Where each record's headers begin, and the end of the last.
+    /// The first header of each record, and the end of the last.
     pub header_offsets: Vec<i32>,
     /// Names of headers: UTF-8.
     pub header_key: Bytes,
@@ -95,12 +95,12 @@ impl Default for RecordColumns {
 }
 
 impl RecordColumns {
-    /// Rows.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.offset.len()
     }
 
-    /// Whether there is no row.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.offset.is_empty()
     }
@@ -119,7 +119,7 @@ impl RecordColumns {
         self.key.push(record.key);
         self.value.push(record.value);
         for (key, value) in record.headers.iter() {
-            // As consumers show a name that is no UTF-8.
+            // Consumers show invalid UTF-8 in names in the same way.
             self.header_key.push(Some(String::from_utf8_lossy(key).as_bytes()));
             self.header_value.push(value);
         }
@@ -130,7 +130,7 @@ impl RecordColumns {
     }
 }
 
-/// Reads the data records of a partition's segments. Checksums are checked.
+/// Reads the data records of a partition's segments, and verifies checksums.
 pub struct RecordScan {
     partition: PartitionScan,
     view: View,
@@ -138,25 +138,26 @@ pub struct RecordScan {
     batch: Option<OpenBatch>,
 }
 
-/// A batch some of whose records were given.
+/// A batch that is partly returned.
 struct OpenBatch {
     header: BatchHeader,
     position: u64,
-    /// The next byte, of the batch or of what it was decompressed to.
+    /// The next byte of the batch, or of its decompressed bytes.
     at: usize,
     given: i32,
     last_delta: i32,
 }
 
 impl RecordScan {
-    /// `bytes_max`: what a batch may come to, at most [`BATCH_BYTES_MAX`].
+    /// `bytes_max`: maximum size of a batch, at most [`BATCH_BYTES_MAX`].
     pub fn new(partition: PartitionScan, view: View, bytes_max: usize) -> RecordScan {
         let decompressor = Decompressor::new(bytes_max.min(BATCH_BYTES_MAX));
         RecordScan { partition, view, decompressor, batch: None }
     }
 
-    /// Appends records until there are `rows_max`, or many bytes, or a segment ends; false at the end of the last one.
-    /// With an error the rows before the damage are there, and the next call goes on with the next segment.
+    /// Appends records until there are `rows_max`, or many bytes, or a segment ends. Returns false at the end of the
+    /// last segment. If there is an error, the rows before the damage are appended, and the next call continues with
+    /// the next segment.
     pub fn read(&mut self, columns: &mut RecordColumns, rows_max: usize) -> Result<bool> {
         let Some(scan) = self.partition.current()? else { return Ok(false) };
         let mut read = || {
@@ -203,7 +204,7 @@ impl RecordScan {
     }
 }
 
-/// Checks and decompresses a batch; `None` where it holds no data.
+/// Checks and decompresses a batch. `None` if it has no data.
 fn open_batch(
     scan: &mut SegmentScan,
     header: BatchHeader,
@@ -248,7 +249,7 @@ fn open_batch(
 }
 
 impl OpenBatch {
-    /// Gives records until there are enough; true behind the last one.
+    /// Appends records until there are enough. Returns true after the last one.
     fn take_records(
         &mut self,
         bytes: &[u8],

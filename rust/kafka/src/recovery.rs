@@ -1,5 +1,5 @@
-//! A segment as it is read after a crash: every checksum is checked, and what stands behind damage is looked for, for
-//! that tells a torn end from a log that was damaged where it had been whole.
+//! Reads a segment after a crash. Every checksum is verified, and the bytes after damage are searched for whole
+//! batches. This distinguishes a torn end from damage in the middle of a log.
 
 use crate::columns::{BatchColumns, Marker};
 use crate::error::{Error, Kind, Result};
@@ -8,49 +8,49 @@ use crate::read_at::ReadAt;
 use crate::scan::{SegmentScan, Window};
 use std::sync::Arc;
 
-/// What is searched at a time.
+/// Number of bytes that are searched at a time.
 const CHUNK_BYTES: usize = 1 << 20;
-/// How many bytes the search sums up for each that there is. Chance takes it far below one; a file that was made to
-/// look like batches everywhere ends it.
+/// Maximum number of bytes that the search checksums per byte of the file. With random bytes the number is far below
+/// one. The limit stops the search in files that are crafted to look like batches everywhere.
 const SUMMED_MAX: u64 = 16;
 
-/// Reads the headers of a segment that has never been compacted, checksums checked.
+/// Reads the headers of a segment that was never compacted, and verifies checksums.
 pub struct RecoveryScan {
     scan: SegmentScan,
     reader: Arc<dyn ReadAt>,
 }
 
 impl RecoveryScan {
-    /// A scan from the beginning, where `base_offset` must stand.
+    /// Creates a scan from the beginning, at which `base_offset` must be.
     pub fn new(reader: Arc<dyn ReadAt>, base_offset: i64) -> Result<RecoveryScan> {
         let scan = SegmentScan::new(Box::new(reader.clone()), Some(base_offset))?;
         Ok(RecoveryScan { scan, reader })
     }
 
-    /// Where the batches end that were read, or the damage begins.
+    /// The position after the last batch, or of the damage.
     pub fn position(&self) -> u64 {
         self.scan.position()
     }
 
-    /// The last offset so far; that before the first one in the beginning.
+    /// The last offset so far. At the beginning, the offset before the first one.
     pub fn last_offset(&self) -> i64 {
         self.scan.last_offset()
     }
 
-    /// Bytes of the segment.
+    /// Size of the segment in bytes.
     pub fn bytes(&self) -> u64 {
         self.scan.bytes()
     }
 
-    /// Appends a row for each whole batch until there are `rows_max`; false at the segment's end. With an error the rows
-    /// of all batches before the damage are there.
+    /// Appends a row per whole batch until there are `rows_max`. Returns false at the end of the segment. If there is
+    /// an error, the rows of all batches before the damage are appended.
     pub fn read(&mut self, columns: &mut BatchColumns, rows_max: usize) -> Result<bool> {
         while columns.len() < rows_max {
             let Some(header) = self.scan.peek()? else { return Ok(false) };
             let position = self.scan.position();
             let last = self.scan.last_offset();
             if header.base_offset != last + 1 {
-                // No checksum is of the first offset, and who writes alone leaves none out.
+                // The checksum does not include the first offset, and a single writer skips no offset.
                 let reason = format!("offset {} follows {last}: compacted, or damaged", header.base_offset);
                 return Err(Error::new(Kind::Offsets, position, reason));
             }
@@ -69,9 +69,9 @@ impl RecoveryScan {
         Ok(true)
     }
 
-    /// Behind damage: where the next whole batch begins that could belong to this log, and its first offset. Whole is
-    /// one whose checksum is right and whose offsets are above all before the damage.
-    pub fn whole_behind(&self) -> Result<Option<(u64, i64)>> {
+    /// After damage: the position of the next whole batch that can belong to this log, and its first offset. A batch is
+    /// whole if its checksum is right and its offsets are above all before the damage.
+    pub fn next_whole_batch(&self) -> Result<Option<(u64, i64)>> {
         let mut window = Window::new(self.reader.clone())?;
         let (mut position, last_offset) = (self.position() + 1, self.last_offset());
         let mut to_sum = SUMMED_MAX.saturating_mul(window.end.saturating_sub(position));

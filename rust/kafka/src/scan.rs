@@ -1,8 +1,9 @@
-//! The headers of a segment. What is between them is jumped over or, where batches are small, read past in pieces that
-//! stay in the cache: a call to the system takes as long as copying some 13 KB.
+//! Reads the headers of a segment. The bytes between them are skipped or, if batches are small, read in pieces that
+//! stay in the cache: a system call takes as long as copying some 13 KB.
 //!
-//! Nearly all of the time is the system's, which copies what is read past. So a second thread reads farther on, from
-//! what looks like a batch; its rows count only when the first one comes to exactly that byte.
+//! Nearly all of the time is spent by the system, which copies the bytes. Therefore a second thread reads farther
+//! ahead, from a position that looks like a batch. Its rows count only if the first thread arrives at exactly that
+//! byte.
 
 use crate::columns::{BatchColumns, Marker};
 use crate::control::Control;
@@ -14,33 +15,33 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread;
 
-/// What is read at a time: half of the second cache, so that headers come from there.
+/// Number of bytes to read at a time: half of the second-level cache, so that headers are read from there.
 const CHUNK_BYTES: usize = 1 << 18;
-/// Batches longer than this are jumped over.
+/// Batches longer than this are skipped without reading.
 const JUMP_BYTES: u64 = 1 << 14;
-/// What is read of a batch behind which comes a jump: header and record of a marker.
+/// Number of bytes to read of a batch before a skip: header and record of a marker.
 const PEEK_BYTES: usize = 128;
-/// The longest control batch that is looked into. Markers have 78 bytes.
+/// Maximum size of a control batch whose record is read. Markers have 78 bytes.
 const CONTROL_BYTES_MAX: u64 = 1 << 15;
 
-/// A second thread is worth its while for so many batches.
+/// Minimum number of batches for which a second thread is faster.
 const AHEAD_BATCHES_MIN: u64 = 4096;
 
 /// Reads the headers of one segment, in order.
 pub struct SegmentScan {
     window: Window,
     position: u64,
-    /// Where offsets must be above.
+    /// Offsets must be above this one.
     last_offset: i64,
-    /// Bytes of the batch before.
+    /// Size of the previous batch.
     stride: u64,
-    /// Batches so far.
+    /// Number of batches so far.
     batches: u64,
     has_cores: bool,
 }
 
 impl SegmentScan {
-    /// A scan from the beginning. No offset of the segment may lie below `base_offset`, where that is known.
+    /// Creates a scan from the beginning. Offsets must not be below `base_offset`, if it is known.
     pub fn new(reader: Box<dyn ReadAt>, base_offset: Option<i64>) -> Result<SegmentScan> {
         let last_offset = base_offset.map_or(-1, |offset| offset.saturating_sub(1));
         let has_cores = reader.is_quick() && thread::available_parallelism().is_ok_and(|cores| cores.get() > 1);
@@ -48,34 +49,34 @@ impl SegmentScan {
         Ok(SegmentScan { window, position: 0, last_offset, stride: 0, batches: 0, has_cores })
     }
 
-    /// The same from a byte on at which a batch begins, at most to the segment's end.
+    /// Begins at a byte at which a batch begins, at most at the end of the segment.
     pub(crate) fn starting_at(self, position: u64) -> SegmentScan {
         SegmentScan { position: position.min(self.window.end), ..self }
     }
 
-    /// Where the next batch begins, or the damage was found.
+    /// The position of the next batch, or of the damage.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// The last offset so far; that before the first one in the beginning.
+    /// The last offset so far. At the beginning, the offset before the first one.
     pub fn last_offset(&self) -> i64 {
         self.last_offset
     }
 
-    /// Bytes of the segment.
+    /// Size of the segment in bytes.
     pub fn bytes(&self) -> u64 {
         self.window.end
     }
 
-    /// Appends a row for each batch until there are `rows_max`; false at the segment's end. With an error the rows of
-    /// all batches before the damage are there.
+    /// Appends a row per batch until there are `rows_max`. Returns false at the end of the segment. If there is an
+    /// error, the rows of all batches before the damage are appended.
     pub fn read(&mut self, columns: &mut BatchColumns, rows_max: usize) -> Result<bool> {
         self.read_until(self.window.end, columns, rows_max)
     }
 
-    /// The same of twice the rows, by two threads where that is quicker: the second piece goes on where the first ends,
-    /// and may be empty.
+    /// Like `read`, with twice as many rows, and with two threads if that is faster. The second piece continues the
+    /// first, and can be empty.
     pub fn read_two(&mut self, pieces: &mut [BatchColumns; 2], rows_max: usize) -> Result<bool> {
         let [first, second] = pieces;
         let Some(mut ahead) = self.ahead(rows_max / 4 * 3) else { return self.read(first, rows_max) };
@@ -92,7 +93,7 @@ impl SegmentScan {
                 *self = ahead;
                 read
             }
-            // No batch begins there after all, or something is wrong before it.
+            // No batch begins there, or something is wrong before it.
             _ => {
                 second.clear();
                 mine
@@ -100,8 +101,8 @@ impl SegmentScan {
         }
     }
 
-    /// A scan that begins some `rows` batches farther on, at what looks like two batches one behind the other. Whether
-    /// they are shows when this scan comes there.
+    /// A scan that begins about `rows` batches ahead, at a position that looks like two consecutive batches. Whether
+    /// they are is known when this scan arrives there.
     fn ahead(&self, rows: usize) -> Option<SegmentScan> {
         let stride = self.position.checked_div(self.batches)?;
         let position = self.position + stride * rows as u64;
@@ -123,9 +124,10 @@ impl SegmentScan {
         Some(SegmentScan { window, position: start, last_offset: -1, stride, batches: 0, has_cores: true })
     }
 
-    /// Reads to the first batch that begins at `until` or behind it, or to `rows_max` rows; false at the segment's end.
+    /// Reads up to the first batch that begins at or after `until`, or to `rows_max` rows. Returns false at the end of
+    /// the segment.
     fn read_until(&mut self, until: u64, columns: &mut BatchColumns, rows_max: usize) -> Result<bool> {
-        // Once, for columns that grow are copied into memory that is new: as much time again as everything else.
+        // Memory is reserved once, because columns that grow are copied into new memory: this would double the time.
         let rows = (self.window.end - self.position) / self.stride.max(HEADER_BYTES as u64);
         columns.reserve(rows_max.saturating_sub(columns.len()).min(rows as usize));
         while columns.len() < rows_max && self.position < until {
@@ -139,17 +141,17 @@ impl SegmentScan {
         Ok(self.position < self.window.end)
     }
 
-    /// The batches whose headers are in the window.
+    /// Reads the batches whose headers are in the window.
     fn read_window(&mut self, until: u64, columns: &mut BatchColumns, rows_max: usize) -> Result<()> {
         while columns.len() < rows_max && self.position < until {
             let rest = self.window.end - self.position;
             let Some(header) = self.window.get(self.position).and_then(|bytes| bytes.first_chunk()) else {
-                // Beyond the window, or less than a header before the end.
-                return if rest < HEADER_BYTES as u64 { Err(self.complaint(None)) } else { Ok(()) };
+                // Outside of the window, or less than a header before the end.
+                return if rest < HEADER_BYTES as u64 { Err(self.problem(None)) } else { Ok(()) };
             };
             let header = BatchHeader::decode(header);
             if !header.can_be(self.last_offset, rest) {
-                return Err(self.complaint(Some(header)));
+                return Err(self.problem(Some(header)));
             }
             if header.is_control() {
                 let (control, coordinator_epoch) = self.control(&header)?;
@@ -161,7 +163,7 @@ impl SegmentScan {
         Ok(())
     }
 
-    /// The header of the batch that comes next, `None` at the end.
+    /// The header of the next batch, `None` at the end.
     pub(crate) fn peek(&mut self) -> Result<Option<BatchHeader>> {
         let rest = self.window.end - self.position;
         if rest == 0 {
@@ -171,18 +173,18 @@ impl SegmentScan {
         let header = self.window.get(self.position).and_then(|bytes| bytes.first_chunk()).map(BatchHeader::decode);
         match header {
             Some(header) if header.can_be(self.last_offset, rest) => Ok(Some(header)),
-            header => Err(self.complaint(header)),
+            header => Err(self.problem(header)),
         }
     }
 
-    /// All bytes of the batch whose header is next.
+    /// All bytes of the next batch.
     pub(crate) fn batch(&mut self, header: &BatchHeader) -> Result<&[u8]> {
         let length = header.bytes() as usize;
         self.window.fill(self.position, length, CHUNK_BYTES)?;
         Ok(&self.window.get(self.position).unwrap_or_default()[..length])
     }
 
-    /// Goes on behind the batch whose header is next.
+    /// Moves after the next batch.
     #[inline]
     pub(crate) fn advance(&mut self, header: &BatchHeader) {
         self.last_offset = header.last_offset();
@@ -190,7 +192,7 @@ impl SegmentScan {
         self.position += self.stride;
     }
 
-    /// What a control batch says: the key of its first record, and the value of a marker.
+    /// Reads a control batch: the key of its first record, and the value of a marker.
     #[cold]
     pub(crate) fn control(&mut self, header: &BatchHeader) -> Result<(Control, Option<i32>)> {
         if header.bytes() == HEADER_BYTES as u64 {
@@ -217,13 +219,13 @@ impl SegmentScan {
         }
     }
 
-    /// What is wrong here. Zeros to the end are told apart from other damage: a file that was given its length before
-    /// its content, or lost the latter.
+    /// The error at this position. Zeros up to the end are a separate kind of damage: the file got its length before
+    /// its content, or lost its content.
     #[cold]
-    fn complaint(&mut self, header: Option<BatchHeader>) -> Error {
+    fn problem(&mut self, header: Option<BatchHeader>) -> Error {
         let (position, rest) = (self.position, self.window.end - self.position);
         let start = self.window.get(position).unwrap_or_default();
-        // With fewer bytes than to the length's end, it may be the beginning of any offset.
+        // Fewer bytes than those before the length can be the beginning of any offset.
         let is_blank = start.iter().take(HEADER_BYTES).all(|&byte| byte == 0) && rest >= LENGTH_END as u64;
         if is_blank {
             match self.window.is_zero_from(position) {
@@ -238,7 +240,7 @@ impl SegmentScan {
             }
         }
         if let Some(header) = header {
-            return header.complaint(self.last_offset, rest, position);
+            return header.problem(self.last_offset, rest, position);
         }
         if let Some(&magic) = self.window.get(position).and_then(|bytes| bytes.get(MAGIC_AT))
             && let Err(error) = check_magic(magic as i8, position)
@@ -252,7 +254,7 @@ impl SegmentScan {
 /// Bytes of a file around a position.
 pub(crate) struct Window {
     reader: Arc<dyn ReadAt>,
-    /// Where the file ended when it was opened.
+    /// The end of the file when it was opened.
     pub(crate) end: u64,
     start: u64,
     bytes: Vec<u8>,
@@ -264,20 +266,20 @@ impl Window {
         Ok(Window { reader, end, start: 0, bytes: Vec::new() })
     }
 
-    /// Another one of the same file.
+    /// Another window of the same file.
     fn again(&self) -> Window {
         Window { reader: self.reader.clone(), end: self.end, start: 0, bytes: Vec::new() }
     }
 
-    /// The bytes from a position on that are there.
+    /// The available bytes from a position on.
     #[inline]
     pub(crate) fn get(&self, position: u64) -> Option<&[u8]> {
         let from = usize::try_from(position.checked_sub(self.start)?).ok()?;
         self.bytes.get(from..)
     }
 
-    /// Makes sure that `wanted` bytes from the position on are there, or all to the file's end. Where they are not,
-    /// reads `least` or more.
+    /// Loads `needed` bytes from the position on, or all up to the end of the file. If they are not loaded yet, reads
+    /// at least `least` bytes.
     pub(crate) fn fill(&mut self, position: u64, needed: usize, least: usize) -> Result<()> {
         let rest = self.end - position;
         let needed = (needed as u64).min(rest) as usize;
@@ -306,7 +308,7 @@ impl Window {
         Error::new(Kind::Unreadable, position, reason)
     }
 
-    /// Whether nothing but zeros follows.
+    /// Whether only zeros follow.
     fn is_zero_from(&mut self, mut position: u64) -> Result<bool> {
         while position < self.end {
             self.fill(position, 1, CHUNK_BYTES)?;
@@ -320,6 +322,6 @@ impl Window {
     }
 }
 
-// A header must fit into what is read at least.
+// A header must fit into the smallest read.
 const _: () = assert!(LENGTH_END < HEADER_BYTES && HEADER_BYTES <= PEEK_BYTES && PEEK_BYTES < CHUNK_BYTES);
 const _: () = assert!(CONTROL_BYTES_MAX <= CHUNK_BYTES as u64);

@@ -1,7 +1,7 @@
-//! A broker's `.snapshot`: what it knew of the producers of a partition at the offset in the file's name. Big-endian:
+//! A broker's `.snapshot`: its producer state of a partition at the offset in the file's name. Big-endian:
 //!
 //! ```text
-//! version i16 = 1 | CRC-32C u32 of everything behind it | entries i32
+//! version i16 = 1 | CRC-32C u32 of everything after it | entries i32
 //! | pid i64, epoch i16, last sequence i32, last offset i64, offset delta i32, timestamp i64, coordinator epoch i32,
 //! | first offset of the open transaction i64                                                        for each entry
 //! ```
@@ -9,34 +9,34 @@
 use crate::error::{Error, Kind, Result};
 use std::collections::HashSet;
 
-/// The version that is read and written.
+/// The supported version.
 pub const VERSION: i16 = 1;
 const HEAD_BYTES: usize = 10;
 const CHECKED_FROM: usize = 6;
 const ENTRY_BYTES: usize = 46;
 
-/// What a broker remembers of a producer over a restart: its last batch.
+/// The state of a producer that a broker keeps over a restart: its last batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProducerEntry {
     /// Producer id.
     pub pid: i64,
     /// Producer epoch.
     pub epoch: i16,
-    /// Last sequence number, -1 where there is none.
+    /// Last sequence number, -1 if there is none.
     pub last_seq: i32,
-    /// Last offset, -1 where there is none.
+    /// Last offset, -1 if there is none.
     pub last_offset: i64,
-    /// Last offset less the first of that batch.
+    /// Last offset minus the first of that batch.
     pub offset_delta: i32,
-    /// Milliseconds, -1 where there is none.
+    /// Milliseconds, -1 if there is none.
     pub timestamp: i64,
-    /// Epoch of the coordinator of its last transaction, -1 where there was none.
+    /// Epoch of the coordinator of its last transaction, -1 if there was none.
     pub coordinator_epoch: i32,
-    /// First offset of its open transaction, -1 where none is open.
+    /// First offset of its open transaction, -1 if none is open.
     pub txn_first_offset: i64,
 }
 
-/// The entries, in the order of the file.
+/// Reads the entries in the order of the file.
 pub fn read(bytes: &[u8]) -> Result<Vec<ProducerEntry>> {
     let fail = |kind, position: usize, reason: String| Err(Error::new(kind, position as u64, reason));
     let Some((head, body)) = bytes.split_first_chunk::<HEAD_BYTES>() else {
@@ -74,7 +74,7 @@ pub fn read(bytes: &[u8]) -> Result<Vec<ProducerEntry>> {
     Ok(entries)
 }
 
-/// The file of these entries, in this order: brokers write that of their hash map, and read any.
+/// Encodes these entries in this order. Brokers write the order of their hash map, and accept any.
 pub fn write(entries: &[ProducerEntry]) -> Vec<u8> {
     let mut body = Vec::with_capacity(HEAD_BYTES - CHECKED_FROM + entries.len() * ENTRY_BYTES);
     body.extend((entries.len() as i32).to_be_bytes());

@@ -1,6 +1,7 @@
-//! Kafka's variable-length integers: seven bits a byte, the lowest first, zigzag so that small negatives are short.
+//! Kafka's variable-length integers: seven bits per byte, the lowest first, with zigzag encoding so that small negative
+//! numbers are short.
 
-/// The integer that the bytes begin with, and how many bytes it has. `None`: cut off, or longer than 32 bits.
+/// Decodes the integer at the beginning of bytes, and returns its length. `None`: truncated, or longer than 32 bits.
 #[inline]
 pub(crate) fn varint(bytes: &[u8]) -> Option<(i32, usize)> {
     if let Some(&byte) = bytes.first()
@@ -13,7 +14,7 @@ pub(crate) fn varint(bytes: &[u8]) -> Option<(i32, usize)> {
     Some(((value >> 1) as i32 ^ -((value & 1) as i32), length))
 }
 
-/// The same of 64 bits.
+/// Like `varint`, with 64 bits.
 #[inline]
 pub(crate) fn varlong(bytes: &[u8]) -> Option<(i64, usize)> {
     let (value, length) = unsigned(bytes, 10)?;
@@ -21,7 +22,7 @@ pub(crate) fn varlong(bytes: &[u8]) -> Option<(i64, usize)> {
     Some(((value >> 1) as i64 ^ -((value & 1) as i64), length))
 }
 
-/// Appends a number, of 32 bits or of 64: those of 32 bits have the same bytes.
+/// Appends a number of 32 or 64 bits. The encoding of 32-bit numbers is the same for both.
 #[inline]
 pub(crate) fn put(bytes: &mut Vec<u8>, value: i64) {
     let mut rest = zigzag(value);
@@ -32,7 +33,7 @@ pub(crate) fn put(bytes: &mut Vec<u8>, value: i64) {
     bytes.push(rest as u8);
 }
 
-/// How many bytes a number has.
+/// Encoded size of a number in bytes.
 #[inline]
 pub(crate) fn bytes_of(value: i64) -> usize {
     (64 - (zigzag(value) | 1).leading_zeros() as usize).div_ceil(7)

@@ -111,7 +111,7 @@ fn a_torn_end_has_nothing_whole_behind_it() {
             "{length} bytes"
         );
         assert_eq!(scan.position(), (batches_before * batches[0].len()) as u64);
-        assert_eq!(scan.whole_behind(), Ok(None), "{length} bytes");
+        assert_eq!(scan.next_whole_batch(), Ok(None), "{length} bytes");
     }
 }
 
@@ -130,7 +130,7 @@ fn damage_before_a_whole_batch_is_told_from_a_torn_end() {
         if !is_leader_epoch {
             assert_eq!(columns.len(), batch, "byte {at}");
             let next = (batch < 2).then(|| (((batch + 1) * length) as u64, (batch as i64 + 1) * 5));
-            assert_eq!(scan.whole_behind(), Ok(next), "byte {at}");
+            assert_eq!(scan.next_whole_batch(), Ok(next), "byte {at}");
         }
     }
 }
@@ -149,5 +149,5 @@ fn a_file_that_looks_like_batches_everywhere_ends_the_search() {
     let bytes: Vec<u8> = (0..count).flat_map(header).collect();
     let (scan, _, damage) = scanned(&bytes);
     assert_eq!(damage, Some(Kind::Checksum));
-    assert_eq!(scan.whole_behind().expect_err("too much to sum up").kind, Kind::Field);
+    assert_eq!(scan.next_whole_batch().expect_err("too much to sum up").kind, Kind::Field);
 }

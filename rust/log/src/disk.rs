@@ -1,5 +1,5 @@
-//! The folder of a partition, as what a log asks of it. Bytes are on disk once their file was synced, names once the
-//! folder was.
+//! The operations of a log on the folder of a partition. Bytes are on disk after a sync of their file, names after a
+//! sync of the folder.
 
 use fencepost_kafka::ReadAt;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -8,29 +8,29 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Ends the names of files that are not there yet.
+/// The suffix of incomplete files.
 const UNFINISHED: &str = ".new";
-/// The file whose lock says that somebody writes. It stays: to remove it would take it from under the next one.
+/// The file that a writer locks. It is never removed, because removal would break the lock of the next writer.
 const LOCK: &str = ".writer";
 
 /// A folder.
 pub trait Disk: Send + Sync {
-    /// What errors call a file.
+    /// The name of a file in errors.
     fn path(&self, name: &str) -> String;
 
-    /// The files, in any order.
+    /// The names of all files, in any order.
     fn names(&self) -> io::Result<Vec<String>>;
 
-    /// An empty file, in the place of what was there.
+    /// Creates an empty file, and replaces an existing one.
     fn create(&self, name: &str) -> io::Result<Arc<dyn LogFile>>;
 
-    /// A file that is there.
+    /// Opens an existing file.
     fn open(&self, name: &str) -> io::Result<Arc<dyn LogFile>>;
 
-    /// A whole file with these bytes, or none: its content is on disk before its name can be.
+    /// Creates a file with these bytes atomically: its content is on disk before its name.
     fn put(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
 
-    /// Takes a file away, if it is there.
+    /// Removes a file, if it exists.
     fn remove(&self, name: &str) -> io::Result<()>;
 
     /// Waits until the names are on disk.
@@ -39,17 +39,17 @@ pub trait Disk: Send + Sync {
 
 /// A file that is written at its end.
 pub trait LogFile: ReadAt {
-    /// Writes all of the bytes, or gives an error after some of them.
+    /// Writes all of the bytes. If there is an error, some of them can be written.
     fn write_all_at(&self, position: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Cuts it off behind so many bytes, durably.
+    /// Truncates it to this many bytes, durably.
     fn cut(&self, bytes: u64) -> io::Result<()>;
 
-    /// Waits until what was written is on disk.
+    /// Waits until all written bytes are on disk.
     fn sync(&self) -> io::Result<()>;
 }
 
-/// All bytes of a file that is there.
+/// Reads all bytes of an existing file.
 pub(crate) fn read_whole(disk: &dyn Disk, name: &str) -> io::Result<Vec<u8>> {
     let file = disk.open(name)?;
     let mut bytes = vec![0; usize::try_from(file.bytes()?).map_err(io::Error::other)?];
@@ -57,20 +57,20 @@ pub(crate) fn read_whole(disk: &dyn Disk, name: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A folder of the system's.
+/// A folder of the file system.
 #[derive(Clone, Debug)]
 pub struct Folder {
     path: PathBuf,
 }
 
-/// Held as long as somebody writes. The system takes it back from a process that dies.
+/// The lock of a writer. The system releases it when the process ends.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
 }
 
 impl Folder {
-    /// Creates what of the path is not there, durably.
+    /// Creates the folder and its missing parents, durably.
     pub fn create(path: &Path) -> io::Result<Folder> {
         let missing: Vec<&Path> =
             path.ancestors().take_while(|it| !it.as_os_str().is_empty() && !it.exists()).collect();
@@ -82,7 +82,7 @@ impl Folder {
         Ok(Folder { path: path.into() })
     }
 
-    /// `None` where another one holds it, in this process or in another.
+    /// Locks the folder. `None` if another writer has the lock, in this process or in another.
     pub fn lock(&self) -> io::Result<Option<Lock>> {
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(self.path.join(LOCK))?;
         match file.try_lock() {
@@ -102,7 +102,7 @@ impl Disk for Folder {
         let mut names = Vec::new();
         for entry in fs::read_dir(&self.path)? {
             let name = entry?.file_name().to_string_lossy().into_owned();
-            // What a writer that died had not finished: nobody else is here.
+            // Removes incomplete files of a writer that died. No other writer exists.
             if name.ends_with(UNFINISHED) { fs::remove_file(self.path.join(name))? } else { names.push(name) }
         }
         Ok(names)
@@ -126,7 +126,7 @@ impl Disk for Folder {
             fs::rename(&unfinished, self.path.join(name))
         };
         write().inspect_err(|_| {
-            // In nobody's way if it stays: the next one who opens the log removes it.
+            // The file does no harm if it stays: the next open of the log removes it.
             let _ = fs::remove_file(&unfinished);
         })
     }

@@ -6,29 +6,29 @@ use std::io;
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What can go wrong, by what has to be done about it. What the log is like then stands in the text.
+/// An error, by what has to be done about it. The text describes the state of the log.
 #[derive(Debug)]
 pub enum Error {
-    /// A file is not what it should be.
+    /// A file is damaged.
     Damaged(kafka::Error),
-    /// The batches make no sense. The log is as it was.
+    /// The batches are invalid. The log is unchanged.
     Batch(core::Error),
-    /// The system refuses. The log is as the text says.
+    /// The system reported an error. `state` describes the log.
     Io {
-        /// What the system says.
+        /// The error of the system.
         error: io::Error,
-        /// Of which file.
+        /// The path of the file.
         path: String,
-        /// What the log is like now.
+        /// The state of the log.
         state: String,
     },
-    /// What is in memory and what is on disk may differ: the log must be opened again.
+    /// Memory and disk may differ: the log must be opened again.
     Poisoned(String),
-    /// Another one writes this log.
+    /// Another writer has locked this log.
     Locked(String),
-    /// It was closed.
+    /// The log is closed.
     Closed,
-    /// An argument that makes no sense. The log is as it was.
+    /// An argument is invalid. The log is unchanged.
     Value(String),
 }
 
@@ -38,7 +38,7 @@ impl Error {
     }
 }
 
-/// What the system says, without the number of its message.
+/// The text of an error of the system, without its number.
 pub(crate) fn reason(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().into()

@@ -1,8 +1,8 @@
-//! The log of one partition, for one writer: batches are judged by a [`fencepost_core::BrokerTable`], written as a
-//! broker writes them, and are on disk when the policy says so.
+//! The log of one partition, for one writer. A [`fencepost_core::BrokerTable`] judges its batches, and they are written
+//! in a broker's format. The policy decides when they must be on disk.
 //!
-//! The crate knows neither Python nor Arrow. Files go through [`Disk`], so that tests can take the disk away in the
-//! middle of anything.
+//! The crate does not depend on Python or Arrow. It accesses files through [`Disk`], so that tests can make the disk
+//! fail at any moment.
 
 mod disk;
 mod error;

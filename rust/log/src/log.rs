@@ -2,7 +2,7 @@ use crate::disk::{Disk, Lock, LogFile};
 use crate::error::{Error, Result, reason};
 use crate::producers::to_kafka;
 use crate::recovery::{self, Recovered};
-use crate::segment::{Active, Extent, INDEX, LOG, SNAPSHOT, STATE, Upto, name_of, offset_of, position_of, refused};
+use crate::segment::{Active, Extent, INDEX, LOG, Prefix, SNAPSHOT, STATE, name_of, offset_of, position_of, refused};
 use crate::sync::{Commit, Policy, Synced, Turn};
 use crate::transactions::Transactions;
 use fencepost_core::{BrokerJudged, BrokerOptions, BrokerTable, Control, Origin, Origins, ProduceBatches, Verdict};
@@ -13,22 +13,22 @@ use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-/// A broker's `log.segment.bytes`, and the most that positions of an index can tell.
+/// Maximum size of a segment: a broker's `log.segment.bytes`, and the maximum of positions in an index.
 const SEGMENT_BYTES_MAX: u64 = i32::MAX as u64;
 
-/// What is gathered before it is written: it stays in the second cache.
+/// Number of bytes that are collected before they are written. They stay in the second-level cache.
 const WRITE_BYTES: usize = 1 << 18;
 
-/// How a log is kept.
+/// The options of a log.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The rules by which batches are judged; offsets are always assigned.
     pub broker: BrokerOptions,
     /// When an append returns.
     pub policy: Policy,
-    /// Above this a segment takes no more batches.
+    /// A segment of this size takes no more batches.
     pub segment_bytes: u64,
-    /// Whether every segment is read, and everything from the first damage on is cut off instead of refused.
+    /// Whether every segment is read, and the log is cut at the first damage instead of refused.
     pub cuts_damage: bool,
 }
 
@@ -39,22 +39,22 @@ impl Default for Options {
     }
 }
 
-/// A batch to append, or a marker: what is judged of it, and its bytes as they will stand in the log but for the offset.
+/// A batch or marker to append: the fields that are judged, and its bytes in the log, without the offset.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// Producer id; -1: not idempotent, not judged.
     pub pid: i64,
     /// Producer epoch.
     pub epoch: i16,
-    /// First sequence number, -1 of markers.
+    /// First sequence number, -1 for markers.
     pub base_seq: i32,
-    /// Records.
+    /// Number of records.
     pub count: i32,
-    /// The newest, in milliseconds.
+    /// The newest timestamp, in milliseconds.
     pub timestamp: i64,
     /// Whether it is part of a transaction.
     pub is_transactional: bool,
-    /// Commit or abort, of markers.
+    /// Commit or abort, for markers.
     pub control: Control,
     /// Of markers, else -1.
     pub coordinator_epoch: i32,
@@ -70,28 +70,28 @@ impl Batch {
     }
 }
 
-/// What became of a batch.
+/// The outcome of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Appended {
-    /// By the broker's rules.
+    /// The verdict, by the broker's rules.
     pub verdict: Verdict,
-    /// Of its first record, or of that of the batch it repeats; `None` where it was refused.
+    /// The offset of its first record, or of the original of a duplicate. `None` if the batch was refused.
     pub offset: Option<i64>,
 }
 
-/// What a reader is given: the segments from some offset on, as they were then, and what of them may be seen.
+/// The input of a reader: the segments from some offset on, as of the call, and the visible part of them.
 pub struct Reading {
     /// The segments.
     pub partition: PartitionScan,
-    /// What may be seen.
+    /// The visible records.
     pub view: View,
 }
 
-/// The log of a partition, open for its only writer. All calls may come from several threads.
+/// The log of a partition, open for its only writer. Several threads can call it.
 pub struct PartitionLog {
     shared: Arc<Shared>,
     recovered: Recovered,
-    /// Syncs every interval, where that is the policy.
+    /// The thread that syncs every interval, if this is the policy.
     syncer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -100,30 +100,31 @@ struct Shared {
     options: Options,
     inner: Mutex<Inner>,
     commit: Commit,
-    /// Of the process that opened it. A fork has the files too, but writes beside what its parent writes.
+    /// The id of the process that opened the log. A forked process also has the files, but would overwrite its parent's
+    /// data.
     process: u32,
 }
 
 struct Inner {
     table: BrokerTable,
     transactions: Transactions,
-    /// In the order of their markers.
+    /// Aborted transactions, in the order of their markers.
     aborted: Vec<AbortedTxn>,
-    /// First offsets of the segments, that of the active one last.
+    /// First offsets of the segments, with that of the active one last.
     bases: Vec<i64>,
     active: Active,
     end: i64,
-    /// What a broker wrote last, if one did: it must not go back.
+    /// The last leader epoch that a broker wrote, if any. It must not decrease.
     leader_epoch: i32,
     is_closed: bool,
-    /// Given back when the log is closed.
+    /// Released when the log is closed.
     lock: Option<Lock>,
-    /// Some batches of a call, one behind the other.
+    /// Some batches of a call, contiguous.
     buffer: Vec<u8>,
 }
 
 impl PartitionLog {
-    /// Opens what lies there, or begins a log. `lock` is held until it is closed or dropped.
+    /// Opens an existing log, or creates one. `lock` is held until the log is closed or dropped.
     pub fn open(disk: Arc<dyn Disk>, lock: Option<Lock>, options: Options) -> Result<PartitionLog> {
         if !(1..=SEGMENT_BYTES_MAX).contains(&options.segment_bytes) {
             let bytes = options.segment_bytes;
@@ -153,24 +154,24 @@ impl PartitionLog {
         Ok(PartitionLog { shared, recovered: opened.recovered, syncer: Mutex::new(syncer) })
     }
 
-    /// What opening it came to.
+    /// The result of opening the log.
     pub fn recovered(&self) -> &Recovered {
         &self.recovered
     }
 
-    /// The offset that the next batch gets.
+    /// The offset of the next batch.
     pub fn log_end(&self) -> Result<i64> {
         Ok(self.shared.lock()?.end)
     }
 
-    /// The offset from which on nothing is decided, or not on disk yet.
+    /// The offset from which on transactions are undecided or not on disk yet.
     pub fn last_stable_offset(&self) -> Result<i64> {
         let inner = self.shared.lock()?;
         Ok(inner.transactions.last_stable_offset(self.shared.visible(&inner).end))
     }
 
-    /// Judges batches in their order and writes those that are accepted, all of them or, with an error, none. Returns
-    /// when the policy says.
+    /// Judges batches in order and writes all accepted ones, or none if there is an error. The policy decides when it
+    /// returns.
     pub fn append(&self, batches: &mut [Batch]) -> Result<Vec<Appended>> {
         let (appended, end) = {
             let mut inner = self.shared.lock()?;
@@ -180,15 +181,16 @@ impl PartitionLog {
             }
             (appended, inner.end)
         };
-        // A duplicate waits as well: what it repeats may not be on disk yet.
+        // A duplicate waits too, because its original may not be on disk yet.
         if self.shared.options.policy == Policy::Group && appended.iter().any(|it| it.offset.is_some()) {
             self.shared.wait(end)?;
         }
         Ok(appended)
     }
 
-    /// What of the log may be seen from an offset on, as it is now: with `is_committed` nothing of aborted transactions,
-    /// and nothing behind the last stable offset. What is not on disk yet is not seen, unless it was promised without.
+    /// The visible part of the log from an offset on, as of now. With `is_committed`, nothing of aborted transactions
+    /// and nothing after the last stable offset. Batches that are not on disk are invisible, unless the policy does not
+    /// require it.
     pub fn read(&self, from: i64, is_committed: bool) -> Result<Reading> {
         let inner = self.shared.lock()?;
         let visible = self.shared.visible(&inner);
@@ -210,13 +212,13 @@ impl PartitionLog {
         Ok(Reading { partition: self.shared.segments(&inner, from, visible), view: view.starting_at(from) })
     }
 
-    /// Returns when everything that was appended before is on disk.
+    /// Waits until everything that was appended before is on disk.
     pub fn sync(&self) -> Result<()> {
         let end = self.shared.lock()?.end;
         self.shared.wait(end)
     }
 
-    /// Forgets producers that have been idle, as [`BrokerTable::evict`] does. Gives how many went.
+    /// Drops producers that were idle, as [`BrokerTable::evict`] does. Returns their number.
     pub fn evict(&self, now_ms: i64) -> Result<usize> {
         let mut inner = self.shared.lock()?;
         if inner.table.is_empty() {
@@ -225,7 +227,7 @@ impl PartitionLog {
         Ok(inner.table.evict(now_ms)?)
     }
 
-    /// Syncs, writes indexes and states, and lets the next one open the log. Whatever error it gives, the log is closed.
+    /// Syncs, writes indexes and states, and releases the lock. The log is closed even after an error.
     pub fn close(&self) -> Result<()> {
         let done = {
             let mut inner = match self.shared.lock() {
@@ -237,7 +239,7 @@ impl PartitionLog {
                 inner => inner?,
             };
             let synced = self.shared.sync_active(&mut inner);
-            let done = synced.and_then(|()| self.shared.write_beside(&mut inner));
+            let done = synced.and_then(|()| self.shared.write_side_files(&mut inner));
             inner.is_closed = true;
             done
         };
@@ -248,18 +250,18 @@ impl PartitionLog {
 
     fn join(&self) {
         if self.shared.process != process::id() {
-            // A fork has no thread to wait for.
+            // A forked process does not have the thread.
             self.syncer.lock().into_iter().for_each(|mut syncer| std::mem::forget(syncer.take()));
             return;
         }
         self.shared.commit.close();
         let syncer = self.syncer.lock().ok().and_then(|mut syncer| syncer.take());
-        // It holds nothing that a panic in it could have broken.
+        // The thread has no data that a panic could have corrupted.
         let _ = syncer.map(JoinHandle::join);
     }
 }
 
-/// As a crash leaves it: what was appended is found again, by reading the log.
+/// Leaves the log as a crash does. Appended batches are found by reading the log.
 impl Drop for PartitionLog {
     fn drop(&mut self) {
         self.join();
@@ -280,14 +282,14 @@ impl Shared {
         self.commit.failure().map_or(Ok(inner), |reason| Err(Error::Poisoned(reason)))
     }
 
-    /// Gives back the lock, whatever became of the log.
+    /// Releases the lock in all cases.
     fn abandon(&self) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.lock = None;
         inner.is_closed = true;
     }
 
-    /// How far readers see.
+    /// The end of the visible part of the log.
     fn visible(&self, inner: &Inner) -> Synced {
         match self.options.policy {
             Policy::Interval(_) => inner.written(),
@@ -329,7 +331,7 @@ impl Shared {
         Ok(appended)
     }
 
-    /// Leaves the segment where the batches of a call do not fit behind its others.
+    /// Begins a new segment if the batches of a call do not fit into the current one.
     fn make_room(&self, inner: &mut Inner, bytes: u64, end: i64) -> Result<()> {
         let most = self.options.segment_bytes;
         if bytes > most {
@@ -349,13 +351,13 @@ impl Shared {
         }
     }
 
-    /// Begins the next segment, everything before it on disk.
+    /// Begins the next segment, after everything before it is on disk.
     fn roll(&self, inner: &mut Inner) -> Result<()> {
         self.sync_active(inner)?;
-        self.write_beside(inner)?;
+        self.write_side_files(inner)?;
         let name = name_of(inner.end, LOG);
         let active = Active::create(&*self.disk, inner.end).map_err(|error| {
-            // Empty, but with a later offset than what comes into the segment before it.
+            // The segment is empty, but its offset is later than the batches that go into the previous segment.
             match self.disk.remove(&name) {
                 Ok(()) => refused(&*self.disk, &name, error, &self.unchanged(inner)),
                 Err(_) => self.commit.fail(&format!("{}: {}", self.disk.path(&name), reason(&error))),
@@ -367,9 +369,9 @@ impl Shared {
         Ok(())
     }
 
-    /// What stands beside a segment that is left, and the states of its end. Those of other offsets go, but for the
-    /// snapshots of segments' first offsets, as a broker does it.
-    fn write_beside(&self, inner: &mut Inner) -> Result<()> {
+    /// Writes the files beside a finished segment, and the states of its end. States of other offsets are removed,
+    /// except the snapshots of segments' first offsets. A broker does the same.
+    fn write_side_files(&self, inner: &mut Inner) -> Result<()> {
         let (disk, end) = (&*self.disk, inner.end);
         let state = self.unchanged(inner);
         let fail = |name: &str| {
@@ -382,7 +384,7 @@ impl Shared {
             let entries: Vec<_> = inner.table.entries().filter_map(|entry| to_kafka(&entry)).collect();
             disk.put(&snapshot, &snapshot::write(&entries)).map_err(fail(&snapshot))?;
             disk.put(&table, &inner.table.snapshot()).map_err(fail(&table))?;
-            // Before others go, for they may be all that there is.
+            // Synced before older states are removed, because those may be the only ones on disk.
             disk.sync().map_err(fail(""))?;
         }
         for name in &disk.names().map_err(fail(""))? {
@@ -396,7 +398,7 @@ impl Shared {
         disk.sync().map_err(fail(""))
     }
 
-    /// Writes the batches that are kept at the end of the segment, or none of their bytes.
+    /// Writes the kept batches at the end of the segment, or none of their bytes.
     fn write(
         &self,
         inner: &mut Inner,
@@ -410,16 +412,16 @@ impl Shared {
             .and_then(|()| inner.active.add_aborted(&*self.disk, &entries));
         let Err(error) = wrote else { return Ok(()) };
         let path = self.disk.path(&name_of(inner.active.base, LOG));
-        self.take_back(inner, before, &format!("{path}: {}", reason(&error)))?;
+        self.roll_back(inner, before, &format!("{path}: {}", reason(&error)))?;
         Err(Error::io(error, path, self.unchanged(inner)))
     }
 
-    /// Advances the table by what was written.
+    /// Updates the table by the written batches.
     fn apply(&self, inner: &mut Inner, columns: &Columns, judged: &BrokerJudged, before: Extent) -> Result<()> {
         match inner.table.apply(&[columns.batches()]) {
             Ok(again) => assert_eq!(again, *judged, "check and apply agree"),
             Err(error) => {
-                self.take_back(inner, before, &error.to_string())?;
+                self.roll_back(inner, before, &error.to_string())?;
                 return Err(if inner.table.is_half_done() {
                     self.commit.fail(&error.to_string())
                 } else {
@@ -430,13 +432,13 @@ impl Shared {
         Ok(())
     }
 
-    /// Cuts off what a call has written that failed, which is a sync of what other calls have written.
-    fn take_back(&self, inner: &mut Inner, before: Extent, what: &str) -> Result<()> {
+    /// Removes the bytes of a failed call. This also syncs the bytes of other calls.
+    fn roll_back(&self, inner: &mut Inner, before: Extent, what: &str) -> Result<()> {
         let describe = |error: &io::Error| format!("{what}, and what was written cannot be cut off: {}", reason(error));
         self.commit.take_turn(|| inner.active.cut(before), describe)
     }
 
-    /// Syncs what was written, with the log locked.
+    /// Syncs the written bytes while the log is locked.
     fn sync_active(&self, inner: &mut Inner) -> Result<()> {
         if self.commit.synced() == inner.written() {
             return Ok(());
@@ -444,7 +446,7 @@ impl Shared {
         self.sync_files(&inner.active.files(), inner.written()).inspect_err(|_| self.cut_unsynced(inner))
     }
 
-    /// Waits for a sync that covers an offset, or does it for everybody.
+    /// Waits for a sync that covers an offset, or does it for all waiting threads.
     fn wait(&self, end: i64) -> Result<()> {
         loop {
             match self.commit.wait(end) {
@@ -453,7 +455,7 @@ impl Shared {
                 Turn::Lead => {
                     let led = self.lead();
                     self.commit.stop_leading();
-                    // It may have been closed meanwhile, which syncs, too.
+                    // The log may have been closed in the meantime, which also syncs.
                     if self.commit.synced().end < end {
                         led?;
                     }
@@ -463,7 +465,7 @@ impl Shared {
     }
 
     fn lead(&self) -> Result<()> {
-        // The log is free while the disk works: what comes meanwhile goes into the next sync.
+        // The log is not locked while the disk works: new batches are part of the next sync.
         let (files, written) = {
             let inner = self.lock()?;
             (inner.active.files(), inner.written())
@@ -473,14 +475,14 @@ impl Shared {
         })
     }
 
-    /// Waits until files of a segment are on disk, and notes how much of the log that makes.
+    /// Waits until files of a segment are on disk, and records how much of the log is then on disk.
     fn sync_files(&self, files: &[Arc<dyn LogFile>], written: Synced) -> Result<()> {
         let describe = |error: &io::Error| {
             let path = self.disk.path(&name_of(written.base, LOG));
             let end = self.commit.synced().end;
             format!("{path}: {}: only what is below offset {end} is known to be on disk", reason(error))
         };
-        // Noted within the turn: a sync that fails next cuts off everything that is not noted.
+        // Recorded within the turn: if the next sync fails, everything that is not recorded is cut.
         let sync = || {
             files.iter().try_for_each(|file| file.sync())?;
             self.commit.advance(written);
@@ -489,11 +491,11 @@ impl Shared {
         self.commit.take_turn(sync, describe)
     }
 
-    /// After a sync that failed: the system may have dropped what it could not write, and shows it all the same. What
-    /// cannot be cut off is written again by who opens the log.
+    /// Cuts the log after a failed sync: the system may have dropped bytes that it could not write, and still returns
+    /// them to readers. Bytes that cannot be cut are written again when the log is opened.
     fn cut_unsynced(&self, inner: &Inner) {
         let synced = self.commit.synced();
-        // Once it is closed, another one may have opened it.
+        // After it is closed, another writer may have opened it.
         if !inner.is_closed && synced.base == inner.active.base {
             let _ = inner.active.file.cut(synced.bytes);
         }
@@ -503,7 +505,7 @@ impl Shared {
         format!("nothing was appended, the log ends at offset {} as before", inner.end)
     }
 
-    /// The segments in which something from an offset on lies, as far as it is visible.
+    /// The segments with offsets from a start on, as far as they are visible.
     fn segments(&self, inner: &Inner, from: i64, visible: Synced) -> PartitionScan {
         let first = inner.bases.partition_point(|&base| base <= from).saturating_sub(1);
         let bases = &inner.bases[first..];
@@ -512,14 +514,14 @@ impl Shared {
             [closed, ..] => self.position_in(*closed, from),
             [] => 0,
         };
-        // Everything is visible of a segment that was left.
+        // Finished segments are completely visible.
         let bytes = if visible.base == inner.active.base { visible.bytes } else { 0 };
         let segment = |&base: &i64| {
             let name = name_of(base, LOG);
             let path = self.disk.path(&name);
             if base == inner.active.base {
                 let file = inner.active.file.clone();
-                let open = move || Ok(Box::new(Upto { file: file.clone(), bytes }) as Box<dyn ReadAt>);
+                let open = move || Ok(Box::new(Prefix { file: file.clone(), bytes }) as Box<dyn ReadAt>);
                 return Segment { path, base_offset: Some(base), open: Box::new(open) };
             }
             let disk = self.disk.clone();
@@ -530,7 +532,7 @@ impl Shared {
             .starting_at(start.min(bytes_max(bases, bytes)))
     }
 
-    /// By the index of a segment that was left; from its beginning where there is none that can be used.
+    /// The position of an offset by the index of a finished segment, or the beginning if there is no valid index.
     fn position_in(&self, base: i64, from: i64) -> u64 {
         let bytes = crate::disk::read_whole(&*self.disk, &name_of(base, INDEX));
         let entries = bytes.ok().and_then(|bytes| index::read(&bytes, base).ok());
@@ -543,7 +545,7 @@ impl Shared {
         let work = move || {
             while shared_too.commit.sleep(interval) {
                 let Ok(end) = shared_too.lock().map(|inner| inner.end) else { return };
-                // A failure poisons the log, which tells the next one who appends.
+                // A failure poisons the log, and the next append reports it.
                 if shared_too.wait(end).is_err() {
                     return;
                 }
@@ -554,7 +556,7 @@ impl Shared {
     }
 }
 
-/// Writes batches at the end of the segment, several of them in one call to the system where they are small.
+/// Writes batches at the end of the segment. Several small ones are written in one system call.
 fn write_batches<'a>(inner: &mut Inner, batches: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
     let (file, mut position) = (&inner.active.file, inner.active.bytes);
     let mut write = |bytes: &[u8]| -> io::Result<()> {
@@ -585,7 +587,8 @@ impl Inner {
     }
 }
 
-/// A segment that was left is entered where its index says, the last one not behind what is visible.
+/// Reading of a finished segment begins at the position in its index, and that of the last one not after the visible
+/// part.
 fn bytes_max(bases: &[i64], visible: u64) -> u64 {
     if bases.len() == 1 { visible } else { u64::MAX }
 }
@@ -598,7 +601,7 @@ fn appended_of(judged: &BrokerJudged) -> Vec<Appended> {
         .collect()
 }
 
-/// Batches as a table takes them.
+/// Batches as columns for a table.
 struct Columns {
     pid: Vec<i64>,
     partition: Vec<i32>,
@@ -646,7 +649,7 @@ impl Columns {
             control: Some(&self.control),
             coordinator_epoch: Some(&self.coordinator_epoch),
             transaction_version: Some(&self.transaction_version),
-            // Markers are then the coordinator's.
+            // Markers then have the origin of the coordinator.
             origin: Origins::All(Origin::Client),
         }
     }

@@ -1,9 +1,9 @@
-//! What a table remembers of a producer, and what Kafka's snapshot can hold of it: its last batch.
+//! Converts between the producer state of a table and of Kafka's snapshot, which has only the last batch.
 
 use fencepost_core::{ProducerEntry, WindowBatch};
 use fencepost_kafka::snapshot;
 
-/// As Kafka's snapshot has it; `None` where offsets are not known.
+/// Converts to Kafka's snapshot. `None` if offsets are unknown.
 pub fn to_kafka(entry: &ProducerEntry) -> Option<snapshot::ProducerEntry> {
     let batch = entry.batches.last();
     if batch.is_some_and(|batch| batch.last_offset < 0) || (entry.is_open && entry.open_from < 0) {
@@ -21,7 +21,7 @@ pub fn to_kafka(entry: &ProducerEntry) -> Option<snapshot::ProducerEntry> {
     })
 }
 
-/// What a table remembers after a restart; `None` where the last batch has no offset.
+/// The state after a restart. `None` if the last batch has no offset.
 pub fn of_kafka(entry: &snapshot::ProducerEntry, partition: i32) -> Option<ProducerEntry> {
     let has_batch = entry.last_offset >= 0;
     if !has_batch && (entry.last_seq, entry.last_offset, entry.offset_delta) != (-1, -1, 0) {

@@ -1,9 +1,11 @@
-//! How a log is opened: the newest state that is whole, and what the segments say from there on.
+//! Opens a log: reads the newest valid state, and replays the segments from there on.
 //!
-//! A write that a crash has cut short leaves a torn batch at the end of the last segment, with nothing behind it. That is
-//! cut off. Damage anywhere else is an error and nothing is touched: where a whole batch stands behind it; where it lies
-//! below the offset of a state, for that was written once everything before it was on disk; and in segments before the
-//! last, which were synced when they were left.
+//! A write that a crash interrupted leaves a torn batch at the end of the last segment, with nothing after it. Such a
+//! batch is cut. All other damage is an error and changes nothing:
+//!
+//! - damage before a whole batch
+//! - damage below the offset of a state, which was written after everything before it was on disk
+//! - damage in segments before the last, which were synced before the next one began
 
 use crate::disk::{Disk, LogFile, read_whole};
 use crate::error::{Error, Result};
@@ -20,26 +22,26 @@ use fencepost_kafka::{BatchColumns, Control, Error as Damage, Kind, RecoveryScan
 use std::io;
 use std::sync::Arc;
 
-/// Batches that are followed at a time.
+/// Number of batches that are replayed at a time.
 const CALL_ROWS: usize = 1 << 16;
 
-/// Bytes that are written again at a time.
+/// Number of bytes that are rewritten at a time.
 const WRITE_AGAIN_BYTES: u64 = 1 << 20;
 
-/// What opening a log came to.
+/// The result of opening a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// The file of the state that was begun with.
+    /// The file of the initial state.
     pub state: Option<String>,
-    /// Files of states that were passed over, for they are damaged.
-    pub passed_over: Vec<String>,
-    /// Batches and markers that were followed from there on.
+    /// Files of states that were skipped because they are damaged.
+    pub skipped_states: Vec<String>,
+    /// Number of batches and markers that were replayed.
     pub batches: u64,
-    /// Bytes that were cut off: of a torn write, or from the first damage on.
+    /// Number of bytes that were cut: of a torn write, or from the first damage on.
     pub cut_bytes: u64,
 }
 
-/// A log that was opened.
+/// An opened log.
 pub(crate) struct Opened {
     pub(crate) table: BrokerTable,
     pub(crate) transactions: Transactions,
@@ -52,7 +54,7 @@ pub(crate) struct Opened {
     pub(crate) recovered: Recovered,
 }
 
-/// Producers as they were at an offset.
+/// The producer state at an offset.
 struct State {
     name: Option<String>,
     offset: i64,
@@ -64,16 +66,16 @@ pub(crate) fn open(disk: &dyn Disk, options: &Options) -> Result<Opened> {
     let names = unopened(disk, "", disk.names())?;
     let [bases, states, snapshots] = [LOG, STATE, SNAPSHOT].map(|ending| offsets_of(&names, ending));
     let Some(&log_start) = bases.first() else { return begin(disk, options, states.iter().chain(&snapshots)) };
-    // Whole tables first: a snapshot of the same offset says less.
+    // Tables come before snapshots of the same offset, which have less data.
     let mut files: Vec<(i64, bool)> = states.into_iter().map(|offset| (offset, true)).collect();
     files.extend(snapshots.into_iter().map(|offset| (offset, false)));
     files.retain(|&(offset, _)| offset >= log_start);
     files.sort_unstable();
-    // What the files' names say holds even of those that are damaged.
+    // The offsets in file names are valid even for damaged files.
     let promised = files.last().map_or(log_start, |&(offset, _)| offset);
-    let mut passed_over = cut.states;
+    let mut skipped_states = cut.states;
     loop {
-        let state = newest_state(disk, &mut files, &mut passed_over)?;
+        let state = newest_state(disk, &mut files, &mut skipped_states)?;
         let state = state.unwrap_or(State { name: None, offset: log_start, entries: Vec::new() });
         let offset = state.offset;
         let mut replay = Replay::new(disk, options, state)?;
@@ -82,15 +84,15 @@ pub(crate) fn open(disk: &dyn Disk, options: &Options) -> Result<Opened> {
             return Err(replay.lost(promised));
         }
         if replay.end >= offset {
-            replay.recovered.passed_over = passed_over;
+            replay.recovered.skipped_states = skipped_states;
             replay.recovered.cut_bytes += cut.bytes;
             return replay.finish(bases, &names);
         }
-        passed_over.extend(replay.recovered.state);
+        skipped_states.extend(replay.recovered.state);
     }
 }
 
-/// A log of which there is nothing yet.
+/// Creates a new log.
 fn begin<'a>(disk: &dyn Disk, options: &Options, mut states: impl Iterator<Item = &'a i64>) -> Result<Opened> {
     if let Some(offset) = states.find(|&&offset| offset > 0) {
         let reason = format!("no segments (*.log), but a state of offset {offset}: the log was taken away");
@@ -111,15 +113,19 @@ fn begin<'a>(disk: &dyn Disk, options: &Options, mut states: impl Iterator<Item 
     })
 }
 
-/// The newest of the files that is whole; those that are not are passed over.
-fn newest_state(disk: &dyn Disk, files: &mut Vec<(i64, bool)>, passed_over: &mut Vec<String>) -> Result<Option<State>> {
+/// Reads the newest valid state, and skips damaged ones.
+fn newest_state(
+    disk: &dyn Disk,
+    files: &mut Vec<(i64, bool)>,
+    skipped_states: &mut Vec<String>,
+) -> Result<Option<State>> {
     while let Some((offset, is_table)) = files.pop() {
         let name = name_of(offset, if is_table { STATE } else { SNAPSHOT });
         let bytes = unopened(disk, &name, read_whole(disk, &name))?;
         let entries = if is_table { entries_of_table(&bytes, offset) } else { entries_of_snapshot(&bytes) };
         match entries {
             Some(entries) => return Ok(Some(State { name: Some(name), offset, entries })),
-            None => passed_over.push(name),
+            None => skipped_states.push(name),
         }
     }
     Ok(None)
@@ -139,23 +145,23 @@ fn damage(kind: Kind, position: Option<u64>, reason: String) -> Damage {
     Damage { path: String::new(), position, kind, reason }
 }
 
-/// The same damage, with what can be done about it.
+/// Adds a remedy to the damage.
 fn give_up(damage: Damage, offset: i64) -> Damage {
     let what = format!("Nothing was changed; on_damage=\"cut\" removes everything from offset {offset} on");
     Damage { reason: format!("{}. {what}", damage.reason), ..damage }
 }
 
-/// Segments that are followed from a state on.
+/// Replays segments from a state on.
 struct Replay<'a> {
     disk: &'a dyn Disk,
     from: i64,
     table: BrokerTable,
     transactions: Transactions,
-    /// Those whose marker lies at or behind `from`.
+    /// Transactions whose marker is at or after `from`.
     aborted: Vec<AbortedTxn>,
     active: Option<Active>,
     end: i64,
-    /// The highest so far.
+    /// The highest epoch so far.
     leader_epoch: i32,
     recovered: Recovered,
 }
@@ -166,7 +172,7 @@ impl<'a> Replay<'a> {
         table.keys_mut().fix(KeyKind::Plain, KeyKind::Plain)?;
         let mut transactions = Transactions::default();
         for mut entry in state.entries {
-            // Of a log that was written with a longer window.
+            // The log was written with a longer window.
             let more = entry.batches.len().saturating_sub(options.broker.window.into());
             entry.batches.drain(..more);
             table.add(&entry)?;
@@ -189,7 +195,7 @@ impl<'a> Replay<'a> {
         })
     }
 
-    /// Follows the segments from the one on in which the state's offset lies. Nothing is changed.
+    /// Replays the segments, beginning with the one that has the state's offset. Nothing is changed.
     fn run(&mut self, bases: &[i64]) -> Result<()> {
         let first = bases.partition_point(|&base| base <= self.from).saturating_sub(1);
         let mut last_offset = None;
@@ -241,7 +247,7 @@ impl<'a> Replay<'a> {
         Ok(scan.last_offset())
     }
 
-    /// Whether damage can be what a crash leaves of the last write.
+    /// Checks that damage can be the result of a crash during the last write.
     fn check_is_torn(&self, scan: &RecoveryScan, damage: Damage) -> Result<()> {
         if damage.is_unread() {
             return Err(damage.into());
@@ -249,7 +255,7 @@ impl<'a> Replay<'a> {
         if damage.kind == Kind::Zeros {
             return Ok(());
         }
-        let Some((position, offset)) = scan.whole_behind()? else { return Ok(()) };
+        let Some((position, offset)) = scan.next_whole_batch()? else { return Ok(()) };
         let reason = format!(
             "{}. Not the torn end of a write: at byte {position} follows a whole batch, from offset {offset} on",
             damage.reason
@@ -257,7 +263,7 @@ impl<'a> Replay<'a> {
         Err(give_up(Damage { reason, ..damage }, scan.last_offset() + 1).into())
     }
 
-    /// The state says more than is left of the log.
+    /// The error for a state that is ahead of the log.
     fn lost(&self, offset: i64) -> Error {
         let reason = format!(
             "the log ends at offset {}, but everything below {offset} was on disk when the state of that offset was \
@@ -267,7 +273,7 @@ impl<'a> Replay<'a> {
         damage(Kind::Gap, None, reason).in_file(&self.disk.path("")).into()
     }
 
-    /// Follows the batches that the state does not know.
+    /// Replays the batches after the state.
     fn take(&mut self, columns: &BatchColumns) -> Result<()> {
         let rows = columns.len();
         let from = columns.base_offset.partition_point(|&offset| offset < self.from);
@@ -303,7 +309,7 @@ impl<'a> Replay<'a> {
             |error| damage(Kind::Field, Some(position), format!("no broker's batch from here on: {error}"));
         self.table.apply(&[batches]).map_err(impossible)?;
         for row in from..rows {
-            // A header whose records compaction has removed belongs to a transaction that was decided long ago.
+            // If compaction removed all records of a header, its transaction was decided long ago.
             let is_transactional = transactional[row] != 0 && columns.count[row] > 0;
             let (pid, offset) = (columns.pid[row], columns.base_offset[row]);
             self.aborted.extend(self.transactions.note(pid, controls[row], is_transactional, offset));
@@ -312,7 +318,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Cuts off what is torn, and makes the files of the last segment say what was found.
+    /// Cuts the torn end, and updates the files of the last segment.
     fn finish(mut self, bases: Vec<i64>, names: &[String]) -> Result<Opened> {
         let disk = self.disk;
         let mut active = self.active.take().expect("the last segment was followed");
@@ -320,10 +326,10 @@ impl<'a> Replay<'a> {
         if self.recovered.cut_bytes > 0 {
             unopened(disk, &name, active.file.cut(active.bytes))?;
         }
-        if self.is_behind_state() {
+        if self.is_after_state() {
             unopened(disk, &name, write_again(&*active.file, active.position_of(self.from), active.bytes))?;
         }
-        // What a killed process left is in the system's memory, and may not be on disk.
+        // Bytes of a killed process can be in the memory of the system and not on disk.
         unopened(disk, &name, active.file.sync())?;
         let aborted = self.join_aborted(names, &mut active)?;
         for ending in [INDEX, TIME_INDEX] {
@@ -343,13 +349,13 @@ impl<'a> Replay<'a> {
         Ok(Opened { table, transactions, aborted, bases, active, end, leader_epoch, recovered })
     }
 
-    /// Whether something was written that no state shows to be on disk.
-    fn is_behind_state(&self) -> bool {
+    /// Whether bytes were written that no state proves to be on disk.
+    fn is_after_state(&self) -> bool {
         self.end > self.from
     }
 
-    /// Every aborted transaction: those before the state from the indexes, those behind it as the log says. The index of
-    /// the last segment is written anew where it says something else, or may not be on disk.
+    /// All aborted transactions: those before the state from the indexes, later ones from the log. The index of the
+    /// last segment is rewritten if it differs, or if it may not be on disk.
     fn join_aborted(&self, names: &[String], active: &mut Active) -> Result<Vec<AbortedTxn>> {
         let mut all = Vec::new();
         let mut found = None;
@@ -358,7 +364,7 @@ impl<'a> Replay<'a> {
             let mut bytes = unopened(self.disk, &name, read_whole(self.disk, &name))?;
             if base == active.base {
                 found = Some(bytes.clone());
-                // Of entries behind the state, which a crash may have torn, the log itself tells.
+                // Entries after the state may be torn by a crash, so the log itself is used instead.
                 bytes.truncate(whole_entries_before(&bytes, self.from));
             }
             let entries = aborted::read(&bytes).map_err(|error| error.in_file(&self.disk.path(&name)))?;
@@ -368,7 +374,7 @@ impl<'a> Replay<'a> {
         let own = all.iter().filter(|entry| entry.last_offset >= active.base);
         let bytes: Vec<u8> = own.flat_map(aborted::write).collect();
         let name = name_of(active.base, TXN_INDEX);
-        let is_right = found.as_ref().map_or(bytes.is_empty(), |found| *found == bytes && !self.is_behind_state());
+        let is_right = found.as_ref().map_or(bytes.is_empty(), |found| *found == bytes && !self.is_after_state());
         if !is_right {
             self.disk.put(&name, &bytes).map_err(|error| refused(self.disk, &name, error, "the log was not opened"))?;
         }
@@ -379,8 +385,8 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Writes bytes of a file over themselves. After a sync that failed, the system shows bytes that it counts as written and
-/// that are not on disk, and the next sync succeeds without them: so what that sync is to cover is written before it.
+/// Overwrites bytes of a file with themselves. After a failed sync, the system treats bytes as written that are not on
+/// disk, and the next sync succeeds without them. Therefore these bytes are written again before that sync.
 fn write_again(file: &dyn LogFile, from: u64, upto: u64) -> io::Result<()> {
     let mut buffer = vec![0; upto.saturating_sub(from).min(WRITE_AGAIN_BYTES) as usize];
     let mut position = from;
@@ -393,7 +399,7 @@ fn write_again(file: &dyn LogFile, from: u64, upto: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// How many bytes of an index of aborted transactions are of markers before an offset.
+/// Number of bytes of an index of aborted transactions whose markers are before an offset.
 fn whole_entries_before(bytes: &[u8], offset: i64) -> usize {
     let before = |entry: &&[u8]| aborted::read(entry).is_ok_and(|it| it.iter().all(|it| it.last_offset < offset));
     bytes.chunks_exact(aborted::ENTRY_BYTES).take_while(before).count() * aborted::ENTRY_BYTES

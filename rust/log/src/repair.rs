@@ -1,7 +1,8 @@
-//! What `on_damage="cut"` does before a log is opened: it reads every segment, and where one is damaged the log ends.
+//! Implements `on_damage="cut"` before a log is opened: it reads every segment, and the log ends at the first damage.
 //!
-//! Files go in an order in which a log whose repair was interrupted is still refused, and can be repaired again: states
-//! behind the new end, segments behind it from the last one on, then the rest of the segment with the damage.
+//! Files are removed in an order that keeps an interrupted repair safe: the log is still refused and can be repaired
+//! again. The order is: states after the new end, segments after it beginning with the last, then the rest of the
+//! damaged segment.
 
 use crate::disk::Disk;
 use crate::error::Result;
@@ -9,27 +10,27 @@ use crate::segment::{INDEX, LOG, SNAPSHOT, STATE, TIME_INDEX, TXN_INDEX, name_of
 use fencepost_kafka::{BatchColumns, ReadAt, RecoveryScan};
 use std::sync::Arc;
 
-/// Batches that are read at a time.
+/// Number of batches that are read at a time.
 const CALL_ROWS: usize = 1 << 16;
 
-/// What was given up.
+/// The removed parts of a log.
 #[derive(Default)]
 pub(crate) struct Cut {
     pub(crate) bytes: u64,
-    /// Files of states behind the new end, the newest first.
+    /// Files of states after the new end, the newest first.
     pub(crate) states: Vec<String>,
 }
 
-/// Where the log ends that is whole from its beginning on.
+/// The end of the undamaged beginning of the log.
 struct End {
     offset: i64,
-    /// The segment in which it ends, and how much of it is whole.
+    /// The segment in which it ends, and its undamaged size.
     segment: usize,
     bytes: u64,
 }
 
-/// Gives up everything from the first damage on, and states of offsets that are not there any more. Where a file cannot
-/// be read nothing is changed.
+/// Removes everything from the first damage on, and states of offsets that no longer exist. If a file cannot be read,
+/// nothing is changed.
 pub(crate) fn cut(disk: &dyn Disk) -> Result<Cut> {
     let names = unopened(disk, "", disk.names())?;
     let bases = offsets_of(&names, LOG);
@@ -53,13 +54,13 @@ pub(crate) fn cut(disk: &dyn Disk) -> Result<Cut> {
     Ok(cut)
 }
 
-/// What an error says that came once files were removed.
+/// The text of an error after files were removed.
 const UNFINISHED: &str = "the damaged part was removed only partly; open the log with on_damage=\"cut\" again";
 
 fn find_end(disk: &dyn Disk, bases: &[i64]) -> Result<End> {
     let mut end = End { offset: bases[0], segment: 0, bytes: 0 };
     for (segment, &base) in bases.iter().enumerate() {
-        // Offsets in no segment, or in two.
+        // Offsets that are in no segment, or in two.
         if base != end.offset {
             break;
         }

@@ -1,4 +1,4 @@
-//! The segment that is written, and the names of the files of a partition.
+//! The active segment, and the names of the files of a partition.
 
 use crate::disk::{Disk, LogFile};
 use crate::error::{Error, Result};
@@ -13,13 +13,13 @@ pub(crate) const TIME_INDEX: &str = ".timeindex";
 pub(crate) const TXN_INDEX: &str = ".txnindex";
 /// A broker's own snapshot: the last batch of each producer.
 pub(crate) const SNAPSHOT: &str = ".snapshot";
-/// The whole table, which no file of a broker's holds.
+/// The whole table, for which brokers have no file.
 pub(crate) const STATE: &str = ".state";
 
 /// A broker's `index.interval.bytes`.
 const INDEX_INTERVAL_BYTES: u64 = 4096;
 
-/// The name of a file about the log from this offset on, or up to it.
+/// The name of a file for the log from this offset on, or up to it.
 pub(crate) fn name_of(offset: i64, ending: &str) -> String {
     format!("{offset:020}{ending}")
 }
@@ -31,14 +31,14 @@ pub(crate) fn offset_of(name: &str, ending: &str) -> Option<i64> {
     is_number.then(|| digits.parse().ok()).flatten()
 }
 
-/// How much of the last segment's files was written.
+/// The written sizes of the files of the last segment.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
     log_bytes: u64,
     aborted_bytes: u64,
 }
 
-/// The offsets in names with an ending, in their order.
+/// The offsets in names with an ending, in order.
 pub(crate) fn offsets_of(names: &[String], ending: &str) -> Vec<i64> {
     let mut offsets: Vec<i64> = names.iter().filter_map(|name| offset_of(name, ending)).collect();
     offsets.sort_unstable();
@@ -54,7 +54,7 @@ pub(crate) struct Active {
     times: Vec<TimeEntry>,
     newest: Option<TimeEntry>,
     since_entry: u64,
-    /// The index of aborted transactions, once there is one, and its length.
+    /// The index of aborted transactions, if it exists, and its length.
     txn_index: Option<(Arc<dyn LogFile>, u64)>,
 }
 
@@ -72,19 +72,19 @@ impl Active {
         }
     }
 
-    /// A segment without a batch, whose name is on disk.
+    /// Creates a segment without batches, whose name is on disk.
     pub(crate) fn create(disk: &dyn Disk, base: i64) -> io::Result<Active> {
         let file = disk.create(&name_of(base, LOG))?;
         disk.sync()?;
         Ok(Active::new(base, file))
     }
 
-    /// Where a batch begins before which there is nothing at or above this offset.
+    /// The position of a batch before which there is no offset at or above this one.
     pub(crate) fn position_of(&self, offset: i64) -> u64 {
         position_of(&self.index, offset)
     }
 
-    /// A batch of so many bytes stands at the end. Entries of the indexes come as Kafka's `LogSegment.append` makes them.
+    /// Records a batch at the end. Entries are added to the indexes by the rules of Kafka's `LogSegment.append`.
     pub(crate) fn note(&mut self, bytes: u64, last_offset: i64, max_timestamp: i64) {
         if self.newest.is_none_or(|newest| max_timestamp > newest.timestamp) {
             self.newest = Some(TimeEntry { timestamp: max_timestamp, offset: last_offset });
@@ -109,7 +109,7 @@ impl Active {
             return Ok(());
         }
         if self.txn_index.is_none() {
-            // If it fails, an empty index says the same as none.
+            // If this fails, an empty index is equivalent to none.
             let file = disk.create(&name_of(self.base, TXN_INDEX))?;
             disk.sync()?;
             self.txn_index = Some((file, 0));
@@ -120,12 +120,12 @@ impl Active {
         Ok(())
     }
 
-    /// How much was written.
+    /// The written sizes.
     pub(crate) fn extent(&self) -> Extent {
         Extent { log_bytes: self.bytes, aborted_bytes: self.txn_index.as_ref().map_or(0, |(_, bytes)| *bytes) }
     }
 
-    /// Takes back what was written behind an extent and not noted, durably.
+    /// Removes bytes after an extent that were not recorded, durably.
     pub(crate) fn cut(&mut self, extent: Extent) -> io::Result<()> {
         if let Some((file, bytes)) = &mut self.txn_index {
             file.cut(extent.aborted_bytes)?;
@@ -134,17 +134,17 @@ impl Active {
         self.file.cut(extent.log_bytes)
     }
 
-    /// The index of aborted transactions, whole.
+    /// Sets the complete index of aborted transactions.
     pub(crate) fn set_aborted(&mut self, file: Arc<dyn LogFile>, bytes: u64) {
         self.txn_index = Some((file, bytes));
     }
 
-    /// The files that are written: first the one that says which batches are not to be read.
+    /// The written files. The first is the one that lists batches to skip.
     pub(crate) fn files(&self) -> Vec<Arc<dyn LogFile>> {
         self.txn_index.iter().map(|(file, _)| file.clone()).chain([self.file.clone()]).collect()
     }
 
-    /// Writes the indexes of offsets and times, which nobody misses before the segment is left.
+    /// Writes the indexes of offsets and times, which are needed only for finished segments.
     pub(crate) fn write_indexes(&mut self, disk: &dyn Disk) -> io::Result<()> {
         self.note_time();
         disk.put(&name_of(self.base, INDEX), &index::write(&self.index, self.base))?;
@@ -152,19 +152,19 @@ impl Active {
     }
 }
 
-/// Where in a segment a batch begins before which there is nothing at or above this offset.
+/// The position in a segment of a batch before which there is no offset at or above this one.
 pub(crate) fn position_of(index: &[IndexEntry], offset: i64) -> u64 {
     let after = index.partition_point(|entry| entry.offset <= offset);
     after.checked_sub(1).map_or(0, |at| u64::from(index[at].position))
 }
 
-/// A file as far as it was written when somebody began to read it.
-pub(crate) struct Upto {
+/// A file up to its size at the time when a reader opened it.
+pub(crate) struct Prefix {
     pub(crate) file: Arc<dyn LogFile>,
     pub(crate) bytes: u64,
 }
 
-impl ReadAt for Upto {
+impl ReadAt for Prefix {
     fn bytes(&self) -> io::Result<u64> {
         Ok(self.file.bytes()?.min(self.bytes))
     }
@@ -184,7 +184,7 @@ pub(crate) fn refused(disk: &dyn Disk, name: &str, error: io::Error, state: &str
     Error::io(error, disk.path(name), state)
 }
 
-/// The same where nothing was opened.
+/// Like `refused`, if nothing was opened.
 pub(crate) fn unopened<T>(disk: &dyn Disk, name: &str, done: io::Result<T>) -> Result<T> {
     done.map_err(|error| refused(disk, name, error, "the log was not opened"))
 }

@@ -1,4 +1,4 @@
-//! When appended batches are on disk, and how threads share one wait for it.
+//! Decides when appended batches are on disk, and lets threads share one sync.
 
 use crate::error::{Error, Result};
 use std::io;
@@ -8,20 +8,20 @@ use std::time::Duration;
 /// When an append returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// Its bytes are on disk; it waited for them alone.
+    /// Its bytes are on disk. Each append has its own sync.
     Each,
-    /// Its bytes are on disk; whoever appended meanwhile waited for the same sync.
+    /// Its bytes are on disk. Concurrent appends share a sync.
     Group,
-    /// Its bytes are with the system, which has them on disk after this time, or loses them with its power.
+    /// Its bytes are in the memory of the system, and on disk after this time. A power failure can lose them.
     Interval(Duration),
 }
 
-/// How far the log is on disk.
+/// The part of the log that is on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Synced {
     /// Every batch below this offset.
     pub(crate) end: i64,
-    /// First offset of the last segment, and how much of it.
+    /// First offset of the last segment, and its size on disk.
     pub(crate) base: i64,
     pub(crate) bytes: u64,
 }
@@ -30,33 +30,33 @@ pub(crate) struct Synced {
 struct Progress {
     synced: Synced,
     is_syncing: bool,
-    /// Why nothing will be synced any more.
+    /// Why there will be no more syncs.
     failure: Option<String>,
     is_closed: bool,
 }
 
-/// What threads wait at.
+/// Coordinates waiting threads.
 #[derive(Debug, Default)]
 pub(crate) struct Commit {
     progress: Mutex<Progress>,
     changed: Condvar,
-    /// Held while a file of the log is synced. Who holds it waits for no other lock but that of the progress.
+    /// Locked while a file of the log is synced. Its holder waits for no other lock except that of the progress.
     turn: Mutex<()>,
 }
 
-/// What a thread does that waits for an offset.
+/// The result of waiting for an offset.
 pub(crate) enum Turn {
-    /// It is on disk.
+    /// The offset is on disk.
     Done,
-    /// This thread syncs for everybody.
+    /// This thread must sync for all.
     Lead,
-    /// It will never be.
+    /// The offset will never be on disk.
     Failed(String),
 }
 
 impl Commit {
     fn progress(&self) -> MutexGuard<'_, Progress> {
-        // What it holds is right after each statement.
+        // The data is consistent after each statement.
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -64,7 +64,7 @@ impl Commit {
         self.progress().synced
     }
 
-    /// Waits until the log is on disk up to an offset, or until nobody syncs.
+    /// Waits until the log is on disk up to an offset, or until no thread syncs.
     pub(crate) fn wait(&self, end: i64) -> Turn {
         let mut progress = self.progress();
         loop {
@@ -82,13 +82,13 @@ impl Commit {
         }
     }
 
-    /// The one who led has done it, or not.
+    /// Ends the sync of the leading thread, successful or not.
     pub(crate) fn stop_leading(&self) {
         self.progress().is_syncing = false;
         self.changed.notify_all();
     }
 
-    /// The log is on disk so far.
+    /// Records that the log is on disk up to here.
     pub(crate) fn advance(&self, synced: Synced) {
         let mut progress = self.progress();
         if synced.end > progress.synced.end || synced.base > progress.synced.base {
@@ -98,10 +98,11 @@ impl Commit {
         self.changed.notify_all();
     }
 
-    /// Runs what syncs a file of the log: one at a time, and nothing once one has failed.
+    /// Runs a sync of a file of the log: one at a time, and none after a failure.
     ///
-    /// The system reports a failed sync to one caller, whichever it is, and the next sync succeeds without the bytes
-    /// (fsync(2)). So no other sync begins or returns between a failure and its note here. `describe` says what failed.
+    /// The system reports a failed sync to only one caller, and the next sync succeeds without the bytes (fsync(2)).
+    /// Therefore no other sync begins or returns between a failure and its record here. `describe`: the text of the
+    /// failure.
     pub(crate) fn take_turn(
         &self,
         sync: impl FnOnce() -> io::Result<()>,
@@ -114,12 +115,12 @@ impl Commit {
         }
     }
 
-    /// Why nothing will be synced any more.
+    /// Why there will be no more syncs.
     pub(crate) fn failure(&self) -> Option<String> {
         self.progress().failure.clone()
     }
 
-    /// Nothing more will be synced or appended. Gives the error for this call; every other one gets the same.
+    /// Stops all syncs and appends. Returns the error for this call; all later calls return the same.
     pub(crate) fn fail(&self, what: &str) -> Error {
         let mut progress = self.progress();
         let reason = progress.failure.get_or_insert_with(|| {
@@ -131,13 +132,13 @@ impl Commit {
         error
     }
 
-    /// Ends the waiting of [`Commit::sleep`].
+    /// Wakes [`Commit::sleep`].
     pub(crate) fn close(&self) {
         self.progress().is_closed = true;
         self.changed.notify_all();
     }
 
-    /// Waits for so long; false once the log was closed.
+    /// Waits for this time. Returns false after the log was closed.
     pub(crate) fn sleep(&self, time: Duration) -> bool {
         let is_open = |progress: &mut Progress| !progress.is_closed;
         let (progress, _) =

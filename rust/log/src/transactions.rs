@@ -1,28 +1,28 @@
-//! Transactions of the log: what is open, and what was aborted (kafka-rules 5.2, Kafka's `ProducerStateManager`).
+//! Transactions of the log: open and aborted ones (kafka-rules 5.2, Kafka's `ProducerStateManager`).
 
 use fencepost_core::Control;
 use fencepost_kafka::aborted::AbortedTxn;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 
-/// Which transactions are open.
+/// The open transactions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Transactions {
-    /// First offset, by producer.
+    /// First offset by producer.
     open: HashMap<i64, i64>,
     first_offsets: BTreeSet<i64>,
-    /// First offset and marker of those whose marker may not be on disk yet: for readers they are open.
+    /// First offset and marker of transactions whose marker may not be on disk yet. Readers treat them as open.
     undecided: Vec<(i64, i64)>,
 }
 
 impl Transactions {
-    /// The offset from which on nothing is decided, of a log that readers see up to `end`.
+    /// The offset from which on nothing is decided, in a log that readers see up to `end`.
     pub(crate) fn last_stable_offset(&self, end: i64) -> i64 {
         let undecided = self.undecided.iter().filter(|&&(_, marker)| marker >= end).map(|&(first, _)| first);
         undecided.chain(self.first_offsets.first().copied()).fold(end, i64::min)
     }
 
-    /// A batch of a transaction. The first one counts.
+    /// Records a batch of a transaction. The first one counts.
     pub(crate) fn begin(&mut self, pid: i64, first_offset: i64) {
         if let Entry::Vacant(free) = self.open.entry(pid) {
             free.insert(first_offset);
@@ -30,8 +30,8 @@ impl Transactions {
         }
     }
 
-    /// A batch or marker at this offset. Of a marker that aborts data, gives what the index of aborted transactions
-    /// says of it.
+    /// Records a batch or marker at this offset. For a marker that aborts data, returns its entry in the index of
+    /// aborted transactions.
     pub(crate) fn note(
         &mut self,
         pid: i64,
@@ -57,7 +57,7 @@ impl Transactions {
         (control == Control::Abort).then_some(AbortedTxn { pid, first_offset, last_offset: offset, last_stable_offset })
     }
 
-    /// Readers see the log up to here: markers before it are on disk.
+    /// Records that readers see the log up to here: markers before it are on disk.
     pub(crate) fn forget_before(&mut self, end: i64) {
         self.undecided.retain(|&(_, marker)| marker >= end);
     }

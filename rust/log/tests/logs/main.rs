@@ -480,12 +480,12 @@ fn states_that_are_damaged_are_passed_over() {
     let (found, _) = damaged(&[]);
     assert_eq!((found.state.as_ref(), found.batches), (Some(newest_state), 0));
     let (found, _) = damaged(&[newest_state]);
-    assert_eq!((found.state.as_ref(), &found.passed_over[..]), (Some(newest_snapshot), &[newest_state.clone()][..]));
+    assert_eq!((found.state.as_ref(), &found.skipped_states[..]), (Some(newest_snapshot), &[newest_state.clone()][..]));
     let (found, _) = damaged(&[newest_state, newest_snapshot]);
     assert_eq!((found.state.as_ref(), found.batches > 0), (states.first(), true));
     let all: Vec<&String> = states.iter().chain(&snapshots).collect();
     let (found, log) = damaged(&all);
-    assert_eq!((found.state, found.batches, found.passed_over.len()), (None, 12, all.len()));
+    assert_eq!((found.state, found.batches, found.skipped_states.len()), (None, 12, all.len()));
     let appended = log.append(&mut [batch(7, 0, acknowledged.len() as i32, false, &[vec![1]])]).expect("works");
     assert_eq!(appended[0].verdict, Verdict::Accepted);
 }
