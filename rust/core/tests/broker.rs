@@ -4,7 +4,7 @@
 use fencepost_core::{
     BrokerOptions, BrokerTable, BrokerVersion, Error, Origin, Origins, ProduceBatches, ProducerEntry, Verdict,
 };
-use fencepost_testkit::broker::rulebook::{Door, Spelling, cases, complaints, folder};
+use fencepost_testkit::broker::rulebook::{Door, Spelling, cases, differences, folder};
 use fencepost_testkit::broker::{Answer, Entry, Kept, MAX, Open, Options, Oracle, Refusal, Row};
 use fencepost_testkit::workload::Random;
 
@@ -209,7 +209,7 @@ fn in_the_books_words(entry: ProducerEntry) -> Entry {
 }
 
 /// What the book has against a core whose options were changed.
-fn complaints_about(change: fn(&mut BrokerOptions)) -> Vec<String> {
+fn differences_of(change: fn(&mut BrokerOptions)) -> Vec<String> {
     let mut found = Vec::new();
     for case in cases(&folder()).expect("the book can be read") {
         for spelling in [Spelling::Count, Spelling::LastSeq] {
@@ -218,7 +218,7 @@ fn complaints_about(change: fn(&mut BrokerOptions)) -> Vec<String> {
                 change(&mut options);
                 CoreDoor::new(&options)
             });
-            found.extend(complaints(&case, door.as_mut().map(|door| door as &mut dyn Door), spelling));
+            found.extend(differences(&case, door.as_mut().map(|door| door as &mut dyn Door), spelling));
         }
     }
     found
@@ -242,14 +242,14 @@ const BROKEN: [fn(&mut BrokerOptions); 9] = [
 
 #[test]
 fn the_core_keeps_the_book() {
-    let found = complaints_about(|_| ());
+    let found = differences_of(|_| ());
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
 #[test]
 fn the_book_finds_a_broken_core() {
     for (number, change) in BROKEN.into_iter().enumerate() {
-        assert!(!complaints_about(change).is_empty(), "the book has nothing against broken core {number}");
+        assert!(!differences_of(change).is_empty(), "the book has nothing against broken core {number}");
     }
 }
 

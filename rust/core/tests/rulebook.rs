@@ -5,7 +5,7 @@ use fencepost_core::{
     Verdict, decode_parts, encode_bytes, encode_int,
 };
 use fencepost_testkit::rulebook::{
-    Action, Answer, Call, Cell, Door, Missing, Options, Refusal, Row, cases, complaints, folder,
+    Action, Answer, Call, Cell, Door, Missing, Options, Refusal, Row, cases, differences, folder,
 };
 
 /// A table that takes the book's rows: keys that are not integers are numbered first, and what a column
@@ -266,17 +266,17 @@ impl Door for CoreDoor {
 }
 
 /// What the book has against a core whose policies were changed.
-fn complaints_about(change: fn(&mut Policy)) -> Vec<String> {
+fn differences_of(change: fn(&mut Policy)) -> Vec<String> {
     let mut found = Vec::new();
     for case in cases(&folder()).expect("the book can be read") {
         let Some(mut policy) = policy_of(&case.options) else {
-            found.extend(complaints(&case, None));
+            found.extend(differences(&case, None));
             continue;
         };
         change(&mut policy);
         if policy.validate().is_ok() {
             let door = &mut CoreDoor { table: table_of(&case.options, policy), first: None, change };
-            found.extend(complaints(&case, Some(door)));
+            found.extend(differences(&case, Some(door)));
         }
     }
     found
@@ -284,7 +284,7 @@ fn complaints_about(change: fn(&mut Policy)) -> Vec<String> {
 
 #[test]
 fn the_core_keeps_the_book() {
-    let found = complaints_about(|_| ());
+    let found = differences_of(|_| ());
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
@@ -316,6 +316,6 @@ fn a_core_with_other_rules_is_caught() {
         |policy| policy.intervals_max = policy.intervals_max.map(|intervals| intervals + 1),
     ];
     for (number, change) in broken.into_iter().enumerate() {
-        assert!(!complaints_about(change).is_empty(), "the book has nothing against broken core {number}");
+        assert!(!differences_of(change).is_empty(), "the book has nothing against broken core {number}");
     }
 }

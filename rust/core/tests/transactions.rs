@@ -2,7 +2,7 @@
 //! calls, and long logs from seeds.
 
 use fencepost_core::{AbortedTransaction, LogRows, OpenTransaction, Outcome, Resolved, TransactionIndex};
-use fencepost_testkit::transactions::{Fate, Kind, Log, LogRow, Transaction, random_log};
+use fencepost_testkit::transactions::{Kind, Log, LogRow, RowOutcome, Transaction, random_log};
 use fencepost_testkit::workload::Random;
 
 /// Rows by column.
@@ -52,12 +52,12 @@ impl Columns {
     }
 }
 
-fn outcome(fate: Fate) -> Outcome {
-    match fate {
-        Fate::None => Outcome::None,
-        Fate::Committed => Outcome::Committed,
-        Fate::Aborted => Outcome::Aborted,
-        Fate::Open => Outcome::Open,
+fn outcome(row_outcome: RowOutcome) -> Outcome {
+    match row_outcome {
+        RowOutcome::None => Outcome::None,
+        RowOutcome::Committed => Outcome::Committed,
+        RowOutcome::Aborted => Outcome::Aborted,
+        RowOutcome::Open => Outcome::Open,
     }
 }
 
@@ -88,20 +88,20 @@ fn report(index: &TransactionIndex, outcomes: Vec<u8>, resolved: Vec<Resolved>) 
 
 /// The same from the whole log, whose last `fresh` rows are those of the call.
 fn expect(log: &Log, fresh: usize) -> Reported {
-    let fates = log.fates();
-    let call_from = fates.len() - fresh;
+    let row_outcomes = log.row_outcomes();
+    let call_from = row_outcomes.len() - fresh;
     let all = log.transactions();
     let is_resolved = |it: &&Transaction| it.begun_at < call_from && it.decided_at.is_some_and(|at| at >= call_from);
     let mut resolved: Vec<_> = all.iter().filter(is_resolved).collect();
     resolved.sort_by_key(|it| it.decided_at);
-    let mut open: Vec<_> = all.iter().filter(|it| it.fate == Fate::Open).collect();
+    let mut open: Vec<_> = all.iter().filter(|it| it.row_outcome == RowOutcome::Open).collect();
     open.sort_by_key(|it| (it.partition, it.first_offset));
     let reported_resolved = |it: &Transaction| Resolved {
         partition: it.partition,
         pid: it.pid,
         first_offset: it.first_offset,
         last_offset: it.marker.expect("a decided one"),
-        outcome: outcome(it.fate),
+        outcome: outcome(it.row_outcome),
     };
     let reported_open = |it: &Transaction| OpenTransaction {
         partition: it.partition,
@@ -122,7 +122,7 @@ fn expect(log: &Log, fresh: usize) -> Reported {
         (log.first_unstable_offset(partition), log.last_stable_offset(partition), aborted)
     };
     Reported {
-        outcomes: fates[call_from..].iter().map(|&fate| outcome(fate)).collect(),
+        outcomes: row_outcomes[call_from..].iter().map(|&row_outcome| outcome(row_outcome)).collect(),
         resolved: resolved.into_iter().map(reported_resolved).collect(),
         open: open.into_iter().map(reported_open).collect(),
         partitions: PARTITIONS.map(of_partition).collect(),

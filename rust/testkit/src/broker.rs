@@ -1,7 +1,7 @@
 //! The naive oracle of produce batches, and the reader of their rule book.
 //!
-//! The oracle keeps the whole history of a producer in a partition and answers every question by reading it backwards:
-//! no window is ever moved, no flag ever set. So it is slow, and shares neither code nor shape with what it judges.
+//! The oracle keeps the whole history of a producer in a partition, and answers every question by reading it backwards.
+//! It moves no window and sets no flag. It is slow, and shares neither code nor structure with what it judges.
 
 pub mod rulebook;
 
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub const MAX: i64 = (1 << 31) - 1;
 const NOTHING: i64 = -1;
 
-/// A batch or a marker as it comes: a value for each column, `None` for null.
+/// A batch or a marker: a value for each column, `None` for null.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)] // They are the columns of `fencepost.BatchColumns`.
 pub struct Row {
@@ -31,32 +31,32 @@ pub struct Row {
     pub origin: Option<&'static str>,
 }
 
-/// What became of a row.
+/// The result for a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The verdict's name as other doors write it.
+    /// The name of the verdict in all APIs.
     pub verdict: &'static str,
-    /// On an `OUT_OF_ORDER` row: the only first sequence that would have been accepted.
+    /// For an `OUT_OF_ORDER` row: the only first sequence that would have been accepted.
     pub expected: Option<i64>,
-    /// The first offset of what was accepted, or of the first copy.
+    /// The first offset of the accepted batch, or of the first copy.
     pub offset: Option<i64>,
 }
 
-/// The column and the row, from 0, for which a call is refused whole.
+/// The column and the row, from 0, for which a whole call is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The column's name.
     pub column: String,
-    /// The row; `None` where the whole column is at fault.
+    /// The row; `None` if the whole column is invalid.
     pub row: Option<usize>,
 }
 
-/// A batch of a window. Sequences are -1 where it has none.
+/// A batch of a window. Sequences are -1 if it has none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
     /// The first sequence.
     pub first: i64,
-    /// The last sequence, less than the first where the batch passes the wrap.
+    /// The last sequence, less than the first if the batch crosses the wrap.
     pub last: i64,
     /// First and last offset, if they are known.
     pub offsets: Option<(i64, i64)>,
@@ -65,18 +65,18 @@ pub struct Kept {
 /// An open transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Open {
-    /// The first offset of its first batch, if that is known.
+    /// The first offset of its first batch, if known.
     pub first_offset: Option<i64>,
 }
 
-/// What is remembered of a producer in a partition.
+/// The state of a producer in a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The producer.
     pub pid: i64,
     /// The partition.
     pub partition: i64,
-    /// The epoch that it is in.
+    /// Its epoch.
     pub epoch: i64,
     /// Its last batches, oldest first.
     pub window: Vec<Kept>,
@@ -88,16 +88,16 @@ pub struct Entry {
     pub last_timestamp: i64,
 }
 
-/// What a table is told to be.
+/// The options of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The broker's version.
     pub version: (u32, u32),
-    /// How many batches are known.
+    /// Number of batches in a window.
     pub window: usize,
     /// Whether an unknown producer always begins with 0.
     pub first_is_zero: bool,
-    /// Whether the table gives out offsets.
+    /// Whether the table assigns offsets.
     pub assigns: bool,
     /// How long a producer may be idle.
     pub max_idle_ms: i64,
@@ -110,7 +110,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// By their names in the rule book; `None` where no table can be made of them.
+    /// Options by their names in the rule book; `None` if they are invalid.
     pub fn named(pairs: &[(String, String)]) -> Option<Options> {
         let mut options = Options::default();
         for (name, value) in pairs {
@@ -134,7 +134,7 @@ fn known_version(text: &str) -> Option<(u32, u32)> {
     matches!(version, (2, 4..=8) | (3, 0..=9) | (4, 0..=5)).then_some(version)
 }
 
-/// What happened to a producer in a partition.
+/// An event of a producer in a partition.
 #[derive(Clone, Debug)]
 enum Event {
     Batch {
@@ -148,7 +148,7 @@ enum Event {
         coordinator_epoch: i64,
         timestamp: i64,
     },
-    /// Of the batches before, only the newest was kept.
+    /// Only the newest of the earlier batches was kept.
     Restart,
 }
 
@@ -156,22 +156,22 @@ enum Event {
 enum Kind {
     Batch,
     Marker,
-    /// A control batch that says nothing of its producer.
+    /// A control batch without effect on its producer.
     Void,
     Untracked,
 }
 
-/// A row that makes sense.
+/// A valid row.
 #[derive(Clone, Copy, Debug)]
-struct Sensible {
+struct ValidRow {
     kind: Kind,
     origin: &'static str,
     pid: i64,
     partition: i64,
     epoch: i64,
-    /// First and last sequence; -1 where there are none.
+    /// First and last sequence; -1 if there are none.
     seqs: (i64, i64),
-    /// How many offsets it takes.
+    /// Number of offsets.
     length: i64,
     offset: Option<i64>,
     transactional: bool,
@@ -180,7 +180,7 @@ struct Sensible {
     transaction_version: i64,
 }
 
-/// A table of all that ever happened.
+/// A table of the complete history.
 #[derive(Clone, Debug)]
 pub struct Oracle {
     options: Options,
@@ -191,7 +191,7 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// Of which nothing is known.
+    /// An empty table.
     pub fn new(options: Options) -> Oracle {
         Oracle { options, histories: BTreeMap::new(), log_ends: BTreeMap::new(), has_times: false }
     }
@@ -201,7 +201,7 @@ impl Oracle {
         self.log_ends.get(&partition).copied().unwrap_or(0)
     }
 
-    /// All that is remembered, in key order.
+    /// All entries, in key order.
     pub fn entries(&self) -> Vec<Entry> {
         let entry = |(&(pid, partition), history): (_, &Vec<Event>)| Entry {
             pid,
@@ -228,7 +228,7 @@ impl Oracle {
         Ok(answers)
     }
 
-    /// Drops who was idle, and says how many that were. Without any timestamp nobody is known to be.
+    /// Drops idle producers, and returns their number. Without any timestamp, none is known to be idle.
     pub fn evict(&mut self, now: i64) -> Result<usize, Refusal> {
         let before = self.histories.len();
         if before > 0 && !self.has_times {
@@ -242,14 +242,14 @@ impl Oracle {
         Ok(before - self.histories.len())
     }
 
-    /// What a clean restart of the broker does to its memory.
+    /// Simulates a clean restart of the broker.
     pub fn restart(&mut self, now: i64) {
-        // Where nobody is known to be idle, nobody goes.
+        // If no producer is known to be idle, none is dropped.
         self.evict(now).unwrap_or(0);
         self.histories.values_mut().for_each(|history| history.push(Event::Restart));
     }
 
-    /// Says where a log ends.
+    /// Sets the end of a log.
     pub fn set_log_end(&mut self, partition: i64, offset: i64) -> Result<(), Refusal> {
         if !self.follows_logs() || offset < 0 {
             return Err(policy_refused());
@@ -258,7 +258,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether it matters where logs end.
+    /// Whether the rules need the ends of logs.
     pub fn follows_logs(&self) -> bool {
         self.options.assigns || self.options.version >= (4, 5)
     }
@@ -306,7 +306,7 @@ fn open(history: &[Event]) -> Option<Open> {
     })
 }
 
-/// The last batches since the epoch became what it is, oldest first.
+/// The last batches since the current epoch began, oldest first.
 fn window(history: &[Event], length: usize) -> Vec<Kept> {
     let current = epoch(history);
     let (mut window, mut left) = (Vec::new(), length);
@@ -326,8 +326,8 @@ fn window(history: &[Event], length: usize) -> Vec<Kept> {
 }
 
 impl Oracle {
-    /// A row that makes sense, or the column that does not.
-    fn read(&self, row: &Row) -> Result<Sensible, &'static str> {
+    /// A valid row, or the invalid column.
+    fn read(&self, row: &Row) -> Result<ValidRow, &'static str> {
         let demand = |column, holds: bool| if holds { Ok(()) } else { Err(column) };
         let default_origin = if row.control.is_none() { "client" } else { "coordinator" };
         let origin = row.origin.unwrap_or(default_origin);
@@ -357,7 +357,7 @@ impl Oracle {
             let last = row.offset.map(|offset| offset + length - 1);
             demand("last_offset", row.last_offset.is_none() || row.last_offset == last)?;
         }
-        Ok(Sensible {
+        Ok(ValidRow {
             kind,
             origin,
             pid: row.pid.unwrap_or(NOTHING),
@@ -373,7 +373,7 @@ impl Oracle {
         })
     }
 
-    /// First and last sequence, and how many offsets the row takes.
+    /// First and last sequence, and the number of offsets of the row.
     fn extent(
         &self,
         row: &Row,
@@ -400,7 +400,7 @@ impl Oracle {
                     Some(last) if first == -1 && last != -1 => Err("last_seq"),
                     _ if first == -1 => Ok((NONE, by_offsets.unwrap_or(by_count)?)),
                     Some(last) if (0..=MAX).contains(&last) => {
-                        // Around the wrap, as many as there are.
+                        // The number of sequences across the wrap.
                         let length = if last >= first { last - first + 1 } else { MAX + 1 - first + last + 1 };
                         Ok(((first, last), length))
                     }
@@ -411,7 +411,7 @@ impl Oracle {
         }
     }
 
-    fn judge(&mut self, mut row: Sensible) -> Answer {
+    fn judge(&mut self, mut row: ValidRow) -> Answer {
         if self.options.assigns && row.origin != "replica" {
             row.offset = Some(self.log_end(row.partition));
         }
@@ -435,13 +435,13 @@ impl Oracle {
         Answer { verdict: verdict.0, expected: verdict.1, offset: row.offset.filter(|_| is_taken) }
     }
 
-    fn first_copy(&self, history: &[Event], row: &Sensible) -> Option<Kept> {
+    fn first_copy(&self, history: &[Event], row: &ValidRow) -> Option<Kept> {
         let is_looked_for = row.origin == "client" && row.epoch == epoch(history);
         let is_copy = |kept: &Kept| is_looked_for && (kept.first, kept.last) == row.seqs;
         window(history, self.options.window).into_iter().find(is_copy)
     }
 
-    fn judge_batch(&self, history: Option<&Vec<Event>>, row: &Sensible) -> (&'static str, Option<i64>) {
+    fn judge_batch(&self, history: Option<&Vec<Event>>, row: &ValidRow) -> (&'static str, Option<i64>) {
         let Some(history) = history else {
             let is_new_log = self.log_end(row.partition) == 0 && row.offset.unwrap_or(0) == 0;
             let needs_zero = self.options.first_is_zero
@@ -463,7 +463,7 @@ impl Oracle {
         if open(history).is_some() && !row.transactional { ("INVALID_TXN_STATE", None) } else { ("ACCEPTED", None) }
     }
 
-    fn judge_marker(&self, history: &[Event], row: &Sensible) -> &'static str {
+    fn judge_marker(&self, history: &[Event], row: &ValidRow) -> &'static str {
         let stored = epoch(history);
         let must_rise = row.transaction_version >= 2
             && self.options.version >= (4, 2)
@@ -480,7 +480,7 @@ impl Oracle {
         }
     }
 
-    fn record(&mut self, row: &Sensible) {
+    fn record(&mut self, row: &ValidRow) {
         let (epoch, timestamp) = (row.epoch, row.timestamp);
         let event = match row.kind {
             Kind::Batch => {

@@ -1,5 +1,5 @@
-//! Rule-book reader, naive oracle and seeded workload: everything that judges the core and shares no code with it,
-//! and the oracle beside the core.
+//! Rule-book reader, naive oracles and seeded workload: code that judges the core and shares no code with it. One
+//! module compares the oracle with the core.
 
 pub mod broker;
 pub mod log;

@@ -1,5 +1,5 @@
-//! Record batches of Kafka's log, written by the letter of the format: for tests, fuzzing and benchmarks of what reads
-//! them. Shares no code with it, down to the checksum.
+//! Writes record batches of Kafka's log exactly by the format, for tests, fuzzing and benchmarks of the code that reads
+//! them. It shares no code with that code, not even the checksum.
 
 /// A batch to write. The default is one without a producer, at offset 0, without records.
 #[derive(Clone, Debug)]
@@ -8,11 +8,11 @@ pub struct Batch {
     pub base_offset: i64,
     /// Epoch of the leader.
     pub leader_epoch: i32,
-    /// Attribute bits but for the compression.
+    /// Attribute bits except the compression.
     pub attributes: i16,
-    /// Last offset less the first; that of the last record unless given.
+    /// Last offset minus the first. Default: that of the last record.
     pub last_offset_delta: Option<i32>,
-    /// What timestamps count from.
+    /// The base of timestamps.
     pub base_timestamp: i64,
     /// The newest timestamp.
     pub max_timestamp: i64,
@@ -24,19 +24,19 @@ pub struct Batch {
     pub base_seq: i32,
     /// The records.
     pub records: Vec<Record>,
-    /// How the records are compressed.
+    /// The compression of the records.
     pub compression: Compression,
 }
 
-/// The number of a compression in the attributes, and what compresses.
+/// The number of a compression in the attributes, and the function that compresses.
 pub type Compression = (i16, fn(&[u8]) -> Vec<u8>);
 
 /// A record to write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Its offset less the batch's first.
+    /// Its offset minus the first one of the batch.
     pub offset_delta: i32,
-    /// Its timestamp less the batch's base.
+    /// Its timestamp minus the batch's base.
     pub timestamp_delta: i64,
     /// Its key.
     pub key: Option<Vec<u8>>,
@@ -70,7 +70,7 @@ impl Default for Batch {
 }
 
 impl Batch {
-    /// So many records from an offset on, of a producer, each a millisecond after the one before.
+    /// A batch of `count` records of a producer from an offset on. Each is a millisecond after the previous one.
     pub fn of_producer(pid: i64, base_seq: i32, base_offset: i64, count: i32, value: &[u8]) -> Batch {
         let record = |number: i32| Record {
             offset_delta: number,
@@ -146,7 +146,7 @@ fn nullable(bytes: &mut Vec<u8>, value: Option<&[u8]>) {
     bytes.extend(value.unwrap_or_default());
 }
 
-/// Seven bits a byte, the lowest first, zigzag.
+/// Seven bits per byte, the lowest first, zigzag.
 fn varint(bytes: &mut Vec<u8>, value: i64) {
     let mut rest = ((value << 1) ^ (value >> 63)) as u64;
     while rest >= 0x80 {
@@ -163,7 +163,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     })
 }
 
-/// A batch whose header and checksum are right and whose records are these bytes, whatever they are.
+/// A batch with a valid header and checksum, whose records are arbitrary bytes.
 pub fn segment_with_payload(compression: i16, count: i32, payload: &[u8]) -> Vec<u8> {
     let last_offset_delta = Some(count - 1);
     let mut batch = Batch { attributes: compression, last_offset_delta, ..Batch::default() }.bytes();
@@ -175,7 +175,7 @@ pub fn segment_with_payload(compression: i16, count: i32, payload: &[u8]) -> Vec
     batch
 }
 
-/// Puts the right checksum into a batch whose bytes were changed, where there are enough of them.
+/// Corrects the checksum of a changed batch, if it has enough bytes.
 pub fn seal(batch: &mut [u8]) {
     if batch.len() > 21 {
         let sum = crc32c(&batch[21..]);

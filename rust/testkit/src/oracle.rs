@@ -1,7 +1,7 @@
-//! A naive judge of rows, written from the rules and from nothing else.
+//! A naive judge of rows, written only from the rules.
 //!
-//! It keeps every accepted position in a plain set and every epoch of every key for good, so that each
-//! function can be read beside the rule it states. It shares no code with what it judges.
+//! It keeps every accepted position in a plain set and every epoch of every key for good, so that each function can be
+//! compared with the rule it implements. It shares no code with what it judges.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -9,7 +9,7 @@ use std::fmt::Debug;
 /// Which new positions are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admit {
-    /// Every one.
+    /// All.
     Any,
     /// Those above the highest.
     Forward,
@@ -20,11 +20,11 @@ pub enum Admit {
 /// What an epoch means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Epochs {
-    /// Every epoch counts by itself.
+    /// Each epoch has its own state.
     Key,
-    /// A lower one is fenced, a higher one replaces.
+    /// Lower epochs are fenced; a higher one replaces the state.
     Fence,
-    /// There are none.
+    /// Epochs are not read.
     Ignore,
 }
 
@@ -35,9 +35,9 @@ pub struct Policy {
     pub admit: Admit,
     /// What an epoch means.
     pub epochs: Epochs,
-    /// A key begins with 0: `Next` and `Forward` refuse anything else, for `Any` the head is missing.
+    /// A key begins with 0. `Next` and `Forward` refuse other numbers; `Any` counts the head as missing.
     pub first_is_zero: bool,
-    /// `Next`: how many last rows are known as duplicates.
+    /// `Next`: the number of most recent rows that are recognized as duplicates.
     pub window: i64,
     /// `Forward`: a late row that was never accepted is a duplicate, not out of order.
     pub late_is_duplicate: bool,
@@ -45,11 +45,11 @@ pub struct Policy {
     pub gaps_are_normal: bool,
     /// The size of the sequence space, if it wraps.
     pub wrap: Option<i64>,
-    /// `Any`, `Forward`: how far above the highest a row may lie.
+    /// `Any`, `Forward`: how far above the highest position a row may be.
     pub max_jump: Option<i64>,
-    /// How far below the highest a missing position may lie before it is final.
+    /// How far below the highest position a missing one may be before it becomes final.
     pub reach: Option<i64>,
-    /// With how many holes a table takes no more rows.
+    /// Number of holes with which a table takes no more rows.
     pub intervals_max: Option<i64>,
 }
 
@@ -70,7 +70,7 @@ const ANY_ORDER: Policy = Policy {
 pub const PRESETS: [&str; 6] = ["any_order", "in_order", "kafka", "strict", "watermark", "kafka_offsets"];
 
 impl Policy {
-    /// A preset with some of its fields replaced, both as the rule book writes them.
+    /// A preset with some replaced fields, both as the rule book writes them.
     pub fn named(preset: &str, fields: &[(String, String)]) -> Result<Policy, String> {
         let in_order = Policy { admit: Admit::Forward, epochs: Epochs::Fence, ..ANY_ORDER };
         let numbered = |policy| Policy { epochs: Epochs::Ignore, gaps_are_normal: true, wrap: None, ..policy };
@@ -123,7 +123,7 @@ impl Policy {
         if bad_window || none_left || too_small || no_holes { Err(format!("out of range: {self:?}")) } else { Ok(self) }
     }
 
-    /// Whether what was skipped is remembered.
+    /// Whether skipped positions are stored.
     fn keeps_holes(&self) -> bool {
         match self.admit {
             Admit::Any => true,
@@ -133,26 +133,26 @@ impl Policy {
     }
 }
 
-/// What becomes of a row. Values are the codes of every door.
+/// The verdict of a row. Values are the codes of all APIs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Verdict {
     /// New.
     Accepted = 0,
-    /// Known.
+    /// Already accepted.
     Duplicate = 1,
-    /// Not what is admitted.
+    /// Not admitted.
     OutOfOrder = 2,
-    /// Of an epoch that was replaced.
+    /// Of a fenced epoch.
     Fenced = 3,
-    /// Of no producer.
+    /// Without a producer.
     Untracked = 6,
-    /// Too old to tell.
+    /// Older than the state.
     Forgotten = 7,
 }
 
 impl Verdict {
-    /// Its name as the rule book writes it.
+    /// Its name in the rule book.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Accepted => "ACCEPTED",
@@ -165,16 +165,16 @@ impl Verdict {
     }
 }
 
-/// A row of a producer. The epoch is not looked at where the policy ignores epochs.
+/// A row of a producer. The epoch is not read if the policy ignores epochs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tracked<K> {
-    /// Producer and partition, as whatever orders keys.
+    /// Producer and partition, as any ordered type.
     pub key: K,
-    /// The producer's incarnation.
+    /// The epoch of the producer.
     pub epoch: i64,
     /// The sequence number.
     pub seq: i64,
-    /// When it happened; 0 where timestamps are not kept.
+    /// The timestamp; 0 if timestamps are not kept.
     pub timestamp: i64,
 }
 
@@ -183,36 +183,35 @@ pub struct Tracked<K> {
 pub struct Missing<K> {
     /// Producer and partition.
     pub key: K,
-    /// The incarnation; `None` where the policy ignores epochs.
+    /// The epoch; `None` if the policy ignores epochs.
     pub epoch: Option<i64>,
     /// The first sequence.
     pub first_seq: i64,
-    /// The last sequence, less than the first where the range passes the wrap.
+    /// The last sequence, less than the first if the range crosses the wrap.
     pub last_seq: i64,
-    /// How many there are.
+    /// Number of sequences.
     pub count: i64,
 }
 
-/// What one call gives.
+/// The result of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Judged<K> {
-    /// One for each row.
+    /// One per row.
     pub verdicts: Vec<Verdict>,
     /// For rows out of order: the sequence that would have been accepted, if there is one.
     pub expected: Vec<Option<i64>>,
-    /// What rows of this call jumped over and what was not accepted by its end, in order.
+    /// Positions that rows of this call skipped and that were not accepted by its end, in order.
     pub missing: Vec<Missing<K>>,
-    /// Rows below the highest epoch accepted of their key.
+    /// Number of rows below the highest accepted epoch of their key.
     pub stale_epoch: u64,
-    /// Rows that the border rules put into a neighbouring lap.
+    /// Number of rows that the border rules put into a neighbouring lap.
     pub border: u64,
 }
 
-/// Gives a sequence its position below, in or above the lap of the highest, and says whether a border
-/// rule decided.
+/// Returns the position of a sequence below, in or above the lap of the highest, and whether a border rule decided.
 pub(crate) type Place = fn(policy: &Policy, highest: i128, seq: i64) -> (i128, bool);
 
-/// Remembers everything and judges rows one by one.
+/// Keeps the complete history and judges rows one by one.
 #[derive(Clone, Debug)]
 pub struct Oracle<K> {
     policy: Policy,
@@ -224,14 +223,14 @@ pub struct Oracle<K> {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Entry {
-    /// What was accepted, as positions (`Next`: as sequences in the order of their arrival, in `recent`).
+    /// Accepted positions (`Next`: sequences in the order of arrival, in `recent`).
     positions: BTreeSet<i128>,
     recent: Vec<i64>,
-    /// What rows jumped over, and their timestamps.
+    /// Skipped positions, and their timestamps.
     jumps: Vec<(Range, i64)>,
-    /// What is final, accepted or not.
+    /// Final positions, accepted or not.
     final_range: Option<Range>,
-    /// The highest accepted; under `Fence` of all epochs of the key.
+    /// The highest timestamp of accepted rows; under `Fence` of all epochs of the key.
     last_timestamp: Option<i64>,
 }
 
@@ -246,16 +245,16 @@ struct Span<K> {
     last: i128,
 }
 
-/// What a row comes to: the verdict and, if it is out of order, what would have been accepted.
+/// The judgement of a row: the verdict and, if it is out of order, the sequence that would have been accepted.
 type Judgement = (Verdict, Option<i64>);
 
 impl<K: Ord + Clone + Debug> Oracle<K> {
-    /// A table that has seen nothing.
+    /// An empty table.
     pub fn new(policy: Policy) -> Oracle<K> {
         Oracle { policy, place: position, keys: BTreeMap::new(), horizon: None }
     }
 
-    /// How many entries there are: keys, or keys and epochs where every epoch counts by itself.
+    /// Number of entries: keys, or keys and epochs if each epoch has its own state.
     pub fn len(&self) -> usize {
         match self.policy.epochs {
             Epochs::Key => self.keys.values().map(BTreeMap::len).sum(),
@@ -268,7 +267,7 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
         self.keys.is_empty()
     }
 
-    /// Every hole that is open, in the order of key, epoch and position.
+    /// All open holes, in the order of key, epoch and position.
     pub fn missing(&self) -> Vec<Missing<K>> {
         let holes = |(key, epoch, entry): (&K, i64, &Entry)| {
             let range = |(first, last)| self.range(key, epoch, first, last);
@@ -303,8 +302,8 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
         call
     }
 
-    /// Judges a row. A table that was merged may have holes that are out of reach: they are final before, but
-    /// a row that is refused leaves no trace.
+    /// Judges a row. A merged table can have holes beyond the reach. They become final first, but a refused row leaves
+    /// no trace.
     fn judge(&mut self, row: &Tracked<K>, call: &mut Judged<K>, jumped: &mut Vec<Span<K>>) -> Judgement {
         let epoch = if self.policy.epochs == Epochs::Ignore { 0 } else { row.epoch };
         let before = self.keys.get(&row.key).and_then(|epochs| epochs.get(&epoch)).map(|entry| entry.final_range);
@@ -380,7 +379,7 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
         judgement
     }
 
-    /// An unknown key, or a higher epoch that starts it anew.
+    /// Judges a row of an unknown key, or of a higher epoch that restarts it.
     fn begin(&mut self, row: &Tracked<K>, epoch: i64, is_bump: bool, jumped: &mut Vec<Span<K>>) -> Judgement {
         let policy = self.policy;
         let only_zero = policy.first_is_zero || (is_bump && policy.admit == Admit::Next);
@@ -402,7 +401,7 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
         (Verdict::Accepted, None)
     }
 
-    /// The entry that is about to accept a row.
+    /// The entry that accepts a row.
     fn entry(&mut self, row: &Tracked<K>, epoch: i64) -> &mut Entry {
         let epochs = self.keys.entry(row.key.clone()).or_default();
         let replaced = epochs.values().filter(|_| self.policy.epochs == Epochs::Fence);
@@ -412,13 +411,13 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
         entry
     }
 
-    /// The position from which an entry's holes count.
+    /// The first position whose holes count.
     fn start(&self, entry: &Entry) -> i128 {
         let lowest = entry.positions.first().copied().unwrap_or(0);
         if self.policy.first_is_zero { 0 } else { lowest }
     }
 
-    /// What was not accepted within the spans.
+    /// Positions in the spans that were not accepted.
     fn uncovered(&self, spans: &[Span<K>]) -> Vec<Missing<K>> {
         let mut missing = Vec::new();
         if self.policy.gaps_are_normal {

@@ -1,7 +1,7 @@
-//! A table of the core and the oracle, side by side: what is done to one is done to the other, and what both
-//! say and remember must be the same.
+//! A table of the core and the oracle, side by side: both run the same calls, and their results and states must be
+//! equal.
 //!
-//! The only module here that knows the core.
+//! This is the only module here that depends on the core.
 
 use crate::oracle::{self, Oracle, Remembered, Tracked};
 use crate::workload::Row;
@@ -11,12 +11,12 @@ use std::fmt::Debug;
 /// Producer and partition.
 pub type Key = (i64, i32);
 
-/// The same rules in the core's words and in the oracle's.
+/// The same rules for the core and for the oracle.
 #[derive(Clone, Debug)]
 pub struct Rules {
     /// Preset and fields.
     pub name: String,
-    /// In the core's words. A broken core has others.
+    /// The policy of the core. A mutated core has another one.
     pub core: Policy,
     oracle: oracle::Policy,
     /// Whether the table keeps timestamps.
@@ -24,10 +24,10 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// A preset with some of its fields replaced.
+    /// A preset with some replaced fields.
     ///
     /// # Panics
-    /// Where either side does not know them.
+    /// If either side does not know them.
     pub fn new(preset: &str, fields: &[(&str, &str)], keeps_timestamp: bool) -> Rules {
         let mut core = Policy::preset(preset).expect("a preset");
         fields.iter().for_each(|(field, value)| core.set(field, value).expect("a field"));
@@ -39,7 +39,7 @@ impl Rules {
     /// An empty table.
     ///
     /// # Panics
-    /// Where the core's policy makes no sense.
+    /// If the core's policy is invalid.
     pub fn table(&self) -> StateTable {
         StateTable::new(self.core).expect("a valid policy").with_keep_timestamp(self.keeps_timestamp)
     }
@@ -87,13 +87,13 @@ impl Columns {
         self.timestamp.extend_from_slice(&other.timestamp);
     }
 
-    /// With sequence numbers of 32 bits, which must be enough.
+    /// Converts sequence numbers to 32 bits, in which they must fit.
     pub fn narrowed(self) -> Columns {
         Columns { narrow: Some(self.seq.iter().map(|&seq| seq as i32).collect()), ..self }
     }
 
-    /// As the core takes them. Where timestamps are not kept the column is there all the same: it must not
-    /// matter.
+    /// The batch for the core. It has timestamps even if the table does not keep them, because they must not matter
+    /// then.
     pub fn batch(&self, rules: &Rules) -> Batch<'_> {
         Batch {
             pid: &self.pid,
@@ -115,7 +115,7 @@ impl Columns {
     }
 }
 
-/// The core and the oracle. What is done gives, as an error, how they differ.
+/// The core and the oracle. Each operation returns their difference as an error.
 pub struct Pair {
     rules: Rules,
     /// The core's side.
@@ -129,8 +129,8 @@ impl Pair {
         Pair { rules: rules.clone(), table: rules.table(), oracle: Oracle::new(rules.oracle) }
     }
 
-    /// Judges rows in one call, in so many batches. Gives the verdicts; none where the table holds as many
-    /// holes as it may.
+    /// Judges rows in one call, divided into batches. Returns the verdicts, or none if the table has the maximum number
+    /// of holes.
     pub fn apply(&mut self, batches: &[Columns]) -> Result<Vec<u8>, String> {
         let rows: Vec<_> = batches.iter().flat_map(|columns| columns.tracked(&self.rules)).collect();
         let batches: Vec<_> = batches.iter().map(|columns| columns.batch(&self.rules)).collect();
@@ -148,7 +148,7 @@ impl Pair {
         }
     }
 
-    /// Forgets what is too old.
+    /// Evicts old entries.
     pub fn evict(&mut self, now: i64, idle: i64) -> Result<(), String> {
         let dropped = self.table.evict(now, idle).map_err(|error| error.to_string())?;
         let core = (dropped, self.table.horizon_ms());
@@ -162,7 +162,7 @@ impl Pair {
         self.agree_mut("what was forgotten", dropped, |oracle| oracle.forget(is_named))
     }
 
-    /// Takes in another pair. Gives the number of overlaps; `None` where both sides refuse.
+    /// Merges another pair into this one. Returns the number of overlaps; `None` if both sides refuse.
     pub fn merge(&mut self, other: &Pair) -> Result<Option<usize>, String> {
         let is_full = self.oracle.is_full();
         let before = self.table.snapshot();
@@ -186,14 +186,14 @@ impl Pair {
         }
     }
 
-    /// Writes the table and reads it back, which must not show.
+    /// Writes and reads the table, which must not change it.
     pub fn restore(&mut self) -> Result<(), String> {
         let bytes = self.table.snapshot();
         self.table = StateTable::restore(&bytes).map_err(|error| format!("its own snapshot: {error}"))?;
         if self.table.snapshot() == bytes { Ok(()) } else { Err("restoring shows".into()) }
     }
 
-    /// Compares all that is remembered.
+    /// Compares the complete states.
     pub fn compare(&self) -> Result<(), String> {
         self.agree("the number of entries", &self.table.len(), &self.oracle.len())?;
         let open: Vec<_> = self.table.missing().map(|it| of_core(&it)).collect();
@@ -227,8 +227,7 @@ impl Pair {
 /// A range of sequences: key, epoch, first, last, count.
 type Range = (Key, i64, i64, i64, i64);
 
-/// Everything that a call says: verdicts, what would have been accepted by row, what was jumped over, stale
-/// rows and border rows.
+/// The complete result of a call: verdicts, expected sequences by row, skipped ranges, stale rows and border rows.
 type Reported = (Vec<u8>, Vec<(u64, i64)>, Vec<Range>, u64, u64);
 
 fn reported_by_core(judged: Judged, keys: &Keys) -> Reported {

@@ -1,12 +1,11 @@
-//! The reader of the rule book: turns the pages of `spec` into cases that any door can run.
+//! Reads the rule book: converts the pages of `spec` to cases that any API can run.
 //!
-//! `spec/README.md` explains the format. What a page does not list must not happen: a call
-//! without a `missing` line expects none, and so on; a misspelt line therefore fails instead of
-//! passing unread.
+//! `spec/README.md` explains the format. Results that a page does not list must not occur: a call without a `missing`
+//! line expects no missing ranges. A misspelt line therefore fails instead of being ignored.
 
 use std::path::{Path, PathBuf};
 
-/// What reading gives: the error says the page, the line and the reason.
+/// The result of reading. The error has the page, the line and the reason.
 pub type Result<T> = std::result::Result<T, String>;
 
 /// One cell of a row.
@@ -18,26 +17,26 @@ pub enum Cell {
     Int(i64),
     /// A text.
     Text(String),
-    /// A composite: one cell for each of its columns.
+    /// A composite: one cell per column.
     Tuple(Vec<Cell>),
 }
 
-/// A row, and what it must be judged.
+/// A row, and its expected verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// The producer.
     pub pid: Cell,
-    /// Its incarnation; [`Cell::Null`] where the policy ignores epochs.
+    /// Its epoch; [`Cell::Null`] if the policy ignores epochs.
     pub epoch: Cell,
     /// The partition it numbers.
     pub partition: Cell,
     /// The sequence number.
     pub seq: Cell,
-    /// Milliseconds; [`Cell::Null`] where the table keeps none.
+    /// Milliseconds; [`Cell::Null`] if the table keeps none.
     pub timestamp: Cell,
-    /// The verdict's name as other doors write it (`OUT_OF_ORDER`), or `-` in a call that is refused.
+    /// The name of the verdict in all APIs (`OUT_OF_ORDER`), or `-` in a call that is refused.
     pub verdict: String,
-    /// On an `OUT_OF_ORDER` row: the sequence that would have been accepted, if there is one.
+    /// For an `OUT_OF_ORDER` row: the sequence that would have been accepted, if there is one.
     pub expected: Option<i64>,
 }
 
@@ -46,60 +45,59 @@ pub struct Row {
 pub struct Missing {
     /// The producer.
     pub pid: Cell,
-    /// Its incarnation; `None` where the policy ignores epochs.
+    /// Its epoch; `None` if the policy ignores epochs.
     pub epoch: Option<i64>,
     /// The partition.
     pub partition: Cell,
     /// The first sequence of the range.
     pub first_seq: i64,
-    /// Its last sequence, less than the first where the range passes the wrap.
+    /// Its last sequence, less than the first if the range crosses the wrap.
     pub last_seq: i64,
-    /// How many positions there are.
+    /// Number of positions.
     pub count: i64,
 }
 
-/// Why a call is refused whole.
+/// Why a whole call is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The role of the column at fault, or `policy` where the policy does not take the columns or the step,
-    /// or `capacity` where a bound would be passed.
+    /// The role of the invalid column. `policy` if the policy does not accept the columns or the step, `capacity` if a
+    /// limit would be exceeded.
     pub column: String,
-    /// The row at fault, from 0; `None` where the whole column is.
+    /// The invalid row, from 0; `None` if the whole column is invalid.
     pub row: Option<usize>,
 }
 
-/// What a call does.
+/// The action of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Judges its rows.
     Apply,
-    /// Drops what was idle.
+    /// Drops idle entries.
     Evict {
-        /// The time that it is, in milliseconds.
+        /// The current time, in milliseconds.
         now: i64,
-        /// How long an entry may have been idle, in milliseconds.
+        /// How long an entry may be idle, in milliseconds.
         idle: i64,
     },
-    /// Drops what is remembered of a producer.
+    /// Drops the entries of a producer.
     Forget {
         /// The producer.
         pid: Cell,
-        /// Only this partition of it, where one is named.
+        /// Only this partition of it, if named.
         partition: Option<Cell>,
     },
-    /// Begins another, empty table, to which everything up to the next `Merge` is done.
+    /// Begins another, empty table. All steps up to the next `Merge` apply to it.
     Other(Options),
-    /// Merges the other table into the one before.
+    /// Merges the other table into the previous one.
     Merge,
 }
 
-/// A preset and what differs from it, the options of a table among them.
+/// A preset, changed fields, and options of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The preset's name.
     pub policy: String,
-    /// The fields that differ from the preset, as text; `untracked`, `keep` and `entries_max` are options
-    /// of the table.
+    /// Changed fields, as text; `untracked`, `keep` and `entries_max` are options of the table.
     pub fields: Vec<(String, String)>,
 }
 
@@ -117,49 +115,49 @@ impl Options {
 
 const TABLE_OPTIONS: [&str; 3] = ["untracked", "keep", "entries_max"];
 
-/// One call of one table, and what must come of it.
+/// One call of one table, and its expected results.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// What it does.
+    /// Its action.
     pub action: Action,
-    /// Where it begins on the page.
+    /// Its line on the page.
     pub line: usize,
     /// Whether an epoch column is mapped.
     pub has_epoch: bool,
     /// The rows to judge, in order.
     pub rows: Vec<Row>,
-    /// What the call lists as missing.
+    /// Missing ranges that the call lists.
     pub missing: Vec<Missing>,
-    /// What the table lists as missing after the call.
+    /// Missing ranges that the table lists after the call.
     pub open: Vec<Missing>,
     /// The final ranges that the table has after the call, in positions.
     pub finals: Vec<Missing>,
-    /// What both tables of a merge had accepted.
+    /// Positions that both tables of a merge had accepted.
     pub overlap: Vec<Missing>,
-    /// Entries that were dropped.
+    /// Number of dropped entries.
     pub dropped: u64,
-    /// Where the horizon lies after an eviction.
+    /// The horizon after an eviction.
     pub horizon: Option<i64>,
-    /// Rows below the highest epoch accepted of their key.
+    /// Number of rows below the highest accepted epoch of their key.
     pub stale_epoch: u64,
-    /// Rows that the border rules put into a neighbouring lap.
+    /// Number of rows that the border rules put into a neighbouring lap.
     pub border: u64,
     /// The error, if the call is refused.
     pub error: Option<Refusal>,
 }
 
-/// A policy and the calls made, one after the other, on one table of it; or a policy that is refused.
+/// A policy and consecutive calls on one table of it, or a policy that is refused.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// The page's name without its ending.
     pub page: String,
     /// The line of the policy.
     pub line: usize,
-    /// What its table is of.
+    /// The options of its table.
     pub options: Options,
-    /// The policy cannot be made.
+    /// Whether the policy is refused.
     pub refused: bool,
-    /// What is done with the table.
+    /// The calls on the table.
     pub calls: Vec<Call>,
 }
 
@@ -189,7 +187,7 @@ fn pages(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The cases of one page. An error for a page that states nothing.
+/// The cases of one page. A page without cases is an error.
 pub fn read_page(page: &str, text: &str) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     let mut header: Vec<&str> = Vec::new();
@@ -294,7 +292,7 @@ fn options(text: &str) -> Result<Options> {
     Ok(Options { policy, fields })
 }
 
-/// What a line between the tables does, if it is a step.
+/// The action of a line between the tables, if it is a step.
 fn action(line: &str, cases: &[Case]) -> Result<Option<Action>> {
     let Some((name, text)) = line.split_once(':') else { return Ok(None) };
     let text = text.trim();
@@ -326,7 +324,7 @@ fn cells(line: &str) -> Vec<&str> {
     line.strip_prefix('|').and_then(|line| line.strip_suffix('|')).unwrap_or(line).split('|').map(str::trim).collect()
 }
 
-/// One row, or as many as the run `first..last` in the column seq has.
+/// One row, or the rows of `first..last` in the column seq.
 fn rows(header: &[&str], cells: &[&str]) -> Result<Vec<Row>> {
     let cell = |name: &str| header.iter().position(|column| *column == name).map(|index| cells[index]);
     let value = |name: &str| cell(name).map_or(Ok(Cell::Null), parse_cell);
@@ -389,7 +387,7 @@ fn parse_refusal(text: &str) -> Result<Refusal> {
     Ok(Refusal { column: column.to_string(), row })
 }
 
-/// `pid / epoch / partition: first..last (count)`, without epoch where there are none.
+/// Parses `pid / epoch / partition: first..last (count)`, without the epoch if there are none.
 fn parse_missing(text: &str) -> Result<Missing> {
     let (names, span) = text.rsplit_once(": ").ok_or("a range without a key")?;
     let names = names.split(" / ").map(parse_cell).collect::<Result<Vec<_>>>()?;
@@ -408,41 +406,41 @@ fn parse_missing(text: &str) -> Result<Missing> {
     Ok(Missing { pid, epoch, partition, first_seq, last_seq, count })
 }
 
-/// What a door makes of a call, in the book's words.
+/// The result of a call of an API, in the terms of the rule book.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// For each row the verdict's name and, if it is `OUT_OF_ORDER`, what would have been accepted.
+    /// For each row, the name of the verdict and, for `OUT_OF_ORDER`, the sequence that would have been accepted.
     pub verdicts: Vec<(String, Option<i64>)>,
-    /// What the call lists as missing.
+    /// Missing ranges that the call lists.
     pub missing: Vec<Missing>,
-    /// Rows below the highest epoch accepted of their key.
+    /// Number of rows below the highest accepted epoch of their key.
     pub stale_epoch: u64,
-    /// Rows that the border rules put into a neighbouring lap; `None` from a door that does not count them.
+    /// Number of rows that the border rules put into a neighbouring lap; `None` if the API does not count them.
     pub border: Option<u64>,
-    /// Entries that were dropped.
+    /// Number of dropped entries.
     pub dropped: u64,
-    /// Where the horizon lies after an eviction.
+    /// The horizon after an eviction.
     pub horizon: Option<i64>,
-    /// What both tables of a merge had accepted.
+    /// Positions that both tables of a merge had accepted.
     pub overlap: Vec<Missing>,
 }
 
-/// One table behind one door, and the other one while there is one.
+/// One table behind an API, and the other table of a merge while it exists.
 pub trait Door {
-    /// Does what the call says, or refuses the call and changes nothing.
+    /// Runs a call, or refuses it and changes nothing.
     fn apply(&mut self, call: &Call) -> std::result::Result<Answer, Refusal>;
 
-    /// What the table lists as missing.
+    /// Missing ranges of the table.
     fn open(&self) -> Vec<Missing>;
 
     /// The final ranges of the table, in positions, in the order of its entries.
     fn finals(&self) -> Vec<Missing>;
 }
 
-/// What a door does otherwise than the book says; empty for a door that keeps the rules.
+/// Compares an API with the rule book. The result is empty if they agree.
 ///
-/// `door` is `None` where the door refused to make the policy.
-pub fn complaints(case: &Case, door: Option<&mut dyn Door>) -> Vec<String> {
+/// `door` is `None` if the API refused the policy.
+pub fn differences(case: &Case, door: Option<&mut dyn Door>) -> Vec<String> {
     match door {
         None if case.refused => Vec::new(),
         None => vec![format!("{}:{}: refused", case.page, case.line)],
@@ -450,7 +448,7 @@ pub fn complaints(case: &Case, door: Option<&mut dyn Door>) -> Vec<String> {
         Some(door) => {
             let judge = |call: &Call| -> Vec<String> {
                 let found = call_complaints(call, door);
-                found.into_iter().map(|complaint| format!("{}:{}, {complaint}", case.page, call.line)).collect()
+                found.into_iter().map(|difference| format!("{}:{}, {difference}", case.page, call.line)).collect()
             };
             case.calls.iter().flat_map(judge).collect()
         }

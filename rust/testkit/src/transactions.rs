@@ -1,4 +1,4 @@
-//! A naive reader of transactions: it keeps whole logs and answers every question from their first row on.
+//! A naive reader of transactions. It keeps whole logs and answers every question by reading them from the first row.
 
 use crate::workload::Random;
 
@@ -7,9 +7,9 @@ use crate::workload::Random;
 pub struct LogRow {
     /// The producer, -1 if there is none.
     pub pid: i64,
-    /// Its incarnation.
+    /// Its epoch.
     pub epoch: i16,
-    /// Whose log it stands in.
+    /// The partition of the log.
     pub partition: i32,
     /// The first offset.
     pub offset: i64,
@@ -17,13 +17,13 @@ pub struct LogRow {
     pub last_offset: i64,
     /// Whether data is part of a transaction.
     pub is_transactional: bool,
-    /// What it is.
+    /// The kind of the row.
     pub kind: Kind,
-    /// When it was written.
+    /// Its timestamp.
     pub timestamp: i64,
 }
 
-/// What a row is.
+/// The kind of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Records.
@@ -32,14 +32,14 @@ pub enum Kind {
     Commit,
     /// The marker that aborts.
     Abort,
-    /// Anything else that is no data.
+    /// Any other row that is not data.
     Other,
 }
 
-/// What became of a row's transaction.
+/// The outcome of a row's transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// It has none.
+pub enum RowOutcome {
+    /// It has no transaction.
     None,
     /// Committed.
     Committed,
@@ -52,7 +52,7 @@ pub enum Fate {
 /// A transaction of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transaction {
-    /// Where it was written.
+    /// The partition.
     pub partition: i32,
     /// The producer.
     pub pid: i64,
@@ -66,8 +66,8 @@ pub struct Transaction {
     pub last_timestamp: i64,
     /// The offset of its marker.
     pub marker: Option<i64>,
-    /// What became of it.
-    pub fate: Fate,
+    /// Its outcome.
+    pub row_outcome: RowOutcome,
     /// The row of its marker.
     pub decided_at: Option<usize>,
     /// The row of its first data.
@@ -89,21 +89,21 @@ impl Log {
         self.rows.extend_from_slice(rows);
     }
 
-    /// What became of each row's transaction.
-    pub fn fates(&self) -> Vec<Fate> {
-        (0..self.rows.len()).map(|row| self.fate(row)).collect()
+    /// The outcome of each row's transaction.
+    pub fn row_outcomes(&self) -> Vec<RowOutcome> {
+        (0..self.rows.len()).map(|row| self.row_outcome(row)).collect()
     }
 
-    /// The first marker of the same producer and partition behind a row decides.
-    fn fate(&self, row: usize) -> Fate {
+    /// The outcome of a row: the first later marker of the same producer and partition decides.
+    fn row_outcome(&self, row: usize) -> RowOutcome {
         let it = &self.rows[row];
         if it.kind != Kind::Data || !it.is_transactional {
-            return Fate::None;
+            return RowOutcome::None;
         }
         match self.rows[row..].iter().find(|other| is_marker(other) && is_same(it, other)) {
-            Some(marker) if marker.kind == Kind::Commit => Fate::Committed,
-            Some(_) => Fate::Aborted,
-            None => Fate::Open,
+            Some(marker) if marker.kind == Kind::Commit => RowOutcome::Committed,
+            Some(_) => RowOutcome::Aborted,
+            None => RowOutcome::Open,
         }
     }
 
@@ -133,7 +133,7 @@ impl Log {
                 data_end: last.last_offset,
                 last_timestamp: last.timestamp,
                 marker: decided_at.map(|at| self.rows[at].offset),
-                fate: self.fate(begun_at),
+                row_outcome: self.row_outcome(begun_at),
                 decided_at,
                 begun_at,
             });
@@ -143,7 +143,10 @@ impl Log {
 
     /// The first offset that is not decided.
     pub fn first_unstable_offset(&self, partition: i32) -> Option<i64> {
-        let open = self.transactions().into_iter().filter(|it| it.partition == partition && it.fate == Fate::Open);
+        let open = self
+            .transactions()
+            .into_iter()
+            .filter(|it| it.partition == partition && it.row_outcome == RowOutcome::Open);
         open.map(|it| it.first_offset).min()
     }
 
@@ -156,7 +159,7 @@ impl Log {
     /// The aborted transactions as the broker lists them, in the order of their markers.
     pub fn aborted(&self, partition: i32) -> Vec<AbortedEntry> {
         let all: Vec<_> = self.transactions().into_iter().filter(|it| it.partition == partition).collect();
-        let mut aborted: Vec<_> = all.iter().filter(|it| it.fate == Fate::Aborted).collect();
+        let mut aborted: Vec<_> = all.iter().filter(|it| it.row_outcome == RowOutcome::Aborted).collect();
         aborted.sort_by_key(|it| it.marker);
         let entry = |it: &&Transaction| {
             let marker = it.marker.unwrap_or(-1);
@@ -178,7 +181,7 @@ fn is_marker(row: &LogRow) -> bool {
     row.kind == Kind::Commit || row.kind == Kind::Abort
 }
 
-/// A log by chance: few producers and partitions, so that everything meets everything.
+/// A random log with few producers and partitions, so that all combinations occur.
 pub fn random_log(random: &mut Random, rows: usize) -> Vec<LogRow> {
     let partitions = 1 + random.below(3);
     let pids = 1 + random.below(5);

@@ -1,11 +1,11 @@
-//! Seeded streams of rows: runs, repeats, gaps, latecomers, zombies and wraps, the same for the same seed.
+//! Seeded streams of rows: spans, repeats, gaps, late rows, zombies and wraps. The same seed gives the same stream.
 
-/// A row of numbers, as the core takes them.
+/// A row with numeric keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     /// The producer, -1 if the row is untracked.
     pub pid: i64,
-    /// Its incarnation.
+    /// Its epoch.
     pub epoch: i16,
     /// The partition it numbers.
     pub partition: i32,
@@ -13,12 +13,12 @@ pub struct Row {
     pub seq: i64,
 }
 
-/// A small generator of numbers (splitmix64): one word of state, the same on every platform.
+/// A small pseudo-random number generator (splitmix64): one word of state, the same on every platform.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Numbers that follow from the seed alone.
+    /// Creates a generator. Its numbers depend only on the seed.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
@@ -36,24 +36,24 @@ impl Random {
         ((u128::from(self.bits()) * u128::from(end)) >> 64) as u64
     }
 
-    /// True in so many of a hundred cases.
+    /// True in `percent` of a hundred cases.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 }
 
-/// What a stream is like. Percentages are of steps, each of which emits a run of one producer; what is
-/// left of a hundred is the healthy case, the next rows in order.
+/// The shape of a stream. Percentages are of steps, each of which emits a span of one producer. The rest is the normal
+/// case: the next rows in order.
 #[derive(Clone, Debug)]
 pub struct Shape {
-    /// How many producers there are.
+    /// Number of producers.
     pub pids: u64,
-    /// How many partitions each of them numbers.
+    /// Number of partitions of each producer.
     pub partitions: u64,
     /// The sequence space. Half of the producers begin just before its end.
     pub wrap: Option<u64>,
-    /// The longest run.
-    pub run_max: u64,
+    /// Maximum length of a span.
+    pub span_max: u64,
     /// Some of the last rows again.
     pub repeat_percent: u64,
     /// Rows from far back again.
@@ -62,24 +62,24 @@ pub struct Shape {
     pub gap_percent: u64,
     /// Rows that were left out arrive.
     pub late_percent: u64,
-    /// The epoch rises and the sequence begins again, mostly with 0.
+    /// The epoch increases and the sequence restarts, mostly with 0.
     pub bump_percent: u64,
-    /// The epoch before goes on.
+    /// The previous epoch continues.
     pub zombie_percent: u64,
-    /// Any sequence at all.
+    /// Any sequence.
     pub wild_percent: u64,
-    /// A row of no producer.
+    /// A row without a producer.
     pub untracked_percent: u64,
 }
 
 impl Shape {
-    /// A bit of everything, for judging rather than for speed.
+    /// A mixture of everything, for correctness and not for speed.
     pub fn mixed(wrap: Option<u64>) -> Shape {
         Shape {
             pids: 4,
             partitions: 3,
             wrap,
-            run_max: 12,
+            span_max: 12,
             repeat_percent: 15,
             replay_percent: 5,
             gap_percent: 10,
@@ -92,7 +92,7 @@ impl Shape {
     }
 }
 
-/// One producer's numbering of one partition.
+/// The sequence of one producer in one partition.
 struct Producer {
     pid: i64,
     partition: i32,
@@ -100,7 +100,7 @@ struct Producer {
     /// The first number of this epoch and the next one, not wrapped.
     first: u64,
     next: u64,
-    /// Where the epoch before ended.
+    /// The end of the previous epoch.
     ended: u64,
     /// Numbers that were left out.
     held: Vec<u64>,
@@ -110,7 +110,7 @@ struct Producer {
 pub fn stream(seed: u64, len: usize, shape: &Shape) -> Vec<Row> {
     let mut random = Random::new(seed);
     let mut producers = producers(&mut random, shape);
-    let mut rows = Vec::with_capacity(len + shape.run_max as usize);
+    let mut rows = Vec::with_capacity(len + shape.span_max as usize);
     while rows.len() < len {
         let chosen = random.below(producers.len() as u64) as usize;
         step(&mut random, shape, &mut producers[chosen], &mut rows);
@@ -142,7 +142,7 @@ fn beginning(random: &mut Random, shape: &Shape) -> u64 {
 
 /// One step of one producer. The order of the cases is the order of the fields of [`Shape`].
 fn step(random: &mut Random, shape: &Shape, producer: &mut Producer, rows: &mut Vec<Row>) {
-    let run = 1 + random.below(shape.run_max);
+    let run = 1 + random.below(shape.span_max);
     let (dice, mut threshold) = (random.below(100), 0);
     let mut falls = |percent: u64| {
         threshold += percent;

@@ -1,15 +1,15 @@
-//! The broker's rule book against the naive oracle, and the reader of the book. A broken oracle must be found out.
+//! Tests the naive oracle with the broker's rule book, and the reader of the book. A broken oracle must be detected.
 
-use fencepost_testkit::broker::rulebook::{Action, Door, Spelling, cases, complaints, folder, read_page};
+use fencepost_testkit::broker::rulebook::{Action, Door, Spelling, cases, differences, folder, read_page};
 use fencepost_testkit::broker::{Answer, Entry, Kept, MAX, Open, Options, Oracle, Refusal, Row};
 
-/// What the book has against a door made of the options of a case.
-fn complaints_about<D: Door>(door: impl Fn(Options) -> D) -> Vec<String> {
+/// The differences between the book and an API made of the options of a case.
+fn differences_of<D: Door>(door: impl Fn(Options) -> D) -> Vec<String> {
     let mut found = Vec::new();
     for case in cases(&folder()).expect("the book can be read") {
         for spelling in [Spelling::Count, Spelling::LastSeq] {
             let mut door = Options::named(&case.options).map(&door);
-            found.extend(complaints(&case, door.as_mut().map(|door| door as &mut dyn Door), spelling));
+            found.extend(differences(&case, door.as_mut().map(|door| door as &mut dyn Door), spelling));
         }
     }
     found
@@ -17,7 +17,7 @@ fn complaints_about<D: Door>(door: impl Fn(Options) -> D) -> Vec<String> {
 
 #[test]
 fn the_oracle_keeps_the_book() {
-    let found = complaints_about(Oracle::new);
+    let found = differences_of(Oracle::new);
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
@@ -33,7 +33,7 @@ fn the_book_is_read_whole() {
     assert!(cases.iter().filter(|case| case.refused).count() >= 5);
 }
 
-/// An oracle of which rows or options are changed before it sees them.
+/// An oracle whose rows or options are changed before it sees them.
 struct Broken {
     oracle: Oracle,
     change: fn(&mut Row),
@@ -85,7 +85,7 @@ fn broken_oracles_are_found_out() {
             change(&mut options);
             Oracle::new(options)
         };
-        assert!(!complaints_about(broken).is_empty(), "the book has nothing against broken options {number}");
+        assert!(!differences_of(broken).is_empty(), "the book has nothing against broken options {number}");
     }
     let rows: [fn(&mut Row); 9] = [
         |row| row.epoch = row.epoch.map(|_| 0),
@@ -100,7 +100,7 @@ fn broken_oracles_are_found_out() {
     ];
     for (number, change) in rows.into_iter().enumerate() {
         let broken = |options| Broken { oracle: Oracle::new(options), change };
-        assert!(!complaints_about(broken).is_empty(), "the book has nothing against broken rows {number}");
+        assert!(!differences_of(broken).is_empty(), "the book has nothing against broken rows {number}");
     }
 }
 

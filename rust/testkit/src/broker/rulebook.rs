@@ -1,58 +1,58 @@
-//! The reader of the broker's rule book: turns the pages of `spec/broker` into cases that any door can run.
+//! Reads the broker's rule book: converts the pages of `spec/broker` to cases that any API can run.
 //!
-//! `spec/broker/README.md` explains the format. A misspelt line fails instead of passing unread.
+//! `spec/broker/README.md` explains the format. A misspelt line fails instead of being ignored.
 
 use super::{Answer, Entry, Kept, MAX, Open, Refusal, Row};
 use std::path::{Path, PathBuf};
 
-/// What reading gives: the error says the page, the line and the reason.
+/// The result of reading. The error has the page, the line and the reason.
 pub type Result<T> = std::result::Result<T, String>;
 
-/// What is done to a table.
+/// An operation on a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Judges its rows.
     Apply(Vec<Row>),
-    /// Drops who is idle by then.
+    /// Drops producers that are idle at this time.
     Evict(i64),
-    /// Restarts the broker then.
+    /// Restarts the broker at this time.
     Restart(i64),
-    /// Says where the log of a partition ends.
+    /// Sets the end of a partition's log.
     SetLogEnd(i64, i64),
 }
 
-/// How the sequences of a batch are told.
+/// How the sequences of a batch are given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spelling {
-    /// By the first and how many there are.
+    /// By the first and their number.
     Count,
     /// By the first and the last.
     LastSeq,
 }
 
-/// One step, and what must come of it.
+/// One step, and its expected results.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// Where it begins on the page.
+    /// Its line on the page.
     pub line: usize,
-    /// What it does.
+    /// Its action.
     pub action: Action,
-    /// What becomes of each row; empty where the call is refused.
+    /// The result of each row; empty if the call is refused.
     pub answers: Vec<Answer>,
     /// Whether the answers state offsets.
     pub states_offsets: bool,
-    /// All that is remembered afterwards, where it is stated.
+    /// All entries afterwards, if stated.
     pub entries: Option<Vec<Entry>>,
-    /// Where the logs of partitions end afterwards.
+    /// The log ends of partitions afterwards.
     pub log_ends: Vec<(i64, i64)>,
-    /// How many entries were dropped.
+    /// Number of dropped entries.
     pub dropped: usize,
     /// Why the call is refused, if it is.
     pub error: Option<Refusal>,
     has_seq: bool,
 }
 
-/// Options and what is done, one after the other, to a table of them; or options that are refused.
+/// Options and consecutive steps on one table of them, or options that are refused.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// The page's name without its ending.
@@ -61,9 +61,9 @@ pub struct Case {
     pub line: usize,
     /// Name and value.
     pub options: Vec<(String, String)>,
-    /// No table can be made of them.
+    /// Whether the options are refused.
     pub refused: bool,
-    /// What is done.
+    /// The steps.
     pub steps: Vec<Step>,
 }
 
@@ -89,7 +89,7 @@ pub fn cases(folder: &Path) -> Result<Vec<Case>> {
     if cases.is_empty() { Err(format!("{}: no page", folder.display())) } else { Ok(cases) }
 }
 
-/// The cases of one page. An error for a page that states nothing.
+/// The cases of one page. A page without cases is an error.
 pub fn read_page(page: &str, text: &str) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     let mut header: Vec<&str> = Vec::new();
@@ -185,12 +185,12 @@ impl Step {
         }
     }
 
-    /// What it does, where sequences written as `seq` come so spelt.
+    /// The action, with sequences written as `seq` in this spelling.
     pub fn spelt(&self, spelling: Spelling) -> Action {
         let mut action = self.action.clone();
         if let (Action::Apply(rows), true) = (&mut action, self.has_seq) {
             for row in rows {
-                // Without a producer or a sequence there is nothing a last sequence could stand for.
+                // Without a producer or a sequence, a last sequence has no meaning.
                 let has_sequences = row.pid.is_some_and(|pid| pid != -1) && row.base_seq.is_some_and(|base| base >= 0);
                 match spelling {
                     Spelling::Count => row.last_seq = None,
@@ -233,7 +233,7 @@ fn case(page: &str, line: usize, text: &str, refused: bool) -> Result<Case> {
     Ok(Case { page: page.to_string(), line, options, refused, steps: Vec::new() })
 }
 
-/// What a line between the tables does, if it does something.
+/// The action of a line between the tables, if it is a step.
 fn action(line: &str) -> Result<Option<Action>> {
     let Some((name, text)) = line.split_once(':') else { return Ok(None) };
     let now = || parse_int(text.trim().strip_prefix("now=").ok_or("now=")?);
@@ -260,7 +260,7 @@ fn cells(line: &str) -> Vec<&str> {
 
 fn add_row<'a>(step: &mut Step, cell: &dyn Fn(&str) -> &'a str, header: &[&str]) -> Result<()> {
     let int = |name: &str| Some(cell(name)).filter(|text| !text.is_empty()).map(parse_int).transpose();
-    // A table without these columns has them all the same.
+    // A page's table without these columns has their defaults.
     let or = |name: &str, default: i64| if header.contains(&name) { int(name) } else { Ok(Some(default)) };
     let mut row = Row {
         pid: or("pid", 7)?,
@@ -298,14 +298,14 @@ fn add_row<'a>(step: &mut Step, cell: &dyn Fn(&str) -> &'a str, header: &[&str])
     Ok(())
 }
 
-/// A word of a page; one that means nothing is as good as any other.
+/// A word of a page. All unknown words are equivalent.
 fn word(text: &str) -> Option<&'static str> {
     const KNOWN: [&str; 7] = ["commit", "abort", "empty", "other", "client", "replica", "coordinator"];
     let known = KNOWN.into_iter().find(|known| *known == text);
     if text.is_empty() { None } else { known.or(Some("nonsense")) }
 }
 
-/// An integer, or MAX, or so much less than MAX.
+/// Parses an integer, `MAX`, or `MAX-n`.
 fn parse_int(text: &str) -> Result<i64> {
     let not = |_| format!("'{text}' is not an integer");
     match text.strip_prefix("MAX") {
@@ -320,7 +320,7 @@ fn parse_range(text: &str) -> Result<(i64, i64)> {
     Ok((parse_int(first)?, parse_int(last)?))
 }
 
-/// `5`, `0..4`, `MAX-1..3`, `none` or `none*3`, as base_seq, count and last_seq.
+/// Parses `5`, `0..4`, `MAX-1..3`, `none` or `none*3` to base_seq, count and last_seq.
 fn parse_seq(text: &str) -> Result<(i64, i64, i64)> {
     if let Some(count) = text.strip_prefix("none") {
         let count = count.strip_prefix('*').map_or(Ok(1), parse_int)?;
@@ -354,7 +354,7 @@ fn expect(step: &mut Step, item: &str) -> Result<()> {
     Ok(())
 }
 
-/// `pid / partition: epoch [sequences@offsets, ...] txn offset coord epoch at timestamp`.
+/// Parses `pid / partition: epoch [sequences@offsets, ...] txn offset coord epoch at timestamp`.
 fn parse_entry(text: &str) -> Result<Entry> {
     let (key, rest) = text.split_once(": e").ok_or("pid / partition: eN")?;
     let (pid, partition) = key.split_once(" / ").ok_or("pid / partition")?;
@@ -389,24 +389,24 @@ fn parse_kept(text: &str) -> Result<Kept> {
     Ok(Kept { first, last, offsets: offsets.map(parse_range).transpose()? })
 }
 
-/// One table behind one door.
+/// One table behind an API.
 pub trait Door {
     /// Judges the rows, or refuses the call and changes nothing.
     fn apply(&mut self, rows: &[Row]) -> std::result::Result<Vec<Answer>, Refusal>;
 
-    /// Drops who is idle by then, and says how many that were; or refuses to.
+    /// Drops producers that are idle at this time, and returns their number; or refuses the call.
     fn evict(&mut self, now: i64) -> std::result::Result<usize, Refusal>;
 
-    /// Restarts the broker then.
+    /// Restarts the broker at this time.
     fn restart(&mut self, now: i64);
 
-    /// Says where the log of a partition ends, or refuses to.
+    /// Sets the end of a partition's log, or refuses the call.
     fn set_log_end(&mut self, partition: i64, offset: i64) -> std::result::Result<(), Refusal>;
 
     /// The next offset of a partition.
     fn log_end(&self, partition: i64) -> i64;
 
-    /// All that is remembered, in key order.
+    /// All entries, in key order.
     fn entries(&self) -> Vec<Entry>;
 }
 
@@ -436,10 +436,10 @@ impl Door for super::Oracle {
     }
 }
 
-/// What a door does otherwise than the book says; empty for a door that keeps the rules.
+/// Compares an API with the rule book. The result is empty if they agree.
 ///
-/// `door` is `None` where the options were refused.
-pub fn complaints(case: &Case, door: Option<&mut dyn Door>, spelling: Spelling) -> Vec<String> {
+/// `door` is `None` if the options were refused.
+pub fn differences(case: &Case, door: Option<&mut dyn Door>, spelling: Spelling) -> Vec<String> {
     let at = |line: usize| format!("{}:{line}", case.page);
     match door {
         None if case.refused => Vec::new(),
@@ -448,7 +448,7 @@ pub fn complaints(case: &Case, door: Option<&mut dyn Door>, spelling: Spelling) 
         Some(door) => {
             let judge = |step: &Step| -> Vec<String> {
                 let found = step_complaints(step, door, spelling);
-                found.into_iter().map(|complaint| format!("{}, {complaint}", at(step.line))).collect()
+                found.into_iter().map(|difference| format!("{}, {difference}", at(step.line))).collect()
             };
             case.steps.iter().flat_map(judge).collect()
         }

@@ -1,33 +1,33 @@
-//! What the oracle forgets and how two oracles become one.
+//! Eviction of the oracle, and the merge of two oracles.
 
 use super::{Admit, Entry, Epochs, Missing, Oracle, Policy, Range};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-/// An entry as it is remembered, in positions.
+/// An entry, in positions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remembered<K> {
     /// Producer and partition.
     pub key: K,
-    /// The incarnation, 0 where the policy ignores epochs.
+    /// The epoch, 0 if the policy ignores epochs.
     pub epoch: i64,
     /// From the first position to the last.
     pub span: Range,
-    /// What was skipped and is not final, with the timestamp of the row that skipped it.
+    /// Skipped positions that are not final, with the timestamp of the row that skipped them.
     pub holes: Vec<(Range, i64)>,
-    /// What is final.
+    /// The final range.
     pub final_range: Option<Range>,
     /// The highest timestamp accepted.
     pub last_timestamp: i64,
 }
 
-/// Why two oracles cannot become one.
+/// The two oracles cannot be merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CannotMerge;
 
 impl<K: Ord + Clone + Debug> Oracle<K> {
-    /// Drops entries whose last timestamp is so old, raises the horizon, and makes final what was skipped at
-    /// or below it. Gives how many entries went.
+    /// Drops entries that were idle for this long, raises the horizon, and makes holes that opened at or below it
+    /// final. Returns the number of dropped entries.
     pub fn evict(&mut self, now: i64, idle: i64) -> usize {
         let before = self.len();
         let horizon = self.horizon.max(Some(now - idle));
@@ -54,29 +54,29 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
         before - self.len()
     }
 
-    /// Where the horizon lies.
+    /// The horizon.
     pub fn horizon(&self) -> Option<i64> {
         self.horizon
     }
 
-    /// Drops the keys that are named, in all epochs. Gives how many entries went.
+    /// Drops the matching keys in all epochs. Returns the number of dropped entries.
     pub fn forget(&mut self, is_named: impl Fn(&K) -> bool) -> usize {
         let before = self.len();
         self.keys.retain(|key, _| !is_named(key));
         before - self.len()
     }
 
-    /// How many holes are open.
+    /// Number of open holes.
     pub fn hole_count(&self) -> usize {
         self.entries().map(|(_, _, entry)| self.holes(entry).len()).sum()
     }
 
-    /// Whether no more rows are taken, for too many holes are open.
+    /// Whether no more rows are accepted, because too many holes are open.
     pub fn is_full(&self) -> bool {
         self.policy.intervals_max.is_some_and(|limit| self.hole_count() as i64 >= limit)
     }
 
-    /// Every entry, in the order of key and epoch; not under `Next`, which has no positions.
+    /// All entries, in the order of key and epoch. Not under `Next`, which has no positions.
     pub fn remembered(&self) -> Vec<Remembered<K>> {
         assert!(self.policy.admit != Admit::Next, "no positions");
         let each = |(key, epoch, entry): (&K, i64, &Entry)| Remembered {
@@ -101,7 +101,7 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
         self.entries().filter_map(each).collect()
     }
 
-    /// Takes in what the other has accepted and gives what both had, in the order of key and epoch.
+    /// Adds the positions that the other has accepted, and returns those that both had, in the order of key and epoch.
     pub fn merge(&mut self, other: &Oracle<K>) -> Result<Vec<Missing<K>>, CannotMerge> {
         if self.policy != other.policy || self.policy.admit != Admit::Any {
             return Err(CannotMerge);
@@ -133,7 +133,7 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
         Ok(overlap)
     }
 
-    /// What was skipped of an entry and may still come.
+    /// Skipped positions of an entry that may still come.
     pub(super) fn holes(&self, entry: &Entry) -> Vec<Range> {
         match entry.positions.last() {
             Some(last) if self.policy.keeps_holes() => uncovered(entry, self.start(entry), *last),
@@ -141,7 +141,7 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
         }
     }
 
-    /// Makes final what is missing out of reach.
+    /// Makes missing positions beyond the reach final.
     pub(super) fn keep_reach(&mut self, key: &K, epoch: i64) {
         let Some(reach) = self.policy.reach.map(i128::from) else { return };
         let start = self.start(&self.keys[key][&epoch]);
@@ -152,7 +152,7 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
     }
 }
 
-/// What in a range was neither accepted nor is final.
+/// Positions in a range that are neither accepted nor final.
 fn uncovered(entry: &Entry, first: i128, last: i128) -> Vec<Range> {
     let mut ranges = Vec::new();
     let mut from = first;
@@ -182,7 +182,7 @@ fn skipped_at(entry: &Entry, position: i128) -> i64 {
     found.map(|(_, timestamp)| *timestamp).expect("what is missing was skipped")
 }
 
-/// What two entries hold both, neither of them as final.
+/// Positions that both entries have accepted and that are final in neither.
 fn both(one: &Entry, other: &Entry) -> Vec<Range> {
     let is_final =
         |entry: &Entry, position| entry.final_range.is_some_and(|(first, last)| first <= position && position <= last);
@@ -222,7 +222,7 @@ fn union(one: &Entry, other: &Entry) -> Entry {
     union
 }
 
-/// Whether positions that may have been accepted lie on both sides of the border, close to it.
+/// Whether positions that may have been accepted are on both sides of the border and close to it.
 fn is_ambiguous(policy: &Policy, entries: &[&Entry]) -> bool {
     let Some(wrap) = policy.wrap.map(i128::from) else { return false };
     let zone = (wrap / 4).min(1 << 20);
@@ -230,7 +230,7 @@ fn is_ambiguous(policy: &Policy, entries: &[&Entry]) -> bool {
         let positions = entry.positions.iter().map(|&position| (position, position));
         positions.chain(entry.final_range).collect::<Vec<_>>()
     };
-    // From a range's first position on, the next one within the zone lies in it at once or with the next lap.
+    // The next position within the zone is in the range directly or on the next lap.
     let meets = |(first, last): Range, zone_first: i128| {
         let within = (first - zone_first).rem_euclid(wrap);
         within < zone || last - first >= wrap - within

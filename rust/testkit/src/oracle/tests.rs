@@ -1,15 +1,15 @@
-//! The oracle against the rule book, and broken oracles that the book must find out.
+//! Tests the oracle with the rule book, and checks that the book detects broken oracles.
 
 use super::{Admit, Epochs, Oracle, Place, Policy, Tracked, Verdict, position};
 use crate::rulebook::{
-    Action, Answer, Call, Cell, Door, Missing, Options, Refusal, Row, cases, complaints, folder, read_page,
+    Action, Answer, Call, Cell, Door, Missing, Options, Refusal, Row, cases, differences, folder, read_page,
 };
 
 type BookRow = Tracked<(Cell, Cell)>;
 type Change = fn(&mut Policy);
-type Mishear = fn(&mut Call);
+type ChangeCall = fn(&mut Call);
 
-/// The oracle as a door of the book: what the core's caller validates is validated here, cell by cell.
+/// The oracle as an API of the book. It validates the input cell by cell, as the core's caller does.
 #[derive(Clone)]
 struct OracleDoor {
     oracle: Oracle<(Cell, Cell)>,
@@ -17,9 +17,9 @@ struct OracleDoor {
     untracked_fails: bool,
     keeps_timestamp: bool,
     entries_max: Option<usize>,
-    /// The door of the table that this one's will be merged into.
+    /// The API of the table into which this one will be merged.
     first: Option<Box<OracleDoor>>,
-    /// The shape of the key's cells, once known.
+    /// The types of the key's cells, once known.
     kind: Option<(String, String)>,
 }
 
@@ -112,7 +112,7 @@ impl OracleDoor {
         Ok(rows.into_iter().map(|(_, tracked)| tracked).collect())
     }
 
-    /// The row, `None` if it is untracked, or the column at fault.
+    /// The row, `None` if it is untracked, or the invalid column.
     fn tracked(&self, row: &Row) -> Result<Option<BookRow>, &'static str> {
         if parts(&row.pid).iter().any(|part| matches!(part, Cell::Int(pid) if *pid < -1)) {
             return Err("pid");
@@ -190,37 +190,37 @@ impl Door for OracleDoor {
     }
 }
 
-/// What the book has against an oracle whose policy and rule of positions were changed.
-fn complaints_about(change: impl Fn(&mut Policy), place: Place) -> Vec<String> {
-    complaints_about_calls(change, place, |_| ())
+/// The differences between the book and an oracle with a changed policy and position rule.
+fn differences_of(change: impl Fn(&mut Policy), place: Place) -> Vec<String> {
+    differences_of_calls(change, place, |_| ())
 }
 
-/// The same of an oracle that is told of other calls than the book's.
-fn complaints_about_calls(change: impl Fn(&mut Policy), place: Place, mishear: Mishear) -> Vec<String> {
+/// Like `differences_of`, for an oracle that receives other calls than those of the book.
+fn differences_of_calls(change: impl Fn(&mut Policy), place: Place, change_call: ChangeCall) -> Vec<String> {
     let mut found = Vec::new();
     for case in cases(&folder()).expect("the book can be read") {
         let Ok(mut policy) = Policy::named(&case.options.policy, &case.options.policy_fields()) else {
-            found.extend(complaints(&case, None));
+            found.extend(differences(&case, None));
             continue;
         };
         change(&mut policy);
         let mut door = OracleDoor::new(&case.options, policy);
         door.oracle.place = place;
-        found.extend(complaints(&case, Some(&mut HardOfHearing { door, mishear })));
+        found.extend(differences(&case, Some(&mut ChangedCalls { door, change_call })));
     }
     found
 }
 
-/// A door that understands calls in its own way.
-struct HardOfHearing {
+/// An API that changes calls before it runs them.
+struct ChangedCalls {
     door: OracleDoor,
-    mishear: Mishear,
+    change_call: ChangeCall,
 }
 
-impl Door for HardOfHearing {
+impl Door for ChangedCalls {
     fn apply(&mut self, call: &Call) -> Result<Answer, Refusal> {
         let mut heard = call.clone();
-        (self.mishear)(&mut heard);
+        (self.change_call)(&mut heard);
         self.door.apply(&heard)
     }
 
@@ -235,7 +235,7 @@ impl Door for HardOfHearing {
 
 #[test]
 fn the_oracle_keeps_the_book() {
-    let found = complaints_about(|_| (), position);
+    let found = differences_of(|_| (), position);
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
@@ -307,13 +307,13 @@ fn a_policy_field_that_is_ignored_is_found_out() {
         ("one more hole", |policy| policy.intervals_max = policy.intervals_max.map(|holes| holes + 1)),
     ];
     for (name, mutant) in mutants {
-        assert!(!complaints_about(mutant, position).is_empty(), "nobody noticed: {name}");
+        assert!(!differences_of(mutant, position).is_empty(), "nobody noticed: {name}");
     }
 }
 
 #[test]
 fn a_step_that_is_misunderstood_is_found_out() {
-    let mutants: [(&str, Mishear); 9] = [
+    let mutants: [(&str, ChangeCall); 9] = [
         ("idle entries stay a little longer", |call| {
             if let Action::Evict { idle, .. } = &mut call.action {
                 *idle += 1;
@@ -352,7 +352,7 @@ fn a_step_that_is_misunderstood_is_found_out() {
         }),
     ];
     for (name, mutant) in mutants {
-        assert!(!complaints_about_calls(|_| (), position, mutant).is_empty(), "nobody noticed: {name}");
+        assert!(!differences_of_calls(|_| (), position, mutant).is_empty(), "nobody noticed: {name}");
     }
 }
 
@@ -384,12 +384,12 @@ fn a_wrong_rule_of_positions_is_found_out() {
         }),
     ];
     for (name, mutant) in mutants {
-        let found = complaints_about(|_| (), mutant);
-        assert!(found.iter().any(|complaint| !complaint.contains(", border:")), "nobody noticed: {name}");
+        let found = differences_of(|_| (), mutant);
+        assert!(found.iter().any(|difference| !difference.contains(", border:")), "nobody noticed: {name}");
     }
 }
 
-/// The rule with a border zone that is wider by so many sequences.
+/// The rule with a border zone that is wider by some sequences.
 fn with_zone(policy: &Policy, highest: i128, seq: i64, wider: i128) -> (i128, bool) {
     let Some(wrap) = policy.wrap.map(i128::from) else {
         return (seq.into(), false);
