@@ -570,7 +570,7 @@ def test_a_transaction_index_that_is_damaged_is_refused(tmp_path: Path) -> None:
         else:
             assert len(rows_of(kafka.read_aborted(path))) == length // 34
     path.write_bytes(whole[:34] + whole[:34])
-    with pytest.raises(fp.SourceError, match="they must rise"):
+    with pytest.raises(fp.SourceError, match="they must increase"):
         kafka.read_aborted(path)
 
 

@@ -760,7 +760,7 @@ def test_an_impossible_batch_changes_nothing(tmp_path: Path, name: str) -> None:
         ({"on_damage": "ignore"}, "on_damage='ignore': expected 'refuse' or 'cut'"),
         ({"segment_bytes": 0}, "segment_bytes=0 is outside 1..=2147483647"),
         ({"interval_ms": 0}, "interval_ms=0 is outside 1..=2147483647"),
-        ({"compression": "brotli"}, "compression='brotli' is none of none, gzip, snappy, lz4, zstd"),
+        ({"compression": "brotli"}, "compression='brotli' must be one of none, gzip, snappy, lz4, zstd"),
         ({"partition": -1}, "partition=-1 is outside 0..=2147483647"),
         ({"partition": 4}, "partition=4: the folder's name says partition 3 of topic 'orders'"),
         ({"version": "1.0"}, 'version="1.0": the rules of Kafka 2.4 to 4.5 are known'),

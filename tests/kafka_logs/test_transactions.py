@@ -417,7 +417,7 @@ REFUSED: dict[str, tuple[Any, str, int | None, str]] = {
     ),
     "an unknown marker": (
         *(changed("control", 4, "ABORT"), "control", 4),
-        "column 'control', row 4: value 'ABORT' is none of commit, abort, empty, other",
+        "column 'control', row 4: value 'ABORT' must be one of commit, abort, empty, other",
     ),
     "markers as booleans": (
         *(SOME.set_column(4, "control", pa.array([False] * 6)), "control", None),

@@ -383,7 +383,7 @@ pub(crate) fn broker_options(
 ) -> Result<BrokerOptions, Failure> {
     let one_of = |name, value, words: [&str; 2]| match words.iter().position(|&word| word == value) {
         Some(at) => Ok(at == 1),
-        None => Err(Failure::Policy(format!("{name}='{value}' is none of {}", words.join(", ")))),
+        None => Err(Failure::Policy(format!("{name}='{value}' must be one of {}", words.join(", ")))),
     };
     let window = u8::try_from(window).map_err(|_| Failure::Policy(format!("window={window} is outside 1..=255")))?;
     Ok(BrokerOptions {

@@ -59,7 +59,7 @@ impl PartitionLog {
             };
             let found = Compression::ALL.into_iter().find(|it| it.name() == compression);
             let names = Compression::ALL.map(Compression::name).join(", ");
-            let unknown = || Failure::Value(format!("compression='{compression}' is none of {names}"));
+            let unknown = || Failure::Value(format!("compression='{compression}' must be one of {names}"));
             let compression = found.ok_or_else(unknown)?;
             let broker = broker_options(version, window, first, "assign", max_idle_ms)?;
             let options = log::Options { broker, policy, segment_bytes, cuts_damage };

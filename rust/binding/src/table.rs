@@ -151,7 +151,7 @@ impl StateTable {
             "keep" => Untracked::Keep,
             "fail" => Untracked::Fail,
             other => {
-                let message = format!("untracked='{other}' is none of keep, fail");
+                let message = format!("untracked='{other}' must be one of keep, fail");
                 return Err(Failure::Policy(message).raise(py));
             }
         };
@@ -160,7 +160,7 @@ impl StateTable {
             Some("one") => Some(Partitions::One),
             Some("many") => Some(Partitions::Many),
             Some(other) => {
-                let message = format!("partitions='{other}' is none of one, many");
+                let message = format!("partitions='{other}' must be one of one, many");
                 return Err(Failure::Policy(message).raise(py));
             }
         };

@@ -376,6 +376,6 @@ impl HoleLists {
 }
 
 fn wrong_entries(name: &str, column: &ArrayRef) -> Failure {
-    let problem = format!("is of type {}, which is not what StateTable.entries() gives", column.data_type());
+    let problem = format!("is of type {}, but StateTable.entries() returns another type", column.data_type());
     Failure::batch(name, None, problem)
 }

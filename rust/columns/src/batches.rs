@@ -289,7 +289,7 @@ fn read_codes(
     let mut codes = vec![in_place_of_null; column.len()];
     let mut read = |row: usize| {
         let text = texts.value(row);
-        let wrong = || Failure::batch(name, Some(rows_before + row), format!("value '{text}' is none of {words}"));
+        let wrong = || Failure::batch(name, Some(rows_before + row), format!("value '{text}' must be one of {words}"));
         codes[row] = code(text).ok_or_else(wrong)?;
         Ok::<_, Failure>(())
     };

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_cut_where_a_row_differs_from_the_row_before_it() {
+    fn spans_are_cut_where_rows_differ() {
         let (mut starts, mut cut) = (vec![0, 4, 5], Vec::new());
         cut_where(&mut starts, &mut cut, 8, |row| row % 3 == 0);
         assert_eq!(starts, [0, 3, 4, 5, 6]);

@@ -1,4 +1,4 @@
-//! Columns of every kind against references that go row by row.
+//! Compares columns of every kind with references that read row by row.
 
 use crate::{
     ColumnNames, Constant, Failure, Identity, Rows, Scan, ScanOptions, apply_and_keep, judge_and_keep, keep,
@@ -39,7 +39,7 @@ fn batch(columns: Vec<(&str, ArrayRef)>) -> RecordBatch {
     RecordBatch::try_new(Arc::new(schema), columns.into_iter().map(|(_, array)| array).collect()).expect("columns")
 }
 
-/// Rows of texts that often share a key with the row before them; some without a producer.
+/// Texts that often equal the previous row; some rows have no producer.
 fn texts(rows: usize) -> Vec<Option<String>> {
     let mut random = Random::new(1);
     let mut before = Some("first".to_string());
@@ -53,7 +53,7 @@ fn texts(rows: usize) -> Vec<Option<String>> {
         .collect()
 }
 
-/// One column of texts as every type that holds texts.
+/// One column of texts in every type for texts.
 fn text_columns(texts: &[Option<String>]) -> Vec<ArrayRef> {
     let plain: ArrayRef = Arc::new(StringArray::from(texts.to_vec()));
     let dictionary: DictionaryArray<Int32Type> = texts.iter().map(Option::as_deref).collect();
@@ -73,7 +73,7 @@ fn identity(pid: ArrayRef) -> Identity {
     Identity::read(&names(), Rows::of_batch(batch(columns))).expect("rows")
 }
 
-/// Rows are numbered 512 at a time, so the rows here cross several of such borders.
+/// Rows are numbered 512 at a time, and these rows cross several such limits.
 #[test]
 fn keys_are_numbered_in_order_of_appearance_whatever_their_type() {
     let texts = texts(3000);
@@ -111,7 +111,7 @@ fn shards_depend_on_the_key_alone() {
         let shards = shards.as_primitive::<UInt32Type>();
         for (row, text) in texts.iter().enumerate() {
             assert_eq!(shards.is_null(row), text.is_none(), "{kind}, row {row}");
-            // Partitions of a producer that are neighbours share a shard.
+            // Neighbouring partitions of a producer share a shard.
             if let Some(text) = text.as_ref().filter(|_| is_text) {
                 let shard = *of_key.entry((text.clone(), 0)).or_insert(shards.value(row));
                 assert_eq!(shards.value(row), shard, "{kind}, row {row}");
@@ -132,7 +132,7 @@ fn identity_keys(pid: ArrayRef) -> Identity {
     Identity::read_keys(&names(), rows, 0).expect("keys")
 }
 
-/// The ways of `keep`: repeats found by hashes, the table for the others, and the table for all.
+/// The ways of `keep`: repeats found by hashes, the table for other rows, and the table for all rows.
 #[test]
 fn rows_are_kept_as_the_table_accepts_them() {
     let mut random = Random::new(3);
@@ -180,7 +180,7 @@ fn file(rows: &RecordBatch) -> ParquetFile {
     ParquetFile::of_reader(Path::new("file"), Arc::new(Memory(bytes.to_vec()))).expect("a file")
 }
 
-/// A hot producer whose rows follow each other over the borders of what is decoded at a time, and others between.
+/// A hot producer whose rows continue across decoded batches, and others in between.
 fn file_rows(is_text: bool) -> RecordBatch {
     const ROWS: usize = 150_000;
     let mut random = Random::new(5);
@@ -224,7 +224,7 @@ fn scan(rows: &RecordBatch, options: ScanOptions, steps: usize) -> (Vec<(u32, Re
     (spans, scan.untracked())
 }
 
-/// The rows of spans, each with its shard: (row, pid, seq).
+/// The rows of spans with their shard: (row, pid, seq).
 fn rows_of(spans: &[(u32, RecordBatch)]) -> Vec<(u64, u32, String, i64)> {
     let mut rows = Vec::new();
     for (shard, batch) in spans {
@@ -277,7 +277,7 @@ fn spans_of_a_file_are_its_rows() {
             pid.is_valid(row) && (is_new || seq.value(row) != seq.value(row - 1) + 1)
         });
         let least = breaks.count() + usize::from(pid.is_valid(0));
-        // A span goes on over what is decoded at a time, but not over what was given; the times cut at most 4 more.
+        // A span continues across decoded batches, but not across returned ones. The times cut at most 4 more.
         assert_eq!(counts[0], least);
         assert!((least + 1..least + 4).contains(&counts[1]), "{counts:?}, {least}");
         assert!((least + 1..least + 5).contains(&counts[2]), "{counts:?}, {least}");
@@ -301,7 +301,7 @@ fn spans_of_a_shard_are_in_the_order_of_the_file() {
     }
 }
 
-/// A bad value names its row in the file, and the scan is not usable afterwards.
+/// The error of a bad value has its row in the file, and the scan cannot be used afterwards.
 #[test]
 fn a_bad_value_in_a_file_names_its_row() {
     let mut seqs: Vec<i64> = (0..70_000).collect();

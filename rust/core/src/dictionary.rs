@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_of_one_hash_are_told_apart() {
+    fn strings_with_equal_hashes_are_distinguished() {
         let mut dictionary = Dictionary::default();
         dictionary.reserve(3).expect("memory");
         for (number, string) in [b"one", b"two", b"six"].into_iter().enumerate() {
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_names_what_there_was_and_numbers_on() {
+    fn a_copy_keeps_existing_names_and_adds_new_numbers() {
         let mut dictionary = filled(1_500);
         let mut names = dictionary.names();
         dictionary.truncate(1_100);

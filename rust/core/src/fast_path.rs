@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_nothing_but_what_the_full_rules_say() {
+    fn the_fast_path_agrees_with_the_full_rules() {
         let mut judged = [0; 3];
         for preset in &PRESETS {
             let rules = Rules::new(preset.policy);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn of_entries_with_holes_it_says_nothing_but_what_the_full_rules_say() {
+    fn the_fast_path_agrees_with_the_full_rules_for_entries_with_holes() {
         let mut judged = [0; 3];
         let jumping = |policy: Policy| Policy { max_jump: Some(3), ..policy };
         let policies = PRESETS.iter().flat_map(|preset| [preset.policy, jumping(preset.policy)]);

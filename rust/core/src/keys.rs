@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn encodings_keep_order_and_come_back() {
+    fn encodings_preserve_order_and_round_trip() {
         let kinds = [PartKind::Binary, PartKind::Int];
         let mut keys: Vec<(Vec<u8>, i64)> = Vec::new();
         for bytes in [&b""[..], b"\0", b"\0\0", b"\0\xff", b"a", b"a\0", b"a\0b", b"ab", b"b", b"\xff"] {

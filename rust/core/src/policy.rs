@@ -270,7 +270,7 @@ macro_rules! named {
                 match name {
                     $($name => Ok($kind::$variant),)+
                     _ => Err(Error::Policy(format!(
-                        "{}='{name}' is none of {}", $field, [$($name),+].join(", ")
+                        "{}='{name}' must be one of {}", $field, [$($name),+].join(", ")
                     ))),
                 }
             }

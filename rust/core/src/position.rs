@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sequence_number_comes_back_from_any_position() {
+    fn the_sequence_number_is_recovered_from_any_position() {
         let wrap = Wrap::new(10);
         assert!((-40..40).all(|position| wrap.seq(position) == position.rem_euclid(10)));
     }

@@ -735,7 +735,7 @@ mod tests {
     }
 
     #[test]
-    fn every_short_stream_is_refused_what_a_table_refuses() {
+    fn every_short_stream_is_judged_as_by_a_table() {
         let rows =
             [(1, 0, 0, 0), (1, 0, 0, 1), (1, 0, 0, 3), (1, 0, 1, 3), (2, 0, 0, 3), (1, 1, 0, 0), (-1, -7, -7, -7)];
         let (mut left, mut found) = (0, 0);
@@ -755,7 +755,7 @@ mod tests {
     /// Many rows, around both borders of the wrap, in chunks of several sizes: some chunks have several blocks, and
     /// some blocks have several chunks.
     #[test]
-    fn long_streams_are_refused_what_a_table_refuses() {
+    fn long_streams_are_judged_as_by_a_table() {
         let mut state = 7u64;
         let mut random = |below: u64| {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);

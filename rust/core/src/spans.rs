@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn every_path_finds_the_breaks_that_a_row_by_row_look_finds() {
+    fn every_path_finds_the_same_spans_as_a_row_by_row_scan() {
         for rows in [1, 2, 63, 64, 65, 66, 128, 129, 1000, 5000] {
             let (pid, partition, epoch, seq) = columns(rows);
             let batch =
@@ -571,7 +571,7 @@ mod tests {
     /// If spans are long, there is one line per span, with the same rows. If most rows begin a span, there are none,
     /// whether this shows at the start or later.
     #[test]
-    fn first_rows_stand_for_long_spans() {
+    fn first_rows_represent_long_spans() {
         let (mut pid, mut partition, mut epoch, mut seq) = columns(5_000);
         let mut cut = Cut::default();
         for (rows, are_gathered) in [(1, true), (64, true), (65, true), (5_000, true), (0, false), (7_000, false)] {
@@ -609,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_value_is_found_wherever_it_stands() {
+    fn a_bad_value_is_found_in_any_position() {
         for row in [0, 1, 63, 64, 65, 128, 199] {
             let (pid, mut partition, epoch, seq) = columns(200);
             partition[row] = -5;

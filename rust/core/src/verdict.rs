@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bit_tells_whether_a_row_is_kept() {
+    fn kept_bits_match_the_verdicts() {
         let codes: Vec<u8> = (0..200u32).map(|row| (row * row % 11 % 8) as u8).collect();
         for rows in [0, 1, 63, 64, 65, 128, 200] {
             let words = kept_bits(&codes[..rows]);

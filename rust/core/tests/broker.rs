@@ -1,5 +1,4 @@
-//! `BrokerTable` against the broker's rule book and the naive oracle: every short stream there is, and long ones from
-//! seeds.
+//! Tests `BrokerTable` with the broker's rule book and the naive oracle: all short streams, and long seeded ones.
 
 use fencepost_core::{
     BrokerOptions, BrokerTable, BrokerVersion, Error, Origin, Origins, ProduceBatches, ProducerEntry, Verdict,
@@ -8,7 +7,7 @@ use fencepost_testkit::broker::rulebook::{Door, Spelling, cases, differences, fo
 use fencepost_testkit::broker::{Answer, Entry, Kept, MAX, Open, Options, Oracle, Refusal, Row};
 use fencepost_testkit::workload::Random;
 
-/// The core behind the book's door. Every call is checked before it is applied.
+/// The core as an API of the book. Every call is checked before it is applied.
 struct CoreDoor {
     table: BrokerTable,
 }
@@ -35,7 +34,7 @@ impl CoreDoor {
     }
 }
 
-/// The columns of one call. Those of which no row has a value are not given.
+/// The columns of one call. Columns without any value are omitted.
 #[derive(Default)]
 struct Columns {
     pid: Vec<i64>,
@@ -54,7 +53,7 @@ struct Columns {
     origin: Option<Vec<u8>>,
 }
 
-/// A column whose values fit, as doors convert it before the core sees it.
+/// A column whose values fit. APIs convert it before the core sees it.
 fn column<T: TryFrom<i64>>(
     name: &str,
     rows: &[Row],
@@ -79,7 +78,7 @@ fn optional<T: TryFrom<i64>>(
 const CONTROLS: [&str; 4] = ["commit", "abort", "empty", "other"];
 const ORIGINS: [&str; 3] = ["client", "replica", "coordinator"];
 
-/// The code of a word; an unknown word has none.
+/// The code of a word, invalid for an unknown word.
 fn code(words: &[&str], word: &str) -> i64 {
     words.iter().position(|known| *known == word).map_or(i64::MAX, |at| at as i64)
 }
@@ -173,7 +172,7 @@ impl Door for CoreDoor {
 
     fn set_log_end(&mut self, partition: i64, offset: i64) -> Result<(), Refusal> {
         if !self.table.follows_log_ends() {
-            return Err(Refusal { column: "policy".into(), row: None }); // as the doors say it
+            return Err(Refusal { column: "policy".into(), row: None }); // as other APIs report it
         }
         self.table.set_log_end(partition as i32, offset).map_err(|error| refusal(&error))
     }
@@ -208,7 +207,7 @@ fn in_the_books_words(entry: ProducerEntry) -> Entry {
     }
 }
 
-/// What the book has against a core whose options were changed.
+/// The differences between the book and a core with changed options.
 fn differences_of(change: fn(&mut BrokerOptions)) -> Vec<String> {
     let mut found = Vec::new();
     for case in cases(&folder()).expect("the book can be read") {
@@ -224,7 +223,7 @@ fn differences_of(change: fn(&mut BrokerOptions)) -> Vec<String> {
     found
 }
 
-/// Cores that keep other rules than they are asked for.
+/// Cores with other rules than requested.
 const BROKEN: [fn(&mut BrokerOptions); 9] = [
     |options| options.window += 1,
     |options| options.window = options.window.saturating_sub(1).max(1),
@@ -253,7 +252,7 @@ fn the_book_finds_a_broken_core() {
     }
 }
 
-/// The core and the oracle, side by side. What is done gives, as an error, how they differ.
+/// The core and the oracle, side by side. Each operation returns their difference as an error.
 struct Pair {
     core: CoreDoor,
     oracle: Oracle,
@@ -281,8 +280,8 @@ fn same<T: std::fmt::Debug + PartialEq>(what: &str, core: &T, oracle: &T) -> Res
     if core == oracle { Ok(()) } else { Err(format!("{what}\ncore:   {core:?}\noracle: {oracle:?}")) }
 }
 
-/// Batches and markers of which every short stream is made: one producer, two epochs, a few sequences about its
-/// beginning and about the wrap.
+/// Batches and markers for all short streams: one producer, two epochs, a few sequences near its beginning and near the
+/// wrap.
 fn small_world() -> Vec<Row> {
     let key = Row { pid: Some(7), epoch: Some(0), partition: Some(0), ..Row::default() };
     let batch =
@@ -313,7 +312,7 @@ fn small_world() -> Vec<Row> {
     ]
 }
 
-/// Epochs 0 and 1 of the small world are the last two that there are.
+/// Epochs 0 and 1 of the small world become the last two epochs.
 const LAST_EPOCHS: i64 = 32766;
 
 fn small_options() -> Vec<Options> {
@@ -328,8 +327,8 @@ fn small_options() -> Vec<Options> {
     ]
 }
 
-/// Every stream of so many rows, judged in one call; then what a restart makes of it. Gives how many there were. Epochs
-/// are counted from one on.
+/// Runs every stream of `length` rows in one call, and then a restart. Returns the number of streams. Epochs count from
+/// `from`.
 fn explore(options: &Options, from: i64, length: usize, change: fn(&mut BrokerOptions)) -> Result<usize, String> {
     let mut world = small_world();
     world.iter_mut().for_each(|row| row.epoch = row.epoch.map(|epoch| epoch + from));
@@ -368,7 +367,7 @@ fn every_short_stream_is_judged_as_the_oracle_judges() {
 
 #[test]
 fn the_small_world_finds_a_broken_core() {
-    // All but the last: nothing has a timestamp there.
+    // All except the last, because rows have no timestamps here.
     for (number, change) in BROKEN[..8].iter().enumerate() {
         let is_found = |options: Options| [0, LAST_EPOCHS].iter().any(|&it| explore(&options, it, 3, *change).is_err());
         let differs = small_options().into_iter().any(is_found);
@@ -376,7 +375,7 @@ fn the_small_world_finds_a_broken_core() {
     }
 }
 
-/// Where a producer stands in a simulation, and what it has sent.
+/// The state of a producer in a simulation.
 #[derive(Clone, Default)]
 struct Stand {
     epoch: i64,
@@ -384,7 +383,8 @@ struct Stand {
     sent: Vec<(i64, i64, i64)>,
 }
 
-/// A seeded stream of batches and markers, one step at a time: healthy ones, retries, gaps, bumps, zombies, followers.
+/// A seeded stream of batches and markers, one step at a time: normal ones, retries, gaps, new epochs, zombies,
+/// followers.
 struct Simulation {
     random: Random,
     stands: Vec<Stand>,
@@ -392,7 +392,7 @@ struct Simulation {
     now: i64,
     brings_offsets: bool,
     brings_times: bool,
-    /// Nothing but batches: with one producer, whole chunks of it on end.
+    /// Only batches: with one producer, whole chunks of it in a row.
     is_plain: bool,
 }
 
@@ -453,7 +453,7 @@ impl Simulation {
         row.epoch = Some(stand.epoch - i64::from(stand.epoch > 0 && self.random.chance(10)));
     }
 
-    /// Gives how many sequences there are.
+    /// Returns the number of sequences.
     fn send(&mut self, row: &mut Row, stand: &mut Stand) -> i64 {
         let mut count = self.pick(&[1, 1, 2, 5, 100, 65536, 65537]);
         let mut first = stand.next;

@@ -1,4 +1,4 @@
-//! Snapshots of a `BrokerTable`: what comes back, and what is refused.
+//! Snapshots of a `BrokerTable`: round trips, and refused bytes.
 
 use fencepost_core::{
     BrokerOptions, BrokerTable, Error, KeyKind, Origin, Origins, PartKind, ProduceBatches, encode_bytes,
@@ -26,7 +26,7 @@ impl Columns {
             pid: each(|row| i64::from(row % 97) << 33),
             partition: (0..rows).map(|row| row % 97 % partitions).collect(),
             epoch: vec![1; rows as usize],
-            // Every fifth round breaks the sequence, as a log may that lost batches.
+            // Every fifth round breaks the sequence, like a log that lost batches.
             base_seq: narrow(|row| row / 97 * 10 + row / 485 * 3),
             count: narrow(|row| if row % 7 == 0 { 100_000 } else { 10 }),
             offset: each(|row| i64::from(row) * 200_000),
@@ -70,7 +70,7 @@ fn a_restored_table_is_the_same() {
         BrokerOptions { assigns_offsets: true, window: 9, ..BrokerOptions::default() },
         BrokerOptions { version: "4.5".parse().expect("known"), max_idle_ms: 5, ..BrokerOptions::default() },
     ];
-    // Where offsets are assigned, a replica's batches need theirs.
+    // If offsets are assigned, the batches of a replica still need theirs.
     let cases = options.into_iter().flat_map(|it| [(it.clone(), true), (it, false)]);
     for (options, is_whole) in cases.filter(|(options, is_whole)| *is_whole || !options.assigns_offsets) {
         for rows in [0, 1, 3000, 20_000] {
@@ -89,11 +89,11 @@ fn a_restored_table_is_the_same() {
 }
 
 #[test]
-fn bytes_do_not_tell_how_a_table_came_about() {
+fn bytes_do_not_depend_on_the_history_of_a_table() {
     let columns = Columns::new(5000, 5);
     let whole = table(5000, true, BrokerOptions::default());
     let mut cut = BrokerTable::new(BrokerOptions::default()).expect("default options");
-    // Narrow lines first: nothing of the first call has offsets, but it is forgotten by what follows.
+    // Narrow lines first: the first call has no offsets, but later ones have.
     for from in (0..5000).step_by(313) {
         let to = (from + 313).min(5000);
         let ProduceBatches { pid, partition, epoch, base_seq, .. } = columns.batches(true);
@@ -116,7 +116,7 @@ fn bytes_do_not_tell_how_a_table_came_about() {
 }
 
 #[test]
-fn partitions_of_any_type_come_back() {
+fn partitions_of_any_type_round_trip() {
     let (mut table, mut other) =
         (BrokerTable::new(BrokerOptions::default()), BrokerTable::new(BrokerOptions::default()));
     let kind = KeyKind::Parts(vec![PartKind::Utf8]);
@@ -128,7 +128,7 @@ fn partitions_of_any_type_come_back() {
             encode_bytes(&mut bytes, name.as_bytes());
             table.keys_mut().partition.dictionary.intern(&bytes).expect("memory") as i32
         };
-        // Numbered in another order; one that is not used is not written.
+        // The numbers have another order; an unused key is not written.
         let numbers = names.map(|name| number(table, name));
         number(table, "unused");
         let mut columns = Columns::new(2, 1);
@@ -165,8 +165,8 @@ fn every_cut_and_every_flipped_byte_is_refused() {
     assert!(is_refused(&[&bytes[..], &[0]].concat()));
 }
 
-/// Bytes as users have them on their disks. They are never written again: what cannot read them, or writes them
-/// otherwise, breaks a promise. `FENCEPOST_GOLDEN=add` writes the file where there is none.
+/// Bytes of released versions. They are never written again: a version that cannot read them, or writes them
+/// differently, breaks compatibility. `FENCEPOST_GOLDEN=add` writes the file if it does not exist.
 #[test]
 fn a_golden_snapshot_is_read_and_written_back() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/snapshots/broker/v1.state");

@@ -1,10 +1,10 @@
-//! Forgetting and merging against the naive oracle: every short history there is, and long ones from seeds.
+//! Tests eviction and merging with the naive oracle: all short histories, and long seeded ones.
 
 use fencepost_core::{Batch, Entry, Judged, KeyKind, PartKind, Policy, Seqs, StateTable, Verdict, encode_bytes};
 use fencepost_testkit::pair::{Columns, Pair, Rules};
 use fencepost_testkit::workload::{Random, Row, Shape, exhaustive, stream};
 
-/// What is done to a table.
+/// An operation on a table.
 #[derive(Clone, Debug)]
 enum Step {
     /// Rows and their timestamps.
@@ -19,7 +19,7 @@ enum Step {
     },
 }
 
-/// Does a step on both sides, rows in pieces as `random` cuts them; `Err` says how they differ.
+/// Runs a step on both sides, with rows divided by `random`. `Err` has the difference.
 fn take(pair: &mut Pair, step: &Step, random: &mut Random) -> Result<(), String> {
     match step {
         Step::Rows(rows) => apply_in_pieces(pair, rows, random)?,
@@ -59,7 +59,7 @@ fn small_rules() -> Vec<Rules> {
     all
 }
 
-/// Rows of one key, from before and after the horizon, and an eviction that drops what has only old rows.
+/// Rows of one key, before and after the horizon, and an eviction that drops entries with only old rows.
 fn small_histories(rules: &Rules, length: usize) -> impl Iterator<Item = Vec<Step>> {
     let row = |epoch, seq, timestamp| Step::Rows(vec![(Row { pid: 1, epoch, partition: 0, seq }, timestamp)]);
     let span =
@@ -118,8 +118,8 @@ fn large_rules() -> Vec<Rules> {
     ]
 }
 
-/// A stream whose timestamps rise by ten a row, some rows being late by up to five hundred, with evictions
-/// and the forgetting of keys in between.
+/// A stream whose timestamps increase by ten per row, with some rows late by up to five hundred, and with evictions and
+/// forgotten keys in between.
 fn history(random: &mut Random, rules: &Rules, rows: usize) -> Vec<Step> {
     let rows = stream(random.bits(), rows, &Shape::mixed(rules.core.wrap));
     let mut steps = Vec::new();
@@ -213,7 +213,7 @@ fn merged(tables: &[&StateTable]) -> StateTable {
     all
 }
 
-/// Everything of a table but the timestamps of its holes, which depend on which spans met first.
+/// All of a table except the timestamps of its holes, which depend on the order of merges.
 fn positions(table: &StateTable) -> Vec<Entry> {
     let mut entries: Vec<_> = table.entries().collect();
     entries.iter_mut().flat_map(|entry| &mut entry.holes).for_each(|hole| hole.timestamp = None);
@@ -271,7 +271,7 @@ fn merging_is_a_union_as_the_oracle_makes_it() {
     assert!(overlaps > 1_000, "only {overlaps} overlaps");
 }
 
-/// Rows of numbered producers, one each.
+/// One row per numbered producer.
 fn name_and_apply(table: &mut StateTable, names: std::ops::Range<u32>, timestamp: i64) -> Vec<u8> {
     let (pid, partition) = (KeyKind::Parts(vec![PartKind::Utf8]), KeyKind::Plain);
     table.keys_mut().fix(pid, partition).expect("the first use, or the same again");

@@ -1,7 +1,8 @@
-//! The snapshots in tests/snapshots: read, compared with the text beside them, and written back byte for byte.
+//! Tests the snapshots in tests/snapshots: reads them, compares them with their text, and writes them back byte for
+//! byte.
 //!
-//! `FENCEPOST_GOLDEN=add cargo test -p fencepost-core --test golden` writes those that are not there yet. One
-//! that is there is never written again: it stands for what users have on their disks.
+//! `FENCEPOST_GOLDEN=add cargo test -p fencepost-core --test golden` writes missing ones. An existing one is never
+//! written again, because it represents the files of users.
 
 use fencepost_core::{
     Batch, Entry, Epochs, Hole, KeyKind, KeySpace, PRESETS, PartKind, PartValue, Policy, Seqs, StateTable,
@@ -16,10 +17,10 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/snapshots")
 }
 
-/// Entries that a listing names; the others are known by the bytes that are written back.
+/// Maximum number of entries in a listing; the others are verified by the bytes that are written back.
 const LISTED_MAX: usize = 60;
 
-/// A table as text, an entry a line.
+/// A table as text, one entry per line.
 fn listing(table: &StateTable) -> String {
     let mut text = format!("policy {}\n", table.policy());
     let optional = |value: Option<i64>| value.map_or("none".into(), |value| value.to_string());

@@ -1,4 +1,4 @@
-//! Large calls, whose spans are found by several threads, against the same rows in many small calls.
+//! Compares large calls, whose spans are found by several threads, with the same rows in many small calls.
 
 use fencepost_core::{Batch, Column, Error, Policy, Seqs, StateTable};
 
@@ -12,7 +12,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// Spans of 1 to `span_max` rows of 500 keys; one span in nine comes again, one in seven leaves a gap.
+    /// Spans of 1 to `span_max` rows of 500 keys. One span in nine repeats, one in seven leaves a gap.
     fn new(span_max: u64) -> Rows {
         let mut state = 5u64;
         let mut random = |below: u64| {

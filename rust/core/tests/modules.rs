@@ -1,4 +1,4 @@
-//! The core's modules import each other one way: `ARCHITECTURE.md` has the levels.
+//! The modules of the core import each other in one direction: `ARCHITECTURE.md` has the levels.
 
 use std::collections::HashMap;
 use std::fs::{read_dir, read_to_string};
@@ -37,7 +37,7 @@ fn modules_import_only_those_below_them() {
     assert!(imports > 100, "{imports}");
 }
 
-/// The files of the library but `lib.rs`.
+/// The files of the library except `lib.rs`.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let paths = read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
     let below = |path: PathBuf| if path.is_dir() { files(&path) } else { vec![path] };

@@ -1,5 +1,5 @@
-//! Where the system refuses memory that a call asks for before its first change: an error, and nothing has changed.
-//! `docs/state-table.md` says what is asked for in this way, and what is not.
+//! If the system has no memory before the first change of a call, the call returns an error and changes nothing.
+//! `docs/state-table.md` lists which memory is reserved in this way.
 
 use fencepost_core::{
     Batch, BrokerOptions, BrokerTable, Error, KeyKind, Origin, Origins, PartKind, Policy, ProduceBatches, Seqs,
@@ -13,22 +13,22 @@ static REFUSES: AtomicBool = AtomicBool::new(false);
 static REFUSES_LARGE: AtomicBool = AtomicBool::new(false);
 const LARGE: usize = 1 << 18;
 
-/// Refuses the memory of lines, which is the only one that begins on a cache line, or any large piece.
+/// Refuses the memory of lines, the only one aligned to a cache line, or any large allocation.
 struct Refusing;
 
-// SAFETY: gives what the system's allocator gives, or nothing, which is allowed.
+// SAFETY: returns the result of the system's allocator, or null, which is allowed.
 unsafe impl GlobalAlloc for Refusing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let is_of_lines = layout.align() == 64 && REFUSES.load(Ordering::Relaxed);
         if is_of_lines || layout.size() >= LARGE && REFUSES_LARGE.load(Ordering::Relaxed) {
             return std::ptr::null_mut();
         }
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller's guarantees are passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        // SAFETY: everything comes from the system's allocator.
+        // SAFETY: all memory comes from the system's allocator.
         unsafe { System.dealloc(start, layout) }
     }
 }
@@ -49,7 +49,7 @@ fn apply_new(table: &mut StateTable, pids: std::ops::Range<i64>) -> Result<u64, 
     Ok(judged.counts[0])
 }
 
-/// One test, for the allocator is one for all threads.
+/// A single test, because the allocator is shared by all threads.
 #[test]
 fn refused_memory_is_an_error_and_changes_nothing() {
     a_call();
@@ -67,7 +67,7 @@ fn table_of(pids: std::ops::Range<i64>) -> StateTable {
     table
 }
 
-/// What it gives while memory is refused.
+/// The result of a call while memory is refused.
 fn refused<T>(call: impl FnOnce() -> T) -> T {
     REFUSES.store(true, Ordering::Relaxed);
     let given = call();
@@ -75,7 +75,7 @@ fn refused<T>(call: impl FnOnce() -> T) -> T {
     given
 }
 
-/// What is kept for each row or run of a call is refused, not the table.
+/// Memory per row or span of a call is refused, not that of the table.
 fn a_call_of_many_rows() {
     for distance in [0, 1] {
         let mut table = table_of(0..1000);
@@ -95,7 +95,7 @@ fn a_call_of_many_rows() {
     }
 }
 
-/// The same of a table of produce batches.
+/// The same for a table of produce batches.
 fn a_call_of_many_batches() {
     let mut table =
         BrokerTable::new(BrokerOptions { assigns_offsets: true, ..BrokerOptions::default() }).expect("valid");
@@ -127,7 +127,7 @@ fn a_call_of_many_batches() {
     assert_eq!(table.apply(&[batches]).map(|judged| judged.counts[0]), Ok(LARGE as u64));
 }
 
-/// Keys are numbered before rows are judged; those of a call that is refused go back.
+/// Keys are numbered before rows are judged. Those of a refused call are removed again.
 fn keys() {
     let mut table = StateTable::new(Policy::preset("any_order").expect("a preset")).expect("valid");
     let text = KeyKind::Parts(vec![PartKind::Utf8]);
@@ -224,7 +224,7 @@ fn a_call() {
     REFUSES.store(false, Ordering::Relaxed);
     assert_eq!(apply_new(&mut table, next..next + 10), Ok(10), "with memory the same call goes on");
     assert!(!table.is_half_done());
-    // A call that has begun and needs more than the lines in reserve cannot go back: the table says so.
+    // A call in progress that needs more than the reserved lines cannot be undone: the table reports this.
     let mut other = StateTable::restore(&before).expect("memory");
     assert_eq!(apply_new(&mut other, 0..10), Ok(0), "repeats of what was restored");
     REFUSES.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The core against the naive oracle: every short stream there is, and long ones from seeds.
+//! Compares the core with the naive oracle: all short streams, and long seeded ones.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ fn columns(rows: &[Row]) -> Columns {
     Columns::of(rows.iter().map(|&row| (row, 0)))
 }
 
-/// Judges a stream in one call on both sides; `Err` says how they differ.
+/// Judges a stream in one call on both sides. `Err` has the difference.
 fn judge_at_once(rules: &Rules, rows: &[Row]) -> Result<(Pair, Vec<u8>), String> {
     let mut pair = Pair::new(rules);
     let verdicts = pair.apply(&[columns(rows)])?;
@@ -73,7 +73,7 @@ fn the_small_world_finds_a_broken_core() {
     }
 }
 
-/// The same, the stream cut into batches and the batches into calls at random.
+/// Like `judge_at_once`, with the stream divided into batches, and the batches into calls, at random.
 fn judge_in_pieces(rules: &Rules, rows: &[Row], random: &mut Random) -> Result<(Pair, Vec<u8>), String> {
     let has_narrow_seqs = rules.core.wrap.is_some_and(|wrap| wrap <= 1 << 31);
     let (mut pair, mut verdicts) = (Pair::new(rules), Vec::new());
@@ -106,7 +106,7 @@ fn many_keys(random: &mut Random, count: usize) -> Vec<Row> {
 }
 
 #[test]
-fn checking_many_keys_and_epochs_says_what_applying_says() {
+fn check_agrees_with_apply_for_many_keys_and_epochs() {
     for preset in fencepost_core::PRESETS {
         let rules = rules(preset.name, &[]);
         let mut table = rules.table();
@@ -130,7 +130,7 @@ fn long_streams_obey_the_laws() {
     streams_obey_the_laws(0..20);
 }
 
-/// More of the same: `make test-portable` runs them.
+/// More streams: `make test-portable` runs them.
 #[test]
 fn more_long_streams_obey_the_laws() {
     streams_obey_the_laws(20..60);

@@ -1,4 +1,4 @@
-//! The rule book through the core's own door.
+//! Runs the rule book with the core's API.
 
 use fencepost_core::{
     Admit, Batch, Column, Epochs, Error, KeyKind, KeySpace, PartKind, PartValue, Policy, Seqs, StateTable, Untracked,
@@ -8,13 +8,13 @@ use fencepost_testkit::rulebook::{
     Action, Answer, Call, Cell, Door, Missing, Options, Refusal, Row, cases, differences, folder,
 };
 
-/// A table that takes the book's rows: keys that are not integers are numbered first, and what a column
-/// of the core cannot even hold is refused here.
+/// A table for the rows of the book. Keys that are not integers are numbered first, and values that do not fit into a
+/// column of the core are refused here.
 struct CoreDoor {
     table: StateTable,
-    /// The table that the one at hand will be merged into.
+    /// The table into which the current one will be merged.
     first: Option<StateTable>,
-    /// What is done to the policy of every table.
+    /// A change of the policy of every table.
     change: fn(&mut Policy),
 }
 
@@ -68,7 +68,7 @@ fn kind_of(cell: &Cell) -> KeyKind {
     }
 }
 
-/// The number by which the core knows a key.
+/// The core's number of a key.
 fn number(space: &mut KeySpace, cell: &Cell) -> i64 {
     if let Cell::Int(value) = cell {
         return *value;
@@ -193,7 +193,7 @@ impl CoreDoor {
         Answer::default()
     }
 
-    /// Merges both ways: the same comes of it, and a refusal changes nothing.
+    /// Merges in both directions: the results are equal, and a refusal changes nothing.
     fn merge(&mut self) -> Result<Answer, Refusal> {
         let mut first = self.first.take().expect("another table was begun");
         let second = std::mem::replace(&mut self.table, first);
@@ -265,7 +265,7 @@ impl Door for CoreDoor {
     }
 }
 
-/// What the book has against a core whose policies were changed.
+/// The differences between the book and a core with changed policies.
 fn differences_of(change: fn(&mut Policy)) -> Vec<String> {
     let mut found = Vec::new();
     for case in cases(&folder()).expect("the book can be read") {

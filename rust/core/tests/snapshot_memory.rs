@@ -1,10 +1,10 @@
-//! What a snapshot that lies makes the reader allocate: no more than a small multiple of its bytes.
+//! Reading a snapshot with wrong counts allocates at most a small multiple of its bytes.
 
 use fencepost_core::{Entry, Policy, StateTable};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// Counts what a thread allocates at once.
+/// Counts the bytes that a thread has allocated at once.
 struct Counting;
 
 thread_local! {
@@ -12,7 +12,7 @@ thread_local! {
     static MOST: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: passes every call on to the system's allocator.
+// SAFETY: passes every call to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.get().wrapping_add(layout.size());
@@ -32,7 +32,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that a call held at once, beside what was there before.
+/// Maximum number of bytes of a call, without those allocated before.
 fn most<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = NOW.get();
     MOST.set(before);
@@ -42,7 +42,7 @@ fn most<T>(work: impl FnOnce() -> T) -> (T, usize) {
 
 const HEAD: usize = 12;
 
-/// Replaces eight bytes of a frame and sets all checksums right.
+/// Replaces eight bytes of a frame and corrects all checksums.
 fn with_number(bytes: &[u8], frame: usize, at: impl Fn(usize) -> usize, number: u64) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let (mut start, mut count) = (HEAD, 0);
@@ -62,7 +62,7 @@ fn with_number(bytes: &[u8], frame: usize, at: impl Fn(usize) -> usize, number: 
     bytes
 }
 
-/// The entry of a key of which row 5 was accepted.
+/// The entry of a key whose row 5 was accepted.
 fn one_row(pid: i64, partition: i32) -> Entry {
     Entry { pid, partition, epoch: 0, first: 5, last: 5, holes: vec![], final_range: None, last_timestamp: None }
 }
@@ -75,18 +75,18 @@ fn small() -> Vec<u8> {
     table.snapshot()
 }
 
-/// Beside what the honest file needs: its table, and the columns of a frame.
+/// In addition to the memory for a correct file: its table, and the columns of a frame.
 const MULTIPLE: usize = 64;
 
 #[test]
-fn a_count_that_lies_allocates_nothing() {
+fn a_wrong_count_allocates_nothing() {
     let bytes = small();
     assert!(bytes.len() < 1024);
     let (honest, needed) = most(|| StateTable::restore(&bytes).map(|table| table.len()));
     assert_eq!(honest, Ok(100));
     assert!(needed < bytes.len() * MULTIPLE, "{needed} bytes for a snapshot of {}", bytes.len());
     for number in [101, 1 << 20, 1 << 40, 1 << 60, u64::MAX] {
-        // The count of entries in the header, of entries and blocks in the frame.
+        // The number of entries in the header, and of entries and blocks in the frame.
         let end_of_header: fn(usize) -> usize = |length| length - 8;
         for (frame, at) in [(0, end_of_header), (1, |_| 0), (1, |_| 8)] {
             let lie = with_number(&bytes, frame, at, number);
@@ -115,7 +115,7 @@ fn no_length_and_no_byte_makes_it_allocate() {
 }
 
 #[test]
-fn writing_takes_little_beside_the_table() {
+fn writing_takes_little_memory() {
     let mut table = StateTable::new(Policy::preset("kafka").expect("a preset")).expect("valid");
     for key in 0..400_000i64 {
         table.insert(&one_row(key / 2, (key % 2) as i32)).expect("a new key");

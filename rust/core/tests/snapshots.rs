@@ -1,4 +1,4 @@
-//! Snapshots: what was written comes back, equal tables give equal bytes, and what was damaged is refused.
+//! Snapshots: round trips, equal bytes of equal tables, and refused damage.
 
 use fencepost_core::{
     Batch, Entry, Epochs, Error, Hole, KeyKind, PRESETS, PartKind, Policy, Seqs, StateTable, encode_bytes, encode_int,
@@ -10,7 +10,7 @@ fn preset(name: &str) -> Policy {
     Policy::preset(name).expect("a preset")
 }
 
-/// Feeds a seeded stream; timestamps rise by ten a row from `now`.
+/// Applies a seeded stream. Timestamps increase by ten per row from `now`.
 fn feed(table: &mut StateTable, seed: u64, rows: usize, pid_from: i64, now: i64) {
     let policy = table.policy();
     let rows = stream(seed, rows, &Shape::mixed(policy.wrap));
@@ -38,7 +38,7 @@ fn reason(result: Result<StateTable, Error>) -> String {
 }
 
 #[test]
-fn every_entry_comes_back() {
+fn every_entry_round_trips() {
     for (preset, keeps_timestamp) in PRESETS.iter().flat_map(|preset| [(preset, false), (preset, true)]) {
         let mut table = table(preset.name, keeps_timestamp).with_entries_max(Some(777)).with_label("a label".into());
         if keeps_timestamp {
@@ -75,7 +75,7 @@ fn the_order_of_rows_and_growth_leave_no_trace() {
 
 #[test]
 fn layouts_leave_no_trace_but_the_policy() {
-    // The same entries in lines of 5, 8 and 3 partitions: the bytes behind the policy are the same.
+    // The same entries in lines of 5, 8 and 3 partitions: the bytes after the policy are equal.
     let narrow = preset("kafka");
     let policies = [narrow, Policy { window: 20, ..narrow }, Policy { wrap: Some(1 << 40), ..narrow }];
     let of = |policy: Policy| {
@@ -153,7 +153,7 @@ fn every_flipped_byte_is_refused() {
 }
 
 #[test]
-fn what_is_not_this_version_of_a_snapshot_says_so() {
+fn other_versions_of_a_snapshot_are_reported() {
     let bytes = table("kafka", false).snapshot();
     let with = |at: usize, byte: u8| {
         let mut bytes = bytes.clone();
@@ -169,7 +169,7 @@ fn what_is_not_this_version_of_a_snapshot_says_so() {
 }
 
 #[test]
-fn large_snapshots_come_back_and_damaged_ones_are_refused() {
+fn large_snapshots_round_trip_and_damaged_ones_are_refused() {
     let mut table = StateTable::new(preset("any_order")).expect("valid");
     for pid in 0..if cfg!(miri) { 100 } else { 140_000 } {
         let holes = if pid % 1000 == 0 { vec![Hole { first: 3, last: 4, timestamp: None }] } else { vec![] };
@@ -189,7 +189,7 @@ fn large_snapshots_come_back_and_damaged_ones_are_refused() {
     }
 }
 
-/// Where the frames' payloads lie.
+/// The payloads of the frames.
 fn frames(bytes: &[u8]) -> Vec<&[u8]> {
     let (mut frames, mut at) = (Vec::new(), 12);
     while at < bytes.len() {
@@ -200,7 +200,7 @@ fn frames(bytes: &[u8]) -> Vec<&[u8]> {
     frames
 }
 
-/// A snapshot of these frames whose checksums are right.
+/// A snapshot of these frames with valid checksums.
 fn forged(head: &[u8], frames: &[Vec<u8>]) -> Vec<u8> {
     let (mut bytes, mut checksum) = (head.to_vec(), crc32fast::Hasher::new());
     checksum.update(head);
@@ -213,7 +213,7 @@ fn forged(head: &[u8], frames: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// A snapshot in which one change was made and the checksums set right.
+/// A snapshot with one change and corrected checksums.
 fn with_change(bytes: &[u8], change: impl FnOnce(&mut Vec<Vec<u8>>)) -> Vec<u8> {
     let mut frames: Vec<Vec<u8>> = frames(bytes).into_iter().map(<[u8]>::to_vec).collect();
     change(&mut frames);
@@ -221,7 +221,7 @@ fn with_change(bytes: &[u8], change: impl FnOnce(&mut Vec<Vec<u8>>)) -> Vec<u8> 
 }
 
 #[test]
-fn what_contradicts_itself_is_refused_though_its_checksum_is_right() {
+fn contradictions_with_a_valid_checksum_are_refused() {
     let bytes = table("any_order", true).snapshot();
     assert!(with_change(&bytes, |_| ()) == bytes);
     let policy = reason(StateTable::restore(&with_change(&bytes, |frames| frames[0][8..11].copy_from_slice(b"xxx"))));
@@ -242,14 +242,14 @@ fn what_contradicts_itself_is_refused_though_its_checksum_is_right() {
 }
 
 #[test]
-fn every_byte_may_lie_and_nothing_breaks() {
+fn every_byte_may_be_wrong() {
     for bytes in [table("any_order", true).snapshot(), table("kafka", false).snapshot(), keyed(0..30).snapshot()] {
         let counts: Vec<usize> = frames(&bytes).iter().map(|frame| frame.len()).collect();
         for (frame, count) in counts.into_iter().enumerate() {
             for at in 0..count {
                 for byte in [0, 1, 0x7f, 0xff] {
                     let lie = with_change(&bytes, |frames| frames[frame][at] = byte);
-                    // Some lies are another table's truth.
+                    // Some changes are valid for another table.
                     if let Ok(table) = StateTable::restore(&lie) {
                         assert!(table.len() <= 4096);
                     }
@@ -260,7 +260,7 @@ fn every_byte_may_lie_and_nothing_breaks() {
 }
 
 #[test]
-fn a_writer_that_fails_anywhere_is_told_of() {
+fn a_failing_writer_is_reported() {
     struct Full(usize);
     impl Write for Full {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -283,7 +283,7 @@ fn a_writer_that_fails_anywhere_is_told_of() {
 }
 
 #[test]
-fn the_last_64_bit_sequence_number_comes_back() {
+fn the_last_64_bit_sequence_number_round_trips() {
     let mut table = StateTable::new(preset("kafka_offsets")).expect("valid");
     let seq = [0, i64::MAX - 2, i64::MAX];
     let batch = Batch { pid: &[1; 3], partition: &[0; 3], epoch: None, seq: Seqs::I64(&seq), timestamp: None };
@@ -309,7 +309,7 @@ fn an_entry_beyond_the_last_lap_is_refused() {
 
 // Deltas
 
-/// A chain of snapshots: the first whole, each of the others what changed.
+/// A chain of snapshots: the first is whole, the others are deltas.
 fn chain(table: &mut StateTable, seed: u64, links: u64) -> Vec<Vec<u8>> {
     let mut random = Random::new(seed);
     table.track_changes(true);
@@ -326,7 +326,7 @@ fn chain(table: &mut StateTable, seed: u64, links: u64) -> Vec<Vec<u8>> {
                     let other = StateTable::new(table.policy()).expect("valid");
                     let mut other = other.with_keep_timestamp(table.keeps_timestamp());
                     feed(&mut other, random.bits(), 40, random.below(9) as i64 * 4, now - 2_000);
-                    // Refused where a key of both lies on both sides of the border: a call without a trace.
+                    // Refused if a key of both is on both sides of the border: a call without a trace.
                     table.merge(&other).map_or(0, |overlap| overlap.len())
                 }
                 0 => table.forget(random.below(30) as i64, None),
@@ -365,7 +365,7 @@ fn base_and_deltas_are_the_whole() {
 }
 
 #[test]
-fn a_delta_holds_what_changed_and_little_more() {
+fn a_delta_has_the_changes_and_little_more() {
     let mut table = StateTable::new(preset("kafka")).expect("valid");
     (0..20_000).for_each(|pid| table.insert(&Entry { pid, ..empty() }).expect("a new key"));
     table.track_changes(true);

@@ -1,5 +1,5 @@
-//! The transaction index against a reader that starts from the first row every time: every way to cut short logs into
-//! calls, and long logs from seeds.
+//! Compares the transaction index with a reader that always starts from the first row: short logs divided into calls in
+//! all ways, and long seeded logs.
 
 use fencepost_core::{AbortedTransaction, LogRows, OpenTransaction, Outcome, Resolved, TransactionIndex};
 use fencepost_testkit::transactions::{Kind, Log, LogRow, RowOutcome, Transaction, random_log};
@@ -61,7 +61,7 @@ fn outcome(row_outcome: RowOutcome) -> Outcome {
     }
 }
 
-/// Everything that an index tells after a call.
+/// All results of an index after a call.
 #[derive(Clone, Debug, PartialEq)]
 struct Reported {
     outcomes: Vec<Outcome>,
@@ -86,7 +86,7 @@ fn report(index: &TransactionIndex, outcomes: Vec<u8>, resolved: Vec<Resolved>) 
     }
 }
 
-/// The same from the whole log, whose last `fresh` rows are those of the call.
+/// The expected results from the whole log, whose last `fresh` rows are those of the call.
 fn expect(log: &Log, fresh: usize) -> Reported {
     let row_outcomes = log.row_outcomes();
     let call_from = row_outcomes.len() - fresh;
@@ -129,7 +129,7 @@ fn expect(log: &Log, fresh: usize) -> Reported {
     }
 }
 
-/// How the index under test is broken: what it is shown, and what it makes of what it says.
+/// How the tested index is broken: changes of its input and of its output.
 #[derive(Clone, Copy)]
 struct Subject {
     name: &'static str,
@@ -139,7 +139,7 @@ struct Subject {
 
 const HONEST: Subject = Subject { name: "honest", hears: |_| (), change: |_| () };
 
-/// Judges a log in calls, each of several batches; `Err` says where index and log part.
+/// Follows a log in calls of several batches. `Err` has the first difference.
 fn follow(subject: Subject, calls: &[Vec<&[LogRow]>]) -> Result<(), String> {
     let (mut index, mut log) = (TransactionIndex::default(), Log::default());
     for (number, call) in calls.iter().enumerate() {
@@ -162,7 +162,7 @@ fn follow(subject: Subject, calls: &[Vec<&[LogRow]>]) -> Result<(), String> {
     Ok(())
 }
 
-/// The calls that a number says: bit n cuts behind row n.
+/// The calls by the bits of a number: bit n divides after row n.
 fn cut_by(rows: &[LogRow], bits: u32) -> Vec<Vec<&[LogRow]>> {
     let (mut calls, mut from) = (Vec::new(), 0);
     for to in 1..=rows.len() {
@@ -213,7 +213,7 @@ fn long_logs_read_as_the_whole_log_reads() {
     }
 }
 
-/// Each is a way in which an index could misread a log.
+/// Ways in which an index could misread a log.
 const BROKEN: [Subject; 13] = [
     Subject { name: "commits read as aborts", hears: |row| swap(row, Kind::Commit, Kind::Abort), ..HONEST },
     Subject { name: "aborts are not seen", hears: |row| swap(row, Kind::Abort, Kind::Other), ..HONEST },
@@ -260,7 +260,7 @@ fn count_emptied(row: &mut LogRow) {
     }
 }
 
-/// All in partition 0, the offsets out of each other's way.
+/// All rows in partition 0, with separate offsets.
 fn merge_partitions(row: &mut LogRow) {
     row.offset = row.timestamp * 100;
     row.last_offset = row.offset;

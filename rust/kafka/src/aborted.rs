@@ -40,7 +40,7 @@ pub fn read(bytes: &[u8]) -> Result<Vec<AbortedTxn>> {
             return fail(Kind::Field, format!("producer {pid}: offsets {first} to {last} are not possible"));
         }
         if last <= last_offset {
-            return fail(Kind::Offsets, format!("last offset {last} follows {last_offset}: they must rise"));
+            return fail(Kind::Offsets, format!("last offset {last} follows {last_offset}: they must increase"));
         }
         last_offset = last;
         all.push(AbortedTxn { pid, first_offset: first, last_offset: last, last_stable_offset });

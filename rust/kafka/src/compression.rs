@@ -217,7 +217,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_codec_gives_back_what_went_in() {
+    fn every_codec_round_trips() {
         let samples = [vec![], b"abc".to_vec(), (0..200_000u32).flat_map(u32::to_be_bytes).collect(), vec![7; 3 << 20]];
         for (compression, encode) in ENCODERS {
             let mut decompressor = Decompressor::new(4 << 20);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compressed_here_is_decompressed_here() {
+    fn compressed_pages_round_trip() {
         let sample: Vec<u8> = (0..100_000u32).flat_map(|number| (number / 7).to_be_bytes()).collect();
         for compression in Compression::ALL {
             let packed = compress(compression, &sample, b"head".to_vec()).expect("in memory");
@@ -254,7 +254,7 @@ mod tests {
 
     /// A frame that declares a gigabyte and has almost no content.
     #[test]
-    fn a_lying_length_asks_for_no_memory() {
+    fn a_wrong_length_allocates_no_memory() {
         let declared = [0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0, 0, 0, 0x40, 1, 0, 0];
         let mut decompressor = Decompressor::new(1 << 30);
         assert!(decompressor.run(Compression::Zstd, &declared).is_err());
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_bent_is_refused_or_another_text() {
+    fn damaged_bytes_are_refused_or_another_text() {
         let sample: Vec<u8> = (0..500u32).flat_map(|number| (number * 7 % 256).to_be_bytes()).collect();
         for (compression, encode) in ENCODERS {
             let packed = encode(&sample);

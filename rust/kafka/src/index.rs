@@ -36,7 +36,7 @@ pub fn read(bytes: &[u8], base_offset: i64) -> Result<Vec<IndexEntry>> {
             && (offset <= last.offset || position <= last.position)
         {
             let pair = format!("offset {offset} at byte {position} follows {} at {}", last.offset, last.position);
-            return fail(format!("{pair}: both must rise"));
+            return fail(format!("{pair}: both must increase"));
         }
         before = Some(IndexEntry { offset, position });
         entries.push(IndexEntry { offset, position });
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_headers_are_read() {
         let entries = [IndexEntry { offset: 45, position: 100 }, IndexEntry { offset: 60, position: 250 }];
         assert_eq!(write(&entries, 40), bytes(&[(5, 100), (20, 250)]));
         let times = [TimeEntry { timestamp: 1 << 40, offset: 45 }];

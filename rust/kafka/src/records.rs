@@ -264,7 +264,7 @@ impl OpenBatch {
             let (record, length) = Record::decode(&bytes[self.at..]).map_err(|complaint| self.fail(complaint))?;
             let delta = record.offset_delta;
             if delta <= self.last_delta || delta > self.header.last_offset_delta {
-                return Err(self.fail("its offset does not rise or lies outside the batch"));
+                return Err(self.fail("its offset does not increase or is outside the batch"));
             }
             if !view.is_before(self.header.base_offset + i64::from(delta)) {
                 columns.push(&self.header, &record);

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_come_back_in_their_order() {
+    fn entries_are_returned_in_order() {
         for count in 0..=3 {
             let bytes = write(&entries()[..count]);
             assert_eq!(bytes.len(), HEAD_BYTES + count * ENTRY_BYTES);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_producer_stands_once_and_a_version_has_a_name() {
+    fn a_producer_is_listed_once_and_a_version_has_a_name() {
         let twice = [entries(), entries()].concat();
         let error = read(&write(&twice)).expect_err("two entries of each");
         assert_eq!((error.position, error.reason.as_str()), (Some(148), "producer 9 has two entries"));

@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_come_back() {
+    fn numbers_round_trip() {
         for value in [0, -1, 1, 63, -64, 64, -65, 300, 8191, 8192, i64::from(i32::MAX), i64::from(i32::MIN)] {
             let bytes = written(value);
             assert_eq!(varint(&bytes), Some((value as i32, bytes.len())));
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_too_long_is_no_number() {
+    fn truncated_and_long_numbers_are_refused() {
         assert_eq!(varint(&[]), None);
         assert_eq!(varint(&[0x80]), None);
         assert_eq!(varint(&[0x80; 5]), None);

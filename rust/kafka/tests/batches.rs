@@ -1,4 +1,4 @@
-//! Batches that are put together here, against those that the testkit writes by the letter of the format.
+//! Compares batches built here with those that the testkit writes exactly by the format.
 
 use fencepost_kafka::{BatchBuilder, BatchColumns, Compression, Kind, RecoveryScan, SegmentScan, Stamp, marker, place};
 use fencepost_testkit::log::{self, Record, TRANSACTIONAL};
@@ -100,7 +100,7 @@ fn three() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_torn_end_has_nothing_whole_behind_it() {
+fn a_torn_end_has_no_whole_batch_after_it() {
     let (batches, whole) = (three(), three().concat());
     for length in 0..whole.len() {
         let (scan, columns, damage) = scanned(&whole[..length]);
@@ -116,7 +116,7 @@ fn a_torn_end_has_nothing_whole_behind_it() {
 }
 
 #[test]
-fn damage_before_a_whole_batch_is_told_from_a_torn_end() {
+fn damage_before_a_whole_batch_is_distinguished_from_a_torn_end() {
     let (batches, whole) = (three(), three().concat());
     let length = batches[0].len();
     for at in 0..whole.len() {
@@ -124,7 +124,7 @@ fn damage_before_a_whole_batch_is_told_from_a_torn_end() {
         bent[at] ^= 0x10;
         let (scan, columns, damage) = scanned(&bent);
         let batch = at / length;
-        // Nothing tells of the epoch of the leader.
+        // The epoch of the leader is not verified.
         let is_leader_epoch = (12..16).contains(&(at % length));
         assert_eq!(damage.is_some(), !is_leader_epoch, "byte {at}");
         if !is_leader_epoch {
@@ -137,7 +137,7 @@ fn damage_before_a_whole_batch_is_told_from_a_torn_end() {
 
 #[test]
 fn a_file_that_looks_like_batches_everywhere_ends_the_search() {
-    // Headers one behind the other, each telling a batch to the end of the file, none with a right checksum.
+    // Consecutive headers that each declare a batch up to the end of the file, none with a valid checksum.
     let count = 2000;
     let header = |number: usize| {
         let mut header = log::Batch { base_offset: number as i64, ..log::Batch::default() }.bytes();

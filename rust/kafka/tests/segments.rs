@@ -1,4 +1,4 @@
-//! Segments that are written here, whole and damaged, through the headers' reader and the records'.
+//! Reads whole and damaged segments with the reader of headers and that of records.
 
 use fencepost_kafka::{
     BATCH_BYTES_MAX, BatchColumns, Control, Error, Kind, Outcomes, PartitionScan, ReadAt, RecordColumns, RecordScan,
@@ -84,7 +84,7 @@ fn is_prefix(some: &BatchColumns, all: &BatchColumns) -> bool {
 }
 
 #[test]
-fn headers_are_what_was_written() {
+fn headers_match_the_written_ones() {
     let batches = small();
     let (columns, read) = headers(&joined(&batches));
     assert_eq!(read, Ok(()));
@@ -101,7 +101,7 @@ fn headers_are_what_was_written() {
 }
 
 #[test]
-fn control_batches_say_what_they_are() {
+fn control_batches_have_their_kind() {
     let other = |kind: u8| {
         let record = Record { key: Some(vec![0, 0, 0, kind]), value: Some(vec![0; 9]), ..Record::default() };
         Batch { attributes: CONTROL, records: vec![record], ..Batch::default() }
@@ -127,9 +127,9 @@ fn sequences_go_on_with_zero() {
     assert_eq!(columns.seq, [i32::MAX - 1, i32::MAX, 0, 1, i32::MAX]);
 }
 
-/// Sizes on both sides of what is jumped over and of what is read at a time.
+/// Sizes on both sides of the limits for skipping and for reading.
 #[test]
-fn where_pieces_end_does_not_show() {
+fn boundaries_of_reads_do_not_matter() {
     let mut random = Random::new(5);
     let mut bytes = Vec::new();
     let (mut offset, mut positions) = (0, Vec::new());
@@ -160,7 +160,7 @@ fn where_pieces_end_does_not_show() {
     assert_eq!((read, all.offset), (Ok(()), data));
 }
 
-/// Batches whose payload holds batches, so that a second thread begins in the wrong place at times.
+/// Batches whose payload has batches, so that a second thread sometimes begins at a wrong position.
 fn with_decoys(random: &mut Random, batches: u64) -> Vec<u8> {
     let decoy = joined(&[Batch::of_producer(3, 0, 1 << 40, 1, b"no"), Batch::of_producer(3, 0, 1 << 41, 1, b"no")]);
     let mut bytes = Vec::new();
@@ -237,7 +237,7 @@ fn every_truncation_leaves_the_batches_before_it() {
     }
 }
 
-/// Base offset and leader epoch are not in the checksum, and the lengths of other batches follow from theirs.
+/// The checksum does not include base offset and leader epoch, and the lengths of other batches depend on their own.
 #[test]
 fn every_flipped_bit_is_an_error_or_outside_the_checksum() {
     let batches = small();
@@ -272,7 +272,7 @@ fn prefix(all: &RecordColumns, rows: usize) -> RecordColumns {
     some
 }
 
-/// The same with checksums that are right: what the broker would have to refuse too.
+/// The same with valid checksums: data that the broker would have to refuse too.
 #[test]
 fn no_flipped_bit_behind_a_right_checksum_breaks_the_decoder() {
     for batch in [&small()[1], &with_headers(), &small()[2]] {
@@ -353,8 +353,8 @@ fn every_compression_is_read_in_pieces_of_any_size() {
     }
 }
 
-/// What is wrong with a file, in its own words.
-fn complaint(bytes: &[u8]) -> Error {
+/// The error of a file.
+fn error_of(bytes: &[u8]) -> Error {
     let error = headers(bytes).1.expect_err("damaged");
     assert_eq!(records(bytes).1.expect_err("damaged").in_file(""), error.clone().in_file("s.log"));
     error
@@ -364,7 +364,7 @@ fn complaint(bytes: &[u8]) -> Error {
 fn each_damage_has_a_name() {
     let good = Batch::of_producer(7, 0, 0, 5, b"one").bytes();
     let end = good.len() as u64;
-    let after = |more: &[u8]| complaint(&[&good[..], more].concat());
+    let after = |more: &[u8]| error_of(&[&good[..], more].concat());
     let next = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = Batch::of_producer(7, 5, 5, 5, b"two").bytes();
         change(&mut bytes);
@@ -401,8 +401,8 @@ fn each_damage_has_a_name() {
         assert_eq!((error.kind, error.position), (kind, Some(end)), "{error}");
         assert!(error.reason.contains(reason), "{error}, not {reason}");
     }
-    // A message of version 0 may be shorter than a header.
-    assert_eq!(complaint(&[&[0; 8][..], &14i32.to_be_bytes(), &[9, 9, 9, 9, 0, 0, 1, 2]].concat()).kind, Kind::Version);
+    // A message of version 0 can be shorter than a header.
+    assert_eq!(error_of(&[&[0; 8][..], &14i32.to_be_bytes(), &[9, 9, 9, 9, 0, 0, 1, 2]].concat()).kind, Kind::Version);
 }
 
 #[test]
@@ -459,7 +459,7 @@ fn a_batch_above_the_limit_is_refused() {
     assert_eq!(read(packed, 1100), Ok(true));
 }
 
-/// A file that tells more bytes than it has: it became shorter after it was opened.
+/// A file that declares more bytes than it has: it was truncated after it was opened.
 struct Cut(Vec<u8>, u64);
 
 impl ReadAt for Cut {
@@ -512,7 +512,7 @@ fn segments_follow_each_other() {
             "c, byte 0: offsets 10 to 24 are in no segment: removed by compaction, or lost"
         ]
     );
-    // Damage in one segment is told, and the next is read all the same.
+    // Damage in one segment is reported, and the next segment is still read.
     let (found, problems) =
         scan(vec![segment("a", Some(0), [at(0), vec![1; 9]].concat()), segment("b", Some(10), at(10))]);
     assert_eq!((found.len(), problems.len(), problems[0].kind), (2, 1, Kind::Torn));

@@ -168,14 +168,14 @@ fn only(fields: &[TypePtr], name: &str, owner: &str) -> std::result::Result<usiz
 fn open(
     file: &ParquetFile,
     groups: Range<usize>,
-    wanted: &[Place],
+    places: &[Place],
     batch_rows: usize,
 ) -> parquet::errors::Result<ParquetRecordBatchReader> {
     let mut metadata = ArrowReaderMetadata::try_new(file.metadata().clone(), ArrowReaderOptions::new())?;
     let schema = metadata.schema();
     let mut fields: Vec<Arc<Field>> = schema.fields().iter().cloned().collect();
     let mut is_other = false;
-    for Place { root, fields: path } in wanted {
+    for Place { root, fields: path } in places {
         let root = *root;
         let kind = as_read(fields[root].data_type(), path);
         if kind != *fields[root].data_type() {

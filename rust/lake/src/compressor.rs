@@ -85,7 +85,7 @@ mod tests {
     use crate::decompress::Decompressor;
 
     #[test]
-    fn what_goes_in_comes_out() {
+    fn compressed_bytes_round_trip() {
         let samples = [vec![], b"abc".to_vec(), (0..100_000u32).flat_map(u32::to_be_bytes).collect()];
         for codec in [
             Compression::UNCOMPRESSED,

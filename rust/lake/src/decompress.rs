@@ -44,7 +44,7 @@ impl Decompressor {
             Compression::LZ4 => Decompressor::Lz4,
             Compression::LZ4_RAW => Decompressor::Lz4Raw,
             Compression::ZSTD(_) => {
-                let context = DCtx::try_create().ok_or_else(|| damaged("zstd", "the system gives no memory"))?;
+                let context = DCtx::try_create().ok_or_else(|| damaged("zstd", "the system has no memory left"))?;
                 Decompressor::Zstd(Box::new(context))
             }
             Compression::LZO => return Err(ParquetError::NYI(format!("the codec {codec} is not supported"))),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn every_codec_gives_back_what_went_in() {
+    fn every_codec_round_trips() {
         let samples = [b"abc".to_vec(), (0..100_000u32).flat_map(u32::to_be_bytes).collect(), vec![7; 40 << 20]];
         for (codec, encode) in codecs() {
             let mut decompressor = Decompressor::of(codec).unwrap();

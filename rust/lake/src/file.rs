@@ -198,7 +198,7 @@ impl ParquetFile {
             for (start, length) in page_indexes(column) {
                 let fail = |problem: &str| Err(Error::decoding(&self.path, u64::try_from(start).ok(), &problem));
                 let (Ok(at), Ok(length)) = (u64::try_from(start), usize::try_from(length)) else {
-                    return fail("a page index lies outside the file");
+                    return fail("a page index is outside the file");
                 };
                 let Some(left) = bytes_left.checked_sub(length as u64) else {
                     return fail("page indexes have more bytes than the file");
@@ -250,7 +250,7 @@ impl ParquetFile {
                     && end.is_some_and(|end| end as u64 <= footer_start);
                 if !is_within {
                     let path = column.column_path();
-                    return fail(format!("column {path} of row group {number} lies outside the file"));
+                    return fail(format!("column {path} of row group {number} is outside the file"));
                 }
             }
         }

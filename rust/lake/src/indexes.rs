@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn indexes_come_back_as_they_were() {
+    fn indexes_round_trip() {
         let mut state = 1_u64;
         for bits in 0..=32 {
             for count in [1, 7, 8, 9, 64, 1000, 5001] {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_is_read() {
+    fn output_of_other_writers_is_read() {
         let decoded = |bytes: &[u8], count: usize| {
             let mut out = vec![];
             decode(bytes, count, &mut out).map(|()| out)

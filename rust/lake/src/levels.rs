@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_come_back_as_they_were() {
+    fn levels_round_trip() {
         for max in [1, 2, 3, 5, 8, 127, 255] {
             for (seed, count) in [(1_u64, 1_usize), (2, 7), (3, 8), (4, 9), (5, 64), (6, 1000), (7, 20_001)] {
                 let mut state = seed;
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_array_of_packed_bits_is_what_the_format_says() {
+    fn packed_bits_match_the_format() {
         // 0 to 7 with three bits each: the example of the format's own page.
         let levels = decode(&[0x03, 0b1000_1000, 0b1100_0110, 0b1111_1010], 7, 8).unwrap();
         assert_eq!(levels, [0, 1, 2, 3, 4, 5, 6, 7]);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn lies_are_refused() {
+    fn wrong_counts_are_refused() {
         for bytes in [&[][..], &[0x00, 1], &[0x01], &[0x03], &[0x10], &[0x80, 0x80, 0x80, 0x80, 0x80, 0x80], &[0x10, 9]]
         {
             assert!(decode(bytes, 1, 8).is_err(), "{bytes:?}");

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_and_what_is_between_them_are_told_by_the_rows_they_are_in() {
+    fn ranges_and_their_complements_are_split_by_row_group() {
         let ranges = RowRanges::new(&[2, 4, 10, 20], &[2, 1, 0, 5]).unwrap();
         assert_eq!(ranges.end(), 25);
         let pairs = |rows, is_inverse| -> Vec<(u64, u64)> {

@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_from_writer_to_writer_makes_no_other_schema() {
+    fn differences_between_writers_do_not_change_the_schema() {
         let item = "optional group many (LIST) { repeated group list { REPETITION int32 element = 7; } }";
         let of_two = |columns: &str| ["optional", "required"].map(|it| schema(&columns.replace("REPETITION", it)));
         for columns in [

@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_below_zero_is_named() {
+    fn missing_and_negative_values_are_named() {
         let mut bytes = DICTIONARY;
         bytes[8] = 5;
         assert_eq!(header(&bytes), wrong("the header of a page says -3 for its number of values"));
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_no_longer_than_what_is_left() {
+    fn lists_are_bounded_by_the_remaining_bytes() {
         // Field 1: a list of 2^31 integers.
         let bytes = [0x19, 0xf5, 0x80, 0x80, 0x80, 0x80, 0x08, 0];
         assert_eq!(check(&bytes), Err(Broken::Short));

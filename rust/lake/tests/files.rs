@@ -1,4 +1,4 @@
-//! Files of every physical type, written without Arrow: without some of their rows, cut short, and from memory.
+//! Files of every physical type, written without Arrow: without some of their rows, truncated, and from memory.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -34,7 +34,7 @@ const SCHEMA: &str = "
     }
 ";
 
-/// A folder that goes with the test.
+/// A folder that is removed after the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -72,7 +72,7 @@ fn write_things(path: &Path, groups: &[usize], properties: WriterProperties) {
     writer.close().unwrap();
 }
 
-/// Values that tell the row they are of; every third is null where that can be, and lists have 0 to 3 items.
+/// Values that identify their row. Every third is null if possible, and lists have 0 to 3 items.
 fn write_column(column: &mut ColumnWriter<'_>, first: usize, rows: usize) {
     let all: Vec<usize> = (first..first + rows).collect();
     let present: Vec<usize> = all.iter().copied().filter(|row| row % 3 != 0).collect();
@@ -174,7 +174,7 @@ fn rows_are_taken_out_of_every_physical_type() {
         write_things(&source, &[300, 200, 1, 100], properties);
         let before = rows(&source);
         assert_eq!(before.len(), 601);
-        // The second row group stays whole, the third goes.
+        // The second row group stays whole, the third is removed.
         let ranges = RowRanges::new(&[3, 50, 299, 500, 520], &[1, 100, 1, 1, 3]).unwrap();
         let is_lost = |row: usize| [3..4, 50..150, 299..300, 500..501, 520..523].iter().any(|it| it.contains(&row));
         let written = rewrite(opened(&source), &target, &ranges, false, &mut || true).unwrap();
@@ -192,7 +192,7 @@ fn rows_are_taken_out_of_every_physical_type() {
                     kinds.sort_unstable();
                     kinds.dedup();
                     if name == "fallback" {
-                        // Its dictionaries were given up early; they need not be here.
+                        // Its dictionaries were dropped early; they need not be here.
                         kinds.clear();
                     }
                     let has_bounds = it.statistics().map(|it| it.min_bytes_opt().is_some());
@@ -220,7 +220,7 @@ fn only_some_rows_and_no_rows() {
 }
 
 #[test]
-fn who_stops_leaves_nothing_and_what_is_there_is_not_touched() {
+fn stopping_leaves_no_target_and_existing_files_are_unchanged() {
     let folder = Folder::new("stop");
     let (source, target) = (folder.path("source.parquet"), folder.path("target.parquet"));
     write_things(&source, &[10, 10], WriterProperties::default());
@@ -291,7 +291,7 @@ fn files_that_are_cut_short_or_damaged_are_errors() {
     assert!(failed > 300, "{failed} of {}", bytes.len());
 }
 
-/// Storage that fails from a read on.
+/// Storage that fails from some read on.
 struct Failing {
     memory: Memory,
     fails_at: usize,
@@ -337,7 +337,7 @@ fn storage_that_fails_is_not_damage() {
 }
 
 #[test]
-fn what_is_not_a_file_is_not_waited_for() {
+fn opening_a_pipe_does_not_block() {
     let folder = Folder::new("kinds");
     let open = |path: &Path| ParquetFile::open(path).map(|_| ()).unwrap_err();
     assert!(matches!(open(&folder.0), Error::Source { .. }));
@@ -356,7 +356,7 @@ const TEXTS: &str = "
     }
 ";
 
-/// Texts of rows; `longest`: of their characters.
+/// Texts of rows; `longest`: the maximum number of characters.
 fn write_texts(path: &Path, rows: &[usize], longest: usize, properties: WriterProperties) {
     let schema = Arc::new(parse_message_type(TEXTS).unwrap());
     let mut writer = SerializedFileWriter::new(File::create(path).unwrap(), schema, Arc::new(properties)).unwrap();
@@ -383,7 +383,7 @@ fn with_page_indexes(path: &Path) -> ParquetMetaData {
 }
 
 #[test]
-fn plain_texts_are_told_of_as_another_writer_would() {
+fn statistics_of_texts_match_another_writer() {
     let folder = Folder::new("texts");
     let kept: Vec<usize> = (0..4000).filter(|row| row % 20 != 3 && row / 100 % 7 != 2).collect();
     let lost: Vec<u64> = (0..4000).filter(|row| kept.binary_search(row).is_err()).map(|row| row as u64).collect();
@@ -449,9 +449,9 @@ fn bounds_of_pages_hold_for_their_rows() {
     }
 }
 
-/// Pages that were copied beside pages that were cut.
+/// Copied pages beside cut pages.
 #[test]
-fn page_indexes_tell_of_every_page_what_is_in_it() {
+fn page_indexes_describe_every_page() {
     let folder = Folder::new("indexes");
     let all: Vec<usize> = (0..4000).collect();
     let is_lost = |row: usize| (100..150).contains(&row) || row % 700 == 5 || (2100..2400).contains(&row);

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn every_short_stream_comes_once() {
+    fn every_short_stream_is_generated_once() {
         let streams: BTreeSet<_> = exhaustive(4, &SMALL_WORLD).collect();
         assert_eq!(streams.len(), 8usize.pow(4));
         assert!(streams.iter().all(|stream| stream.len() == 4));

@@ -414,13 +414,13 @@ mod tests {
     }
 
     #[test]
-    fn a_line_gives_back_what_it_took() {
+    fn a_line_returns_the_stored_entries() {
         let counts = [check::<()>(false), check::<Times>(false), check::<Offsets>(true)];
         assert!(counts.iter().flatten().all(|&count| count > 100), "{counts:?}");
     }
 
     #[test]
-    fn times_hold_what_fits_in_48_bits() {
+    fn times_store_48_bits() {
         let read = |timestamp| {
             let mut times = Times::NOTHING;
             let mut producer = Producer { last_timestamp: timestamp, ..Producer::unknown(0) };

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn searches_end_where_halving_ends() {
+    fn searches_agree_with_bisection() {
         let spread: [fn(i64) -> i64; 4] =
             [|it| it * 1000, |it| it * it * it, |it| (1 << 62) - (1 << (it % 62)), |it| it * 3];
         for spread in spread {

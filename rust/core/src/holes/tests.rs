@@ -241,7 +241,7 @@ fn a_moving_front_equals_a_plain_list() {
 }
 
 #[test]
-fn closing_splits_and_tells_each_piece() {
+fn closing_splits_and_reports_each_part() {
     let mut holes = Holes::default();
     holes.open(10, 19, 0);
     holes.open(30, 39, 0);

@@ -89,6 +89,7 @@ impl<L> Buffer<L> {
         self.lines.as_ptr().wrapping_add(index)
     }
 
+    /// # Safety
     /// `index` is less than 16 times the groups of the buffer.
     #[inline]
     pub(super) unsafe fn line(&self, index: usize) -> &MaybeUninit<L> {

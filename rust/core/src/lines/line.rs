@@ -408,7 +408,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_gives_back_what_it_took_or_refuses_it() {
+    fn a_slot_returns_the_stored_entry_or_refuses_it() {
         fn check<L: RowLine>(first: i64, last: i64, is_stored: bool) {
             let entry = PlainEntry { epoch: 3, first, last, last_timestamp: 0 };
             for key in [EntryKey::newest(1, 0).line::<L>(), EntryKey::older(1, 0, 3).line::<L>()] {

@@ -672,7 +672,7 @@ mod tests {
     /// Tables are loaded in the order of block hashes. If lines were stored in this order too, a segment would be full
     /// at its beginning and empty at its end until the last entries come, and every search would scan all of it.
     #[test]
-    fn lines_do_not_lie_in_the_order_of_block_hashes() {
+    fn lines_are_not_in_the_order_of_block_hashes() {
         let mut groups = [0; 64];
         for key in (0..2_000_000).map(|pid| EntryKey::newest(pid, 0)).filter(|key| key.block_hash() >> 58 == 7) {
             groups[(key.line::<RangeLine>().hash(key.block_hash()) >> 58) as usize] += 1;

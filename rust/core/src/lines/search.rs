@@ -309,7 +309,7 @@ mod tests {
 
     /// Lines of several entries, and from some hundred thousand on lines of one.
     #[test]
-    fn a_search_ends_where_the_line_lies() {
+    fn a_search_finds_its_line() {
         for (count, has_single) in [(15, false), (1000, false), (600_000, true)] {
             let mut lines = with_lines(count);
             assert_eq!(lines.has_single, has_single);
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_added_while_it_is_looked_for_is_found() {
+    fn a_line_added_during_a_search_is_found() {
         let mut lines = with_lines(5);
         let searches = searched(&lines);
         assert!(lines.near(&searches, 9, (9, 3)).is_none());
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "segments stay as they are")]
-    fn a_search_is_not_followed_once_the_table_has_grown() {
+    fn a_search_is_not_used_after_the_table_has_grown() {
         let mut lines = with_lines(15);
         let searches = searched(&lines);
         lines.reserve(1000).expect("memory");

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_width_comes_back() {
+    fn every_width_round_trips() {
         for bits in 0..=64 {
             let high = if bits == 0 { 0 } else { u64::MAX >> (64 - bits) };
             for low in [0, -3, i64::MIN, i64::MAX] {

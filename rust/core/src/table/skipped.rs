@@ -189,7 +189,7 @@ mod tests {
 
     /// Keys of few and of many bits, in calls of few and of many ranges.
     #[test]
-    fn digits_give_the_order_that_comparing_gives() {
+    fn digits_and_comparisons_sort_equally() {
         let mut state = 7u64;
         let mut random = || {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_what_no_later_row_filled() {
+    fn missing_ranges_are_those_no_later_row_filled() {
         let rules = Rules::new(crate::Policy::preset("any_order").expect("a preset"));
         let mut skipped = Skipped::new(rules, true);
         let (one, other) = ((1, 0, 0), (0, 0, 0));

@@ -114,7 +114,7 @@ fn an_epoch_that_rises_stays_in_the_transaction_until_a_marker_of_any_epoch() {
 }
 
 #[test]
-fn what_decides_nothing_leaves_transactions_open() {
+fn rows_without_effect_leave_transactions_open() {
     let mut index = TransactionIndex::default();
     step(&mut index, (7, 0, 0, Control::Data)).expect("a valid row");
     step(&mut index, (7, 0, 1, Control::Empty)).expect("emptied by compaction");
@@ -141,7 +141,7 @@ fn aborted_transactions_can_be_forgotten_up_to_an_offset() {
 
 /// Half a million transactions, with at most some thousands open at once, the oldest for a long time.
 #[test]
-fn memory_follows_what_is_open() {
+fn memory_depends_on_open_transactions() {
     let mut index = TransactionIndex::default();
     let mut bytes_max = 0;
     let mut offset = 0;
@@ -222,7 +222,7 @@ fn bad_rows_are_named_and_leave_no_trace() {
 }
 
 #[test]
-fn an_error_in_a_later_batch_takes_back_the_earlier_ones() {
+fn an_error_in_a_later_batch_undoes_earlier_ones() {
     let mut index = TransactionIndex::default();
     let rows = |offset| LogRows {
         pid: &[7],

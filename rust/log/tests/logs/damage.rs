@@ -1,4 +1,4 @@
-//! `on_damage="cut"`: everything from the first damage on is given up, in whichever segment it lies.
+//! `on_damage="cut"`: everything from the first damage on is removed, in any segment.
 
 use crate::simulated::{Fault, SimDisk};
 use crate::{Writer, batch, open, options, read};
@@ -6,7 +6,7 @@ use fencepost_log::{Disk, Error, LogFile, Options, Policy};
 use fencepost_testkit::workload::Random;
 use std::collections::BTreeMap;
 
-/// A log of some segments that was closed, what it holds, and where its batches begin in each.
+/// A closed log of some segments, its content, and the positions of its batches.
 struct Sample {
     disk: SimDisk,
     records: Vec<(i64, Vec<u8>)>,
@@ -37,7 +37,8 @@ fn files(disk: &SimDisk) -> BTreeMap<String, Vec<u8>> {
     disk.names().expect("in memory").into_iter().map(|name| (name.clone(), disk.bytes(&name))).collect()
 }
 
-/// Opens with "cut": the records before the damage are there, and the log goes on behind them, now and after a restart.
+/// Opens with "cut": the records before the damage are there, and the log continues after them, now and after a
+/// restart.
 fn check_cut(disk: &SimDisk, records: &[(i64, Vec<u8>)], bytes_before: u64, case: &str) -> usize {
     let log = open(disk, &cuts()).unwrap_or_else(|error| panic!("{case}: {error}"));
     let found = read(&log, 0, false);
@@ -67,7 +68,7 @@ fn without_states(disk: &SimDisk) {
 }
 
 #[test]
-fn damage_anywhere_is_cut_with_everything_behind_it() {
+fn damage_is_cut_with_everything_after_it() {
     let Sample { disk, records, segments } = sample();
     let (mut counts, mut refused) = (std::collections::BTreeSet::new(), 0);
     for (number, name) in segments.iter().enumerate() {
@@ -126,7 +127,7 @@ fn a_segment_that_is_missing_or_short_or_twice_is_cut_with_everything_behind_it(
     }
 }
 
-/// A repair that fails in the middle can be tried again. A log that opens by itself meanwhile ends where it was to end.
+/// A repair that fails in the middle can be repeated. If the log opens without repair in between, it has the same end.
 #[test]
 fn a_cut_that_fails_is_refused_until_it_is_done() {
     let Sample { disk, records, segments } = sample();
@@ -162,7 +163,7 @@ fn a_cut_that_fails_is_refused_until_it_is_done() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_no_damage() {
+fn an_unreadable_file_is_not_damage() {
     struct Unreadable(SimDisk, String);
     impl Disk for Unreadable {
         fn path(&self, name: &str) -> String {

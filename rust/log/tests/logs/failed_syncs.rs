@@ -1,4 +1,4 @@
-//! A sync that failed once is final: the next one succeeds without the bytes, so no thread may take it for theirs.
+//! A failed sync is final: the next sync succeeds without the bytes, so no thread may rely on it.
 
 use crate::simulated::{Fault, Moment, SimDisk};
 use crate::{Writer, batch, open, options, read};
@@ -11,25 +11,25 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// What a second thread does while the first one's sync fails. Each of them syncs the same file.
+/// The action of a second thread while the sync of the first one fails. Each action syncs the same file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Other {
-    /// Appends what does not fit into the segment.
+    /// Appends a batch that does not fit into the segment.
     Roll,
-    /// Appends, and the write fails: what it wrote is cut off, which is a sync.
+    /// Appends, and the write fails. Cutting its bytes is also a sync.
     Cut,
     Sync,
     Close,
 }
 
-/// How long a second thread gets to do it, if it does not wait for the first one.
+/// Time for a second thread to act, if it does not wait for the first one.
 const CHANCE: Duration = Duration::from_millis(200);
 
 fn values(text: &str, bytes: usize) -> Vec<Vec<u8>> {
     vec![[text.as_bytes(), &vec![b'x'; bytes][..]].concat()]
 }
 
-/// Holds the sync that fails at a moment, until another thread has done what it does or evidently waits.
+/// Holds the failing sync at a moment, until another thread has acted or evidently waits.
 fn hold_failing(disk: &SimDisk, at: Moment) -> (Receiver<()>, mpsc::Sender<()>) {
     let (held, is_held) = mpsc::channel();
     let (done, is_done) = mpsc::channel::<()>();
@@ -59,7 +59,7 @@ fn act(log: &PartitionLog, disk: &SimDisk, other: Other) -> Result<()> {
 #[test]
 fn a_sync_that_failed_fails_every_thread_that_waits() {
     for other in [Other::Roll, Other::Cut, Other::Sync, Other::Close] {
-        for moment in [Moment::Begun, Moment::Done, Moment::Told] {
+        for moment in [Moment::Begun, Moment::Done, Moment::Reported] {
             let options = options(Policy::Group, 700);
             let disk = SimDisk::new();
             let log = open(&disk, &options).expect("a disk that works");
@@ -76,7 +76,7 @@ fn a_sync_that_failed_fails_every_thread_that_waits() {
                 let leader = scope.spawn(|| log.append(&mut [batch(7, 0, 1, false, &lost)]));
                 is_held.recv().expect("the sync fails");
                 let acted = act(&log, &disk, other);
-                // The leader may have gone on.
+                // The leader may have continued.
                 let _ = done.send(());
                 (leader.join().expect("no panic"), acted)
             });
@@ -94,7 +94,7 @@ fn a_sync_that_failed_fails_every_thread_that_waits() {
                 let log = open(&disk.after_power_loss(&mut Random::new(seed)), &options).expect(&case);
                 assert!(read(&log, 0, false).starts_with(&writer.acknowledged), "{case}");
             }
-            // The retry is acknowledged by whoever opens the log, so it is on disk then.
+            // The log acknowledges the retry after it is opened again, so it is then on disk.
             let log = open(&disk, &options).expect(&case);
             let appended = log.append(&mut [batch(7, 0, 1, false, &lost)]).expect(&case);
             writer.note(appended[0], lost);
@@ -106,7 +106,7 @@ fn a_sync_that_failed_fails_every_thread_that_waits() {
     }
 }
 
-/// Appends until something fails; gives the values of the batch that did.
+/// Appends until an operation fails. Returns the values of the failed batch.
 fn append_all(log: &PartitionLog, writer: &mut Writer, random: &mut Random) -> Option<Vec<Vec<u8>>> {
     for _ in 0..8 {
         let values = writer.next(random);
@@ -122,7 +122,7 @@ fn append_all(log: &PartitionLog, writer: &mut Writer, random: &mut Random) -> O
 fn open_or_cut(disk: &SimDisk, options: &Options) -> PartitionLog {
     open(disk, options)
         .or_else(|error| match error {
-            // Several batches were on their way.
+            // Several batches were not acknowledged.
             Error::Damaged(_) => open(disk, &Options { cuts_damage: true, ..options.clone() }),
             other => Err(other),
         })
@@ -136,9 +136,9 @@ fn check_acknowledged(log: &PartitionLog, writers: &[Writer], case: &str) {
     }
 }
 
-/// Threads, small segments, an operation that fails at any place, and the threads' turns as chance has them.
+/// Threads, small segments, an operation that fails at any place, and random scheduling.
 #[test]
-fn what_is_acknowledged_is_on_disk_whatever_the_turns() {
+fn acknowledged_batches_are_on_disk_in_any_schedule() {
     let (mut failures, mut retried) = (0, 0);
     for seed in 0..500 {
         let mut random = Random::new(seed);

@@ -1,4 +1,4 @@
-//! Logs on a disk that loses what was not synced, fails in the middle, and lies.
+//! Logs on a simulated disk that loses unsynced bytes, fails during operations, and returns wrong data.
 
 mod damage;
 mod failed_syncs;
@@ -74,11 +74,11 @@ fn read(log: &PartitionLog, from: i64, is_committed: bool) -> Vec<(i64, Vec<u8>)
     }
 }
 
-/// A producer that retries until it is told, and what it knows.
+/// A producer that retries until it gets an answer, and the values it knows.
 struct Writer {
     pid: i64,
     seq: i32,
-    /// What was acknowledged, in order.
+    /// Acknowledged values, in order.
     acknowledged: Vec<(i64, Vec<u8>)>,
 }
 
@@ -100,7 +100,7 @@ impl Writer {
     }
 }
 
-/// Everything that was acknowledged is there, and of anything else at most the one batch that was on its way.
+/// Checks that all acknowledged batches are there, and at most one other batch, which was not acknowledged yet.
 fn check(log: &PartitionLog, writer: &Writer, on_its_way: &[Vec<u8>]) {
     let found = read(log, 0, false);
     let count = writer.acknowledged.len();
@@ -129,7 +129,7 @@ fn a_power_loss_takes_nothing_that_was_acknowledged() {
                 let appended = log.append(&mut [batch(7, 0, writer.seq, false, &values)]).expect("a disk that works");
                 writer.note(appended[0], values);
             }
-            // One that is written, and whose sync fails with the power.
+            // A batch that is written, and whose sync fails with the power.
             let values = writer.next(&mut random);
             if random.chance(30) {
                 log.close().expect("a disk that works");
@@ -142,7 +142,7 @@ fn a_power_loss_takes_nothing_that_was_acknowledged() {
             losses += 1;
             let log = open(&after, &options).expect("what a power loss leaves is a log");
             check(&log, &writer, &values);
-            // The producer was told nothing, and tries again.
+            // The producer got no answer, and tries again.
             if log.log_end().expect("open") > writer.acknowledged.len() as i64 || random.chance(50) {
                 let appended = log.append(&mut [batch(7, 0, writer.seq, false, &values)]).expect("a disk that works");
                 writer.note(appended[0], values);
@@ -155,9 +155,9 @@ fn a_power_loss_takes_nothing_that_was_acknowledged() {
     assert!(losses == 2400 && cuts + states > 1000, "{losses} losses, {cuts} cuts, {states} states");
 }
 
-/// What an interval may lose is the end of the last segment.
+/// With an interval, only the end of the last segment can be lost.
 #[test]
-fn an_interval_loses_nothing_of_segments_that_were_left() {
+fn an_interval_loses_nothing_of_finished_segments() {
     let (mut lost, mut segments) = (0, 0);
     for seed in 0..300 {
         let mut random = Random::new(seed);
@@ -183,8 +183,8 @@ fn an_interval_loses_nothing_of_segments_that_were_left() {
     assert!(lost > 50 && segments > 50, "{lost} lost, {segments} of several segments");
 }
 
-/// Several batches of one call may reach the disk in any order: then the log does not open by itself, or has all that was
-/// acknowledged.
+/// Several batches of one call can reach the disk in any order. The log then does not open without repair, or it has
+/// all acknowledged batches.
 #[test]
 fn several_unsynced_batches_are_refused_or_cut_but_never_mixed() {
     let (mut refused, mut opened) = (0, 0);
@@ -231,7 +231,7 @@ fn several_unsynced_batches_are_refused_or_cut_but_never_mixed() {
     assert!(refused > 20 && opened > 20, "{refused} refused, {opened} opened");
 }
 
-/// Every operation fails once, or from then on; what the error says holds.
+/// Every operation fails once, or from then on. The error describes the resulting state.
 #[test]
 fn an_append_that_fails_leaves_no_trace() {
     let (mut unchanged, mut poisoned, mut unopened) = (0, 0, 0);
@@ -297,7 +297,7 @@ fn an_append_that_fails_leaves_no_trace() {
     assert!(unchanged > 20 && poisoned > 20 && unopened > 3, "{unchanged}, {poisoned}, {unopened}");
 }
 
-/// The index of aborted transactions says what the log says, whatever failed.
+/// The index of aborted transactions matches the log, whatever failed.
 #[test]
 fn an_abort_that_fails_can_be_tried_again() {
     let committed_values = |log: &PartitionLog| read(log, 0, true).into_iter().map(|it| it.1[0]).collect::<Vec<_>>();
@@ -329,7 +329,7 @@ fn an_abort_that_fails_can_be_tried_again() {
     assert!(failures >= 4, "{failures}");
 }
 
-/// A log that was closed, or not, and all files in it.
+/// A log that was closed, or not, and all its files.
 fn sample(closes: bool) -> (SimDisk, Vec<(i64, Vec<u8>)>) {
     let disk = SimDisk::new();
     let log = open(&disk, &options(Policy::Group, 500)).expect("a disk that works");
@@ -346,7 +346,7 @@ fn sample(closes: bool) -> (SimDisk, Vec<(i64, Vec<u8>)>) {
     (disk, writer.acknowledged)
 }
 
-/// One behind the other: a segment that was begun for a batch that then failed is empty.
+/// The concatenated segments. A segment that began for a batch that then failed is empty.
 fn all_segments(disk: &SimDisk) -> Vec<u8> {
     let names = disk.names().expect("in memory");
     names.iter().filter(|name| name.ends_with(".log")).flat_map(|name| disk.bytes(name)).collect()
@@ -394,7 +394,7 @@ fn a_log_that_was_closed_and_is_shorter_now_is_refused() {
 }
 
 #[test]
-fn a_flipped_bit_is_refused_or_cut_where_nothing_follows() {
+fn a_flipped_bit_is_refused_or_cut_if_nothing_follows() {
     let (disk, acknowledged) = sample(false);
     let name = last_segment(&disk);
     let whole = disk.bytes(&name);
@@ -408,7 +408,7 @@ fn a_flipped_bit_is_refused_or_cut_where_nothing_follows() {
             Ok(log) => {
                 let found = read(&log, 0, false);
                 cut += u32::from(found.len() < acknowledged.len());
-                // Flips of the leader's epoch are seen by nobody.
+                // Changed bits of the leader's epoch are not visible.
                 assert!(acknowledged.starts_with(&found), "bit {bit}");
             }
             Err(Error::Damaged(_)) => {
@@ -421,7 +421,7 @@ fn a_flipped_bit_is_refused_or_cut_where_nothing_follows() {
     assert!(refused > 500 && cut > 500, "{refused} refused, {cut} cut");
 }
 
-/// Whatever lies in the folder, opening it is an error at worst.
+/// Whatever is in the folder, opening it results in an error at worst.
 #[test]
 fn any_bytes_can_be_opened() {
     let (disk, _) = sample(true);
@@ -460,7 +460,7 @@ fn any_bytes_can_be_opened() {
 }
 
 #[test]
-fn states_that_are_damaged_are_passed_over() {
+fn damaged_states_are_skipped() {
     let (disk, acknowledged) = sample(true);
     let names = |ending: &str| {
         let mut names = disk.names().expect("in memory");
@@ -490,7 +490,7 @@ fn states_that_are_damaged_are_passed_over() {
     assert_eq!(appended[0].verdict, Verdict::Accepted);
 }
 
-/// Threads that append at once wait for fewer syncs than there are appends.
+/// Threads that append concurrently wait for fewer syncs than there are appends.
 #[test]
 fn a_group_shares_its_syncs() {
     let count = |policy| {
@@ -506,7 +506,7 @@ fn a_group_shares_its_syncs() {
                         let values = [format!("{pid}:{seq}").into_bytes()];
                         let appended = log.append(&mut [batch(pid, 0, seq, false, &values)]).expect("works");
                         assert_eq!(appended[0].verdict, Verdict::Accepted);
-                        // It can be read at once, for it is on disk.
+                        // It can be read at once, because it is on disk.
                         let offset = appended[0].offset.expect("accepted");
                         assert_eq!(read(log, offset, false)[0], (offset, values[0].clone()));
                     }
@@ -548,9 +548,9 @@ fn an_interval_promises_nothing_before_its_sync() {
     assert!((0..2000).any(|_| has_synced()), "an interval has passed");
 }
 
-/// Before a sync is done nobody sees what it is for, and a retry of it waits as well.
+/// Until a sync is complete, its batches are invisible, and a retry of them waits as well.
 #[test]
-fn what_is_not_on_disk_is_neither_seen_nor_acknowledged() {
+fn unsynced_batches_are_neither_visible_nor_acknowledged() {
     let disk = SimDisk::new();
     let log = open(&disk, &options(Policy::Group, 1 << 20)).expect("works");
     log.append(&mut [batch(9, 0, 0, true, &[vec![b'a']])]).expect("works");
@@ -560,7 +560,7 @@ fn what_is_not_on_disk_is_neither_seen_nor_acknowledged() {
         while log.log_end().expect("open") < 2 {
             std::thread::yield_now();
         }
-        // The marker is written, and could be lost: for readers the transaction is open.
+        // The marker is written but could be lost: for readers the transaction is open.
         assert_eq!((read(&log, 0, true).len(), log.last_stable_offset().expect("open")), (0, 0));
         assert!(matches!(log.read(2, true), Err(Error::Value(_))));
         let retried = log.append(&mut [batch(9, 0, 0, true, &[vec![b'a']])]).expect("works");

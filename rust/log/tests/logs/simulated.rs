@@ -1,7 +1,7 @@
-//! A disk that forgets what was not synced, and fails when a test says so.
+//! A simulated disk that loses unsynced bytes, and fails when a test requests it.
 //!
-//! A sync that fails behaves as on Linux (fsync(2), and the `errseq_t` of a file): the pages it was to write count as
-//! written although they are not on disk, one caller gets the error, and the next sync succeeds without them.
+//! A failed sync behaves as on Linux (fsync(2), and the `errseq_t` of a file). Its pages count as written although they
+//! are not on disk, one caller gets the error, and the next sync succeeds without them.
 
 use fencepost_kafka::ReadAt;
 use fencepost_log::{Disk, LogFile};
@@ -11,17 +11,17 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// What is written or lost as one.
+/// The unit that is written or lost as a whole.
 pub(crate) const SECTOR: usize = 32;
 
-/// The content of a file: as the system shows it, and as it is on disk.
+/// The content of a file: as the system returns it, and as it is on disk.
 #[derive(Clone, Debug, Default)]
 struct Content {
     seen: Vec<u8>,
     durable: Vec<u8>,
-    /// Sectors that were written since a sync took them to write them back.
+    /// Sectors that were written since the last sync began.
     dirty: BTreeSet<usize>,
-    /// Whether a sync failed to write back, and no caller was given the error yet.
+    /// Whether a sync failed to write back, and no caller has received the error yet.
     has_error: bool,
 }
 
@@ -40,25 +40,25 @@ impl Content {
     }
 }
 
-/// Where a sync of a file may be held by a test.
+/// Moments at which a test can hold a sync of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moment {
-    /// The disk has not begun.
+    /// The disk has not started.
     Begun,
-    /// The disk has done its work, or failed, and the caller does not know it yet.
+    /// The disk has finished or failed, and the caller does not know it yet.
     Done,
-    /// The caller is about to get the result.
-    Told,
+    /// The caller is about to receive the result.
+    Reported,
 }
 
-/// Called in the thread that syncs, with whether the disk failed.
+/// Called in the thread that syncs. Its argument is whether the disk failed.
 pub(crate) type Pause = Arc<dyn Fn(Moment, bool) + Send + Sync>;
 
 #[derive(Default)]
 struct Sim {
     files: Vec<Content>,
     names: BTreeMap<String, usize>,
-    /// Those on disk, and what was changed since: a file that has the name now, or none.
+    /// Names on disk, and later changes: the file that has the name now, or none.
     durable_names: BTreeMap<String, usize>,
     changes: Vec<(String, Option<usize>)>,
     operations: u64,
@@ -68,7 +68,7 @@ struct Sim {
     pause: Option<Pause>,
 }
 
-/// Which operation fails, counted from the first, and whether those behind it do.
+/// Which operation fails, counted from the first, and whether later ones fail too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
     pub(crate) at: u64,
@@ -93,17 +93,17 @@ impl SimDisk {
         self.0.lock().expect("no panic within")
     }
 
-    /// Operations that change something, so far.
+    /// Number of changing operations so far.
     pub(crate) fn operations(&self) -> u64 {
         self.sim().operations
     }
 
-    /// Syncs of files so far.
+    /// Number of syncs of files so far.
     pub(crate) fn syncs(&self) -> u64 {
         self.sim().syncs
     }
 
-    /// From now on a sync takes so long.
+    /// Sets the duration of syncs.
     pub(crate) fn set_sync_time(&self, time: Duration) {
         self.sim().sync_time = time;
     }
@@ -119,13 +119,13 @@ impl SimDisk {
         sim.fails = fault;
     }
 
-    /// The bytes of a file as they are seen.
+    /// The visible bytes of a file.
     pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
         let sim = self.sim();
         sim.files[sim.names[name]].seen.clone()
     }
 
-    /// Puts other bytes into a file, on disk.
+    /// Replaces the bytes of a file, also on disk.
     pub(crate) fn set_bytes(&self, name: &str, bytes: &[u8]) {
         let mut sim = self.sim();
         let content = Content::on_disk(bytes);
@@ -139,7 +139,7 @@ impl SimDisk {
         sim.changes.clear();
     }
 
-    /// The same folder as a killed process leaves it: the system has everything.
+    /// The folder after its process was killed: the system has all bytes.
     pub(crate) fn after_kill(&self) -> SimDisk {
         let sim = self.sim();
         let copy = SimDisk::new();
@@ -152,7 +152,7 @@ impl SimDisk {
         copy
     }
 
-    /// The same folder after the power went: of what was not synced, some names and some sectors are there.
+    /// The folder after a power failure: of unsynced changes, some names and some sectors are there.
     pub(crate) fn after_power_loss(&self, random: &mut Random) -> SimDisk {
         let sim = self.sim();
         let copy = SimDisk::new();
@@ -188,7 +188,7 @@ fn torn(content: &Content, random: &mut Random) -> Content {
 }
 
 impl Sim {
-    /// Counts a change; gives whether it fails.
+    /// Counts a change. Returns whether it fails.
     fn begin(&mut self) -> io::Result<()> {
         let number = self.operations;
         self.operations += 1;
@@ -268,7 +268,7 @@ impl ReadAt for SimFile {
 }
 
 impl LogFile for SimFile {
-    /// One that fails has written some of it: as a full disk does.
+    /// A failed write has written a part, as on a full disk.
     fn write_all_at(&self, position: u64, bytes: &[u8]) -> io::Result<()> {
         let mut sim = self.disk.sim();
         let done = sim.begin();
@@ -296,7 +296,7 @@ impl LogFile for SimFile {
 }
 
 impl SimFile {
-    /// What is written meanwhile is not part of it.
+    /// Bytes written in the meantime are not part of it.
     fn write_back(&self) -> io::Result<()> {
         let mut sim = self.disk.sim();
         let is_failing = sim.begin().is_err();
@@ -311,7 +311,7 @@ impl SimFile {
         let content = &mut sim.files[self.file];
         if is_failing {
             content.has_error = true;
-            // Some of it reached the disk.
+            // A part of it reached the disk.
             let mut random = Random::new(seen.len() as u64);
             let percent = [0, 50, 90][random.below(3) as usize];
             content.write_back(&seen, &dirty.into_iter().filter(|_| random.chance(percent)).collect());
@@ -321,7 +321,7 @@ impl SimFile {
         drop(sim);
         hold(Moment::Done);
         let has_error = std::mem::take(&mut self.disk.sim().files[self.file].has_error);
-        hold(Moment::Told);
+        hold(Moment::Reported);
         if has_error { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
     }
 }
