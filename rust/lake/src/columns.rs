@@ -189,7 +189,7 @@ fn open(
         metadata = ArrowReaderMetadata::try_new(file.metadata().clone(), options)?;
     }
     let descriptor = file.metadata().file_metadata().schema_descr();
-    let mask = ProjectionMask::leaves(descriptor, places_in_file.iter().flat_map(|place| place.leaves(descriptor)));
+    let mask = ProjectionMask::leaves(descriptor, places.iter().flat_map(|place| place.leaves(descriptor)));
     let leaves = (0..descriptor.num_columns()).filter(|&leaf| mask.leaf_included(leaf));
     let value_bytes = leaves.map(|leaf| descriptor.column(leaf).type_length()).max().unwrap_or(0).max(1) as usize;
     let rows = usize::try_from(file.rows()).unwrap_or(usize::MAX);
