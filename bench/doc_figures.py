@@ -156,7 +156,10 @@ def _requests() -> str:
 def _times_of_the_disk() -> str:
     its = Results(_facts("stores")).contests[stores.COPIED.name]
     store, disk = its[stores.STORE].median, its[stores.LOCAL].median
-    return f"On this server, a run took {store / disk:.1f} times as long as on the local disk ({store:.1f} s and {disk:.1f} s)"
+    return (
+        f"On this server, a run took {store / disk:.1f} times as long as on the local disk "
+        f"({store:.1f} s and {disk:.1f} s)"
+    )
 
 
 def _state_table() -> str:

@@ -315,7 +315,7 @@ def test_the_curve_measures_every_part_of_every_shape(measured: curve.Curve) -> 
 
 
 @pytest.mark.matrix
-def test_the_portable_path_says_the_same(measured: curve.Curve) -> None:
+def test_the_portable_path_gives_the_same_results(measured: curve.Curve) -> None:
     assert sum(line["path"] == "portable" for line in measured.facts["lines"]) == 4
     assert measured.differing() == []
     other = json.loads(json.dumps(measured.facts))
@@ -494,7 +494,7 @@ def test_the_cost_of_versions_does_not_grow(tmp_path: Path) -> None:
     assert many["one file"].objects < 1_000
 
 
-def test_what_files_cost(tmp_path: Path) -> None:
+def test_the_cost_of_files(tmp_path: Path) -> None:
     costs, seconds = metadata.run(tmp_path, 3_000)
     assert costs["no-op"].read_bytes < costs["run"].written_bytes / 10, "no list of files is read"
     assert "decide" in seconds
@@ -511,7 +511,7 @@ def test_what_files_cost(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_what_metadata_cost_at_full_size(tmp_path: Path) -> None:
+def test_the_cost_of_metadata_at_full_size(tmp_path: Path) -> None:
     """10^6 versions, 10^7 files in the ledger, 10^6 new files, with rows for 4096 shards too."""
     few, many = (metadata.history(tmp_path / str(versions), versions) for versions in (1_000, 1_000_000))
     assert {name: it.requests for name, it in few.items()} == {name: it.requests for name, it in many.items()}

@@ -183,7 +183,7 @@ def test_a_table_function_of_sql(spark: SparkSession) -> None:
     assert collected(spark.sql("SELECT * FROM fencepost_deduplicate(TABLE(events))")) == KEPT
 
 
-def test_the_page_says_what_is_done_here() -> None:
+def test_the_page_describes_this_implementation() -> None:
     page = (ROOT / "docs" / "cluster.md").read_text()
     (installed,) = re.findall(r"pip install (.*)", page)
     needed = [line for line in (ROOT / "requirements" / "workers.in").read_text().splitlines() if line.isalnum()]

@@ -51,7 +51,7 @@ def spans(length: int, how: str) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("how", ["row by row", "anywhere", "through snapshots"])
 @pytest.mark.parametrize("page", PAGE_NAMES)
-def test_a_page_holds_however_its_tables_are_cut(page: str, how: str) -> None:
+def test_a_page_holds_for_any_division_of_its_tables(page: str, how: str) -> None:
     rows = 0
     for case in CASES:
         if case.page == page and not case.refused:

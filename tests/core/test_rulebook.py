@@ -34,7 +34,7 @@ def test_a_page_holds_through_the_public_interface(door: type[Door], page: str) 
 
 
 @pytest.mark.parametrize("page", PAGE_NAMES)
-def test_a_page_holds_however_its_tables_are_cut(door: type[Door], page: str) -> None:
+def test_a_page_holds_for_any_division_of_its_tables(door: type[Door], page: str) -> None:
     """Each row in a call of its own: the same verdicts, the same state at the end."""
     rows = 0
     for case in CASES:

@@ -133,7 +133,7 @@ def test_a_full_log_accepts_no_more_batches(version: str, offsets: str) -> None:
         table.apply(pa.table(BATCH | {"offset": pa.array([None], pa.int64())}))
 
 
-def test_a_log_end_that_is_refused_leaves_no_partition_behind() -> None:
+def test_a_refused_log_end_adds_no_partition() -> None:
     table = fp.BrokerTable(offsets="assign")
     with pytest.raises(fp.PolicyError):
         table.set_log_end("europe", -5)

@@ -71,7 +71,7 @@ def test_conflicts_are_those_that_plain_dicts_find(
     assert other.counts == truth(rows, ["x"])
 
 
-def test_a_conflict_stops_the_run_and_says_what_differs(tmp_path: Path) -> None:
+def test_a_conflict_stops_the_run_and_shows_the_difference(tmp_path: Path) -> None:
     land(tmp_path / "source", "a.parquet", amounts([0, 1, 2], [1, 2, 3]))
     land(tmp_path / "source", "b.parquet", amounts([2, 1], [3, 5]))
     with pytest.raises(fp.PolicyError) as info:
@@ -140,7 +140,7 @@ def test_columns_that_do_not_exist_are_named(tmp_path: Path) -> None:
         ({"on_conflict": "keep"}, "on_conflict='keep': expected one of 'stop', 'quarantine', 'drop'"),
     ],
 )
-def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, Any], error: str) -> None:
+def test_invalid_combinations_of_options(tmp_path: Path, options: dict[str, Any], error: str) -> None:
     with pytest.raises((fp.PolicyError, ValueError)) as info:
         make_job(tmp_path, **options)
     assert error in str(info.value)

@@ -258,7 +258,7 @@ def test_a_file_whose_content_cannot_be_read_is_left_out(tmp_path: Path, monkeyp
         (KEEP | {"keep_checksums": "some"}, "keep_checksums='some': expected 'all'"),
     ],
 )
-def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, Any], error: str) -> None:
+def test_invalid_combinations_of_options(tmp_path: Path, options: dict[str, Any], error: str) -> None:
     with pytest.raises((fp.PolicyError, ValueError)) as info:
         make_job(tmp_path, **options)
     assert error in str(info.value)
@@ -312,7 +312,7 @@ def test_of_so_many_of_the_newest_positions(tmp_path: Path) -> None:
     assert run(tmp_path, "e", list(range(120, 140)), [1] * 20).checksums_kept == 5 + 20
 
 
-def test_of_the_newest_positions_an_older_lap_says_nothing(tmp_path: Path) -> None:
+def test_checksums_of_an_older_lap_do_not_count(tmp_path: Path) -> None:
     """A piece that is not merged yet has rows whose numbers wrapped and were forgotten."""
     policy = fp.Policy.any_order().replace(wrap=16)
     options: dict[str, Any] = {"keep_checksums": 3, "shards": 1, "policy": policy, "order_by": ()}

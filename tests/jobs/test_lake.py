@@ -234,7 +234,7 @@ def test_policies_that_need_an_order_ask_for_it(tmp_path: Path) -> None:
             make_job(tmp_path, policy=policy)
 
 
-def test_rows_are_judged_in_the_order_asked_for(tmp_path: Path) -> None:
+def test_rows_are_judged_in_the_requested_order(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     time = rng.permutation(900)  # the truth: one producer wrote seq 0 ... 899 in this order
     rows = pa.table({"pid": [1] * 900, "epoch": [0] * 900, "partition": [0] * 900, "seq": time, "time": time})
@@ -434,7 +434,7 @@ def assert_missing_is(truth: Path, root: Path) -> None:
         assert found.sort(pl.all()).equals(expected.sort(pl.all()).cast(found.schema))
 
 
-def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
+def test_invalid_arguments(tmp_path: Path) -> None:
     for arguments, message in (
         ({"rejected_max": 1.5}, "rejected_max=1.5: expected a share from 0 to 1"),
         ({"shards": 0}, "shards=0: expected 1 to 262144"),

@@ -200,7 +200,7 @@ def test_sigkill_at_each_step(tmp_path: Path, step: str, when: str) -> None:
     assert all(len(list(folder.iterdir())) == 1 for folder in (tmp_path / "state" / "segments").iterdir())
 
 
-def test_an_error_on_the_way_leaves_nothing(tmp_path: Path) -> None:
+def test_an_error_in_a_step_leaves_no_files(tmp_path: Path) -> None:
     prepare_world(tmp_path)
     before = hashes(tmp_path)
     for step in ("scan", "judge", "write", "check"):
@@ -371,7 +371,7 @@ def test_folders_inside_each_other(tmp_path: Path) -> None:
             DedupJob(tmp_path / source, tmp_path / state_folder, tmp_path / sink)
 
 
-def test_identities_are_what_the_other_tests_say(tmp_path: Path) -> None:
+def test_the_exhaustive_tests_have_repeats_to_find(tmp_path: Path) -> None:
     """The exhaustive test above is effective: there are repeats, and rows of every file are kept."""
     prepare_world(tmp_path)
     make_job(tmp_path).run()

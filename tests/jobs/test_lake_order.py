@@ -124,7 +124,7 @@ def test_an_order_of_rows_alone_leaves_no_holes() -> None:
 
 @pytest.mark.parametrize("key", ["pid", "text"])
 @pytest.mark.parametrize(("step", "is_sorted"), [(1, True), (7, False)])
-def test_where_gaps_stay_in_any_order_nothing_is_sorted(key: str, step: int, is_sorted: bool) -> None:
+def test_sequences_with_gaps_are_not_sorted(key: str, step: int, is_sorted: bool) -> None:
     """Scattered rows: 2,000 keys, and every sequence `step` above the one before it."""
     rng = np.random.default_rng(1)
     place = rng.permutation(4 * SAMPLED_MIN)
@@ -157,7 +157,7 @@ def test_where_gaps_stay_in_any_order_nothing_is_sorted(key: str, step: int, is_
         ),
     ],
 )
-def test_where_the_order_may_matter_it_stays(policy: fp.Policy, change: dict[str, pa.Array]) -> None:
+def test_order_that_matters_is_kept(policy: fp.Policy, change: dict[str, pa.Array]) -> None:
     runs = make_runs(1, 50, 900, 1, 9)
     for name, values in change.items():
         runs = runs.set_column(runs.schema.get_field_index(name), name, values)

@@ -533,7 +533,7 @@ def test_a_seed_knows_what_a_run_would_and_writes_nothing(tmp_path: Path) -> Non
         make_job(tmp_path).seed()
 
 
-def test_a_seed_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_seed_reports_missing_ranges(tmp_path: Path) -> None:
     """So that later versions can undo it."""
     land(tmp_path / "source", "1.parquet", timed(1, [0, 1, 5, 9], [0] * 4))
     report = make_job(tmp_path).seed()

@@ -118,7 +118,7 @@ def test_a_run_with_few_descriptors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "loop"])
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+def test_a_path_that_is_not_a_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     land_some(tmp_path)
     path = tmp_path / "source" / "x.parquet"
     if kind == "pipe":
@@ -153,7 +153,7 @@ def test_a_file_that_vanishes_between_listing_and_opening(tmp_path: Path, monkey
 
 
 @needs_strace
-def test_an_audit_says_the_same(tmp_path: Path) -> None:
+def test_an_audit_gives_the_same_counts(tmp_path: Path) -> None:
     rows = pa.table({"pid": [1], "epoch": [0], "partition": [0], "seq": [0]})
     path = land(tmp_path / "source", "a.parquet", rows)
     with pytest.MonkeyPatch.context() as patch:
@@ -175,7 +175,7 @@ def test_a_single_file_is_not_a_source(tmp_path: Path) -> None:
         DedupJob(path, tmp_path / "state", tmp_path / "sink").run()
 
 
-def test_a_log_that_cannot_be_listed_is_not_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_cannot_be_listed_does_not_count_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table would be read as a folder, files that were removed from it included."""
     land_some(tmp_path)
     real = os.scandir

@@ -73,7 +73,7 @@ def test_small_files_become_one_with_the_rows_in_their_order(tmp_path: Path) -> 
     assert make(tmp_path, target_file_bytes=LARGE).run().version is None
 
 
-def test_outputs_have_about_the_size_asked_for(tmp_path: Path) -> None:
+def test_outputs_have_about_the_requested_size(tmp_path: Path) -> None:
     land_files(tmp_path)
     size = (tmp_path / "source/000.parquet").stat().st_size
     make(tmp_path, target_file_bytes=4 * size + size // 2).run()
@@ -332,7 +332,7 @@ def test_folders_of_the_source_and_columns_of_files_keep_their_names(tmp_path: P
         make(other, partition_by="day(at)").run()
 
 
-def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
+def test_invalid_arguments(tmp_path: Path) -> None:
     for layout, problem in [
         ({"target_file_bytes": 0}, "expected at least 1"),
         ({"partition_by": "month(at)"}, r"expected a column, or day\(column\)"),
@@ -364,7 +364,7 @@ def test_a_delta_table_is_written_so_too(tmp_path: Path) -> None:
     assert len(DeltaTable(tmp_path / "sink").to_pyarrow_table()) == 700
 
 
-def test_the_command_line_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_reports_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     land_files(tmp_path)
     places = [str(tmp_path / it) for it in ("source", "state", "sink")]
     options = ["--target-file-bytes", str(LARGE), "--partition-by", "day(at)", "--sort-by", "name", "--sort-by", "row"]

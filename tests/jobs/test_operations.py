@@ -317,7 +317,7 @@ def test_the_changelog_gives_the_missing_ranges_after_any_operation(tmp_path: Pa
     assert kinds == {"run", "evict", "reshard", "rollback"}
 
 
-def test_an_eviction_says_what_it_gave_up(world: World) -> None:
+def test_an_eviction_reports_final_ranges(world: World) -> None:
     before = missing(world.state)
     decision = world.state.evict(3_900, 600)
     (path,) = (world.sink.path / "run=4").rglob("*.parquet")
@@ -340,7 +340,7 @@ def test_a_file_of_the_changelog_that_cannot_be_read(world: World) -> None:
     assert fold(world.sink.path) == missing(world.state)
 
 
-def test_a_rollback_adds_up_as_it_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_sums_the_changelog_incrementally(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changelog, "TALLY_MIN", 10)
     world.state.rollback(1, accept_duplicates=True)
     assert fold(world.sink.path) == missing(world.state)
@@ -589,7 +589,7 @@ def test_reshard_after_a_horizon_that_not_every_shard_has_seen(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("count", [0, operations.SHARDS_MAX + 1])
-def test_shards_that_make_no_sense(world: World, count: int) -> None:
+def test_invalid_numbers_of_shards(world: World, count: int) -> None:
     with pytest.raises(ValueError, match=f"shards={count}: expected 1 to {operations.SHARDS_MAX}"):
         world.state.reshard(count)
 
@@ -690,7 +690,7 @@ OPERATIONS: dict[str, Callable[[State], Any]] = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_that_dies_anywhere(world: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_killed_at_any_step(world: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not decided: as if it had never begun. Decided: the next one finishes it."""
     act, template = OPERATIONS[name], world.root.parent / "template"
     shutil.copytree(world.root, template)
@@ -723,7 +723,7 @@ def test_an_operation_that_dies_anywhere(world: World, name: str, monkeypatch: p
     assert outcomes == {True, False}
 
 
-def test_abandon_that_dies_anywhere(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abandon_killed_at_any_step(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fenced or not: the next driver decides it for all."""
     world.run(rows_of(4), "4.txt", until="decide")
     template, statuses = world.root.parent / "template", []

@@ -245,7 +245,7 @@ def test_a_restart_where_sequences_pass_the_wrap(
     assert len(make_job(tmp_path, policy=policy, order_by=(), max_idle_ms=10 * DAY_MS).run().suspected_resets) == 0
 
 
-def test_where_sequences_come_round_in_a_run_only_what_is_newer_counts(tmp_path: Path) -> None:
+def test_if_sequences_wrap_in_a_run_only_newer_rows_count(tmp_path: Path) -> None:
     """Each sequence is accepted twice, so a copy may be of either row."""
     policy = Policy.any_order().replace(wrap=1_000)
     rows = life(0, [seq % 1_000 for seq in range(2_000)])

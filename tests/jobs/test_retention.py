@@ -253,7 +253,7 @@ def test_the_cost_of_a_run_does_not_grow_with_the_versions(tmp_path: Path, clock
 
 
 @pytest.mark.parametrize("arguments", [{"keep_versions": 0}, {"keep_versions": -1}, {"keep_versions_ms": -1}])
-def test_arguments_that_make_no_sense(tmp_path: Path, arguments: dict[str, int]) -> None:
+def test_invalid_arguments(tmp_path: Path, arguments: dict[str, int]) -> None:
     name, value = next(iter(arguments.items()))
     with pytest.raises(ValueError, match=f"^{name}={value}: "):
         DedupJob(tmp_path / "source", tmp_path / "state", tmp_path / "sink", **arguments)  # type: ignore[arg-type]

@@ -188,7 +188,7 @@ def test_how_a_file_was_written_makes_no_other_columns(tmp_path: Path) -> None:
     assert sorted(job.rows()["seq"].to_pylist()) == list(range(ROWS * (1 + len(others))))
 
 
-def test_a_rollback_goes_back_to_the_columns_of_then(tmp_path: Path) -> None:
+def test_a_rollback_restores_the_columns_of_its_version(tmp_path: Path) -> None:
     job = Folders(tmp_path)
     job.land("a.parquet", events(0, x=ints(pa.int32())))
     job.run()

@@ -123,7 +123,7 @@ def test_a_run_without_new_files_splits_nothing(tmp_path: Path) -> None:
     assert kinds(make_job(tmp_path)) == ["run"]
 
 
-def test_a_bound_that_makes_no_sense(tmp_path: Path) -> None:
+def test_an_invalid_limit(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="shard_bytes_max=0: expected at least 1"):
         make_job(tmp_path, shard_bytes_max=0)
 

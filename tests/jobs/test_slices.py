@@ -35,7 +35,7 @@ def read(report: RunReport) -> list[str]:
     return sorted(report.inputs["path"].to_pylist())
 
 
-def test_a_run_reads_the_first_files_and_says_how_many_are_left(tmp_path: Path) -> None:
+def test_a_run_reads_the_first_files_and_reports_the_rest(tmp_path: Path) -> None:
     land_files(tmp_path)
     job = make_job(tmp_path, files_max=2)
     reports = [job.run() for _ in range(4)]

@@ -360,7 +360,7 @@ def raise_(error: BaseException) -> None:
     raise error
 
 
-def test_a_gap_behind_the_hint_is_damage(tmp_path: Path) -> None:
+def test_a_gap_after_the_hint_is_damage(tmp_path: Path) -> None:
     some_versions(tmp_path, 4)
     (tmp_path / "state" / "hint").write_bytes(HINTS["behind"] or b"")
     (tmp_path / "state" / "log" / "3.json").unlink()

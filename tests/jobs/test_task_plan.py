@@ -157,7 +157,7 @@ def test_an_item_of_another_shape_is_refused_by_name(tmp_path: Path, what: str) 
     assert read_item(scratch, name, place, JudgeItem).version == 7
 
 
-def test_a_policy_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_policy_is_refused(tmp_path: Path) -> None:
     name, _ = write_plan(FolderScratch(str(tmp_path), Disk()), "judge", [example(JudgeItem)])
     item = json.loads((tmp_path / name).read_bytes())
     item["reading"]["policy"]["admit"] = "everything"

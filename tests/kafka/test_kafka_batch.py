@@ -133,7 +133,7 @@ def test_options_as_they_should_be() -> None:
         kafka_options({"kafka.isolation.level": "read_committed", "failOnDataLoss": "true"})
 
 
-def test_brokers_tell_of_topics(broker: Broker) -> None:
+def test_topic_ids_come_from_the_broker(broker: Broker) -> None:
     describe = describe_topics(broker.settings)
     broker.create("described", 2)
     broker.send("described", "a", "b", "c")

@@ -50,7 +50,7 @@ def test_a_brokers_own_files_agree_with_its_log(report: kafka.LogAudit) -> None:
     ]
 
 
-def test_a_compacted_log_says_which_snapshot_does_not_follow(report: kafka.LogAudit) -> None:
+def test_a_compacted_log_reports_underivable_snapshots(report: kafka.LogAudit) -> None:
     profiles = of(report, "profiles-0")
     assert profiles.compacted
     assert sum(partition.compacted for partition in report.partitions) == 1
@@ -397,7 +397,7 @@ def test_a_batch_with_fewer_records_than_offsets_shows_compaction() -> None:
     assert (found.compacted, found.count_findings()["missing"]) == (True, 0)
 
 
-def test_a_compacted_log_says_over_how_many_numbers_it_steps(tmp_path: Path) -> None:
+def test_a_compacted_log_reports_the_numbers_that_it_skips(tmp_path: Path) -> None:
     folder = tmp_path / "clicks-2"
     shutil.copytree(DATA / "clicks-2", folder)
     rows = rows_of(kafka.read_batches(folder))

@@ -60,7 +60,7 @@ def test_a_folder_that_is_not_below_another(
 
 
 @pytest.mark.parametrize("out", ["orders.parquet", "orders"])
-def test_damage_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str) -> None:
+def test_damage_leaves_no_output(tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str) -> None:
     folder = copy_upto("orders-0", tmp_path / "logs", 10**9)
     append_again(folder, batches_of(folder)[0])
     path = sorted(folder.glob("*.log"))[-1]

@@ -232,7 +232,7 @@ def test_partitions_come_and_go(tmp_path: Path) -> None:
 # Runs that die
 
 
-def test_a_run_that_dies_before_it_decides_has_read_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_dies_before_its_decision_has_read_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy_upto("orders-0", tmp_path / "logs", 100)
     make_job(tmp_path).run()
     copy_upto("orders-0", tmp_path / "logs", 10**9)
@@ -253,7 +253,7 @@ def test_a_run_that_dies_before_it_decides_has_read_nothing(tmp_path: Path, monk
     assert read_sink(tmp_path) == read_log(tmp_path)
 
 
-def test_a_run_that_dies_behind_its_decision_is_finished_without_the_log(
+def test_a_run_that_dies_after_its_decision_is_finished_without_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy_upto("orders-0", tmp_path / "logs", 10**9)

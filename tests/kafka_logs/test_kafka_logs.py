@@ -621,7 +621,7 @@ def test_the_interpreter_is_released(tmp_path: Path) -> None:
     assert set(rows) == {100_000 * one["count"]}
 
 
-def test_nothing_is_opened_before_the_first_row_is_asked_for(tmp_path: Path) -> None:
+def test_files_are_opened_with_the_first_row(tmp_path: Path) -> None:
     folder = tmp_path / "orders-0"
     shutil.copytree(DATA / "orders-0", folder)
     stream = kafka.read_batches(folder)

@@ -140,7 +140,7 @@ def test_conditions_on_headers() -> None:
         assert batches_of(parts, [condition]).to_pylist() == [row for row in rows if holds(row, condition)], condition
 
 
-def test_what_cannot_hold_a_row_is_not_opened(tmp_path: Path) -> None:
+def test_row_groups_that_cannot_match_are_not_opened(tmp_path: Path) -> None:
     """Segments by the offsets of their names, batches by their headers, partitions by the names of their folders."""
     folder = tmp_path / "clicks-0"
     shutil.copytree(DATA / "clicks-0", folder)
@@ -220,7 +220,7 @@ def test_the_end_of_a_live_log_may_be_in_the_making(tmp_path: Path) -> None:
         read_view(log, "read_committed", is_live=True)
 
 
-def test_folders_that_are_no_consumers_business_are_left_out(tmp_path: Path) -> None:
+def test_internal_folders_of_the_broker_are_skipped(tmp_path: Path) -> None:
     for name in ("orders-0", "orders-0.0a1b-delete", "orders-1.77-future", "clicks-0.9-stray", "__consumer_offsets-3"):
         shutil.copytree(DATA / "orders-0", tmp_path / name)
     shutil.copytree(DATA / "clicks-1", tmp_path / "_schemas-0")

@@ -621,7 +621,7 @@ def test_a_log_that_could_not_be_opened_is_not_locked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keeps_states", [True, False])
-def test_damage_in_any_segment_is_cut_where_that_is_asked_for(tmp_path: Path, keeps_states: bool) -> None:
+def test_damage_in_any_segment_is_cut_on_request(tmp_path: Path, keeps_states: bool) -> None:
     whole = tmp_path / "whole" / "orders-0"
     with PartitionLog(whole, segment_bytes=300) as log:
         for seq in range(12):
@@ -766,14 +766,14 @@ def test_an_impossible_batch_changes_nothing(tmp_path: Path, name: str) -> None:
         ({"version": "1.0"}, 'version="1.0": the rules of Kafka 2.4 to 4.5 are known'),
     ],
 )
-def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_combinations_of_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, fp.PolicyError)) as raised:
         PartitionLog(tmp_path / "orders-3", **options)
     assert message in str(raised.value)
     assert not (tmp_path / "orders-3").exists()
 
 
-def test_calls_that_make_no_sense(tmp_path: Path) -> None:
+def test_invalid_calls(tmp_path: Path) -> None:
     log = PartitionLog(tmp_path / "some folder", 5, segment_bytes=300)
     assert (log.topic, log.partition) == (None, 5)
     for message, call in (

@@ -136,7 +136,7 @@ def test_batches_in_the_log_are_not_sent_again_under_a_new_epoch(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_where_batches_are_refused_as_well_each_record_is_there_once(tmp_path: Path, seed: int) -> None:
+def test_each_record_is_written_once_if_batches_are_refused_too(tmp_path: Path, seed: int) -> None:
     with PartitionLogTransport(tmp_path, partitions=2, value="n") as log:
         transport = FaultyTransport(Waits(log), seed)
         producer = fp.SequencedProducer(transport, partition_by="to", request_timeout_ms=100, **QUICK)
@@ -249,7 +249,7 @@ def test_a_zombie_is_kept_out_by_a_marker(transport: PartitionLogTransport) -> N
         first.close()
 
 
-def test_a_fence_holds_behind_the_marker_of_a_coordinator_that_took_over(transport: PartitionLogTransport) -> None:
+def test_a_fence_holds_after_the_marker_of_another_coordinator(transport: PartitionLogTransport) -> None:
     """A refused marker without a coordinator must be an error: otherwise the fenced producer could write."""
     table = pa.table({"user": ["ann"], "value": [b"x"]})
     assert transport.write_marker(7, 1, 0, "abort", 3) is fp.Verdict.ACCEPTED

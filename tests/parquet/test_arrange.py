@@ -206,7 +206,7 @@ def write_lists(path: Path, lengths: np.ndarray) -> pa.Table:
     return table
 
 
-def test_what_several_files_take_is_decoded_in_several_rounds(tmp_path: Path) -> None:
+def test_rows_for_several_files_are_decoded_in_several_rounds(tmp_path: Path) -> None:
     source, count = tmp_path / "source.parquet", 1000
     table = write_lists(source, np.full(count, 5000))
     targets = [tmp_path / f"target{it}.parquet" for it in range(8)]

@@ -220,7 +220,7 @@ def test_a_rewrite_refuses_what_a_file_cannot_hold(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["plain", "lengths", "prefixes"])
 @pytest.mark.parametrize("claims", [(2, 2, 1), (1, 1, 1), (1, 1, 3)])
-def test_pages_that_no_row_is_taken_from_have_as_many_values_as_they_claim(
+def test_pages_without_removed_rows_have_the_declared_number_of_values(
     encoding: str, claims: tuple[int, ...], tmp_path: Path
 ) -> None:
     """Rows after a page that declares one value too many would get the values of their neighbors."""
@@ -273,7 +273,7 @@ BOTH_VERSIONS = [(codec, "1.0") for codec in CODECS] + [
 
 
 @pytest.mark.parametrize(("codec", "version"), BOTH_VERSIONS)
-def test_what_compresses_well_is_read(codec: str, version: str, tmp_path: Path) -> None:
+def test_highly_compressed_batches_are_read(codec: str, version: str, tmp_path: Path) -> None:
     """Pages of 32 MiB of one value, rows of a hundred thousand equal items, and a million nulls: a few kilobytes."""
     rows = 1 << 22
     path, target = tmp_path / "dense.parquet", tmp_path / "new.parquet"

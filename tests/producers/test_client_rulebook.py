@@ -15,7 +15,7 @@ CASES = cases()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_producer_does_as_its_page_says(case: Case) -> None:
+def test_the_producer_follows_its_rule_page(case: Case) -> None:
     assert run(case) >= 1
 
 

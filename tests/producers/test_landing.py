@@ -89,7 +89,7 @@ def test_rows_that_were_sent_are_read(place: tuple[str, Any]) -> None:
     assert [file.rows for file in one.files] == [one.count]
 
 
-def test_an_entry_says_what_a_reader_needs(tmp_path: Path) -> None:
+def test_an_entry_has_the_fields_that_readers_need(tmp_path: Path) -> None:
     transport = LandingTransport(tmp_path, sync=False)
     assert transport.send(batch(7, 0, 2**31 - 1, [1])) == Answer(fp.Verdict.OUT_OF_ORDER), "a stranger begins with 0"
     assert transport.send(batch(7, 0, 0, ["a", "b"])) == Answer(fp.Verdict.ACCEPTED, 0)
@@ -285,7 +285,7 @@ def test_a_column_without_a_value_has_no_type_yet(tmp_path: Path) -> None:
     assert values(read_landing(tmp_path)) == [None, None, 1, None]
 
 
-def test_a_null_where_the_schema_takes_none_is_refused(tmp_path: Path) -> None:
+def test_a_null_in_a_required_column_is_refused(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("value", pa.int64(), nullable=False)])
     transport = LandingTransport(tmp_path, sync=False, schema=schema)
     with pytest.raises(fp.BatchError, match=r"column 'value', row 1: null, but NOT NULL") as caught:
@@ -424,7 +424,7 @@ def test_each_row_lands_once_despite_a_faulty_network(tmp_path: Path, seed: int)
     assert [it for it in found if it % 2] == list(range(1, 40, 2))
 
 
-def test_an_entry_with_a_wrong_offset_changes_nothing_for_those_behind_it(tmp_path: Path) -> None:
+def test_an_entry_with_a_wrong_offset_does_not_affect_later_ones(tmp_path: Path) -> None:
     transport = LandingTransport(tmp_path)
     transport.send(batch(7, 0, 0, [1]))
     transport.send(batch(7, 0, 1, [2]))

@@ -69,7 +69,7 @@ def test_metrics_count_rows_and_requests() -> None:
         assert len(transport.batches) == 4
 
 
-def test_no_rows_are_no_delivery() -> None:
+def test_a_call_without_rows_makes_no_delivery() -> None:
     with fp.SequencedProducer(MemoryTransport()) as producer:
         assert producer.send([]) == []
         assert producer.send(pa.table({"value": pa.array([], pa.int64())})) == []
@@ -484,7 +484,7 @@ def test_nothing_is_taken_while_a_commit_has_no_answer(error: Exception) -> None
     assert transport.log == {0: [1, 3]}
 
 
-def test_a_block_asks_for_its_commit_again_and_does_not_abort() -> None:
+def test_a_with_block_repeats_its_commit_and_does_not_abort() -> None:
     transport = MemoryTransport(partitions=1)
     coordinator = Unsure(transport, *UNSURE)
     with fp.SequencedProducer(transport, name="t", coordinator=coordinator, topic="out", **QUICK) as producer:

@@ -40,7 +40,7 @@ def slow_murmur2(data: bytes) -> int:
     return found ^ found >> 15
 
 
-def test_keys_are_hashed_as_kafkas_own_test_says() -> None:
+def test_keys_have_the_hashes_of_kafkas_own_test() -> None:
     found = murmur2(pa.array(list(KAFKA))).astype(np.int32).tolist()
     assert found == list(KAFKA.values())
     assert [slow_murmur2(key) for key in KAFKA] == [value % 2**32 for value in KAFKA.values()]
@@ -132,7 +132,7 @@ def test_in_cursor_mode_every_row_has_a_key(keys: pa.Array) -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int32(), pa.int64(), pa.uint64()], ids=str)
-def test_a_column_says_the_partition(kind: pa.DataType) -> None:
+def test_a_column_gives_the_partition(kind: pa.DataType) -> None:
     table = pa.table({"p": pa.array([1, 0, 1], kind), "v": [1, 2, 3]})
     assert dealt(Router(2, partition_by="p"), table) == {0: [2], 1: [1, 3]}
     assert dealt(Router(2**31 - 1, partition_by="p"), table) == {0: [2], 1: [1, 3]}

@@ -899,7 +899,7 @@ def test_files_of_other_names_are_named(tmp_path: Path) -> None:
     assert "files whose names do not end in .parquet: " in str(report)
 
 
-def test_an_interrupt_ends_the_tasks_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_running_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scattered sequences make many calls of a task; none starts after the interrupt."""
     monkeypatch.setattr(auditing, "CALL_ROWS", 10)
     pq.write_table(stream(1, np.random.default_rng(0).permutation(2_000), range(2_000)), tmp_path / "a.parquet")

@@ -346,7 +346,7 @@ def test_operations_reach_the_state(
     assert json.loads(run(capsys, "state", *arguments.split(), "--json")[1]) == {"done": said, "count": 7}
 
 
-def test_an_operation_that_makes_a_version_says_which(
+def test_an_operation_that_makes_a_version_prints_its_number(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Made:

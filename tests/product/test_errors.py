@@ -320,7 +320,7 @@ def test_the_good_row_before_a_bad_one_was_not_applied() -> None:
     assert table.apply(rows(seq=[0, 1, 0])).counts[fp.Verdict.ACCEPTED] == COUNT
 
 
-def test_a_refused_call_leaves_no_key_behind() -> None:
+def test_a_refused_call_adds_no_key() -> None:
     table = fp.StateTable("any_order")
     fresh = table.snapshot()
     with pytest.raises(fp.BatchError):
@@ -459,7 +459,7 @@ def test_a_table_at_its_limit_refuses_only_new_keys() -> None:
         assert table.snapshot() == before
 
 
-def test_a_table_with_as_many_holes_as_it_may_have_refuses_every_call() -> None:
+def test_a_table_at_its_limit_of_holes_refuses_every_call() -> None:
     table = fp.StateTable(ANY_ORDER.replace(intervals_max=1))
     table.apply(rows(seq=[10, 13, 10]))
     before = table.snapshot()

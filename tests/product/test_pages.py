@@ -174,7 +174,7 @@ def test_columns_folders_and_errors_are_escaped_too(tmp_path: Path) -> None:
     assert f"'{folder}'".replace("'\"", "'\"'\"'\"") in page.text.replace("'\"'\"'", "'\"'\"'")
 
 
-def test_a_report_without_findings_says_so() -> None:
+def test_a_report_without_findings_has_a_text_for_it() -> None:
     rows = pa.table({"pid": [1, 1], "epoch": [0, 0], "partition": [0, 0], "seq": [0, 1], "timestamp": [0, 1]})
     report = fp.audit(rows, columns=Columns(timestamp="timestamp"))
     sections = {it.name: it for it in audit_page(report).sections}

@@ -85,7 +85,7 @@ def test_the_active_session_is_the_default(spark: SparkSession) -> None:
     assert SparkEngine().name == "spark"
 
 
-def test_an_error_of_ours_comes_back_as_it_was_raised(spark: SparkSession) -> None:
+def test_an_error_of_a_task_is_raised_unchanged(spark: SparkSession) -> None:
     """The first in the order of items, at once and without Spark's stack around it."""
     with pytest.raises(fp.BatchError, match=r"column 'seq', row 3: of the file 3\.parquet$") as error:
         SparkEngine(spark).run("refuse", refuse_odd, [0, 2, 3, 4, 5])

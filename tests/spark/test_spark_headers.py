@@ -99,7 +99,7 @@ def test_other_names_and_pids_that_are_text(spark: SparkSession) -> None:
         from_headers(rows.drop("topic", "partition", "offset"), "x-device", None, "n", pid_type="string").collect()
 
 
-def test_arguments_that_make_no_sense(spark: SparkSession) -> None:
+def test_invalid_arguments(spark: SparkSession) -> None:
     rows = frame(spark, headers())
     with pytest.raises(fp.BatchError, match=r"column 'headers': missing; .*includeHeaders"):
         from_headers(rows.drop("headers"))

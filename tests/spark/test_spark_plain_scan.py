@@ -237,7 +237,7 @@ class TestThePlan:
     def df(self, spark: SparkSession, tmp_path: Path) -> DataFrame:
         return spark.read.parquet(write_files(tmp_path / "rows", stream()))
 
-    def test_it_says_which_way_it_takes(self, df: DataFrame) -> None:
+    def test_the_strategy_is_reported(self, df: DataFrame) -> None:
         rows = len(stream())
         assert choose_strategy(df) == ("files", f"it reads 3 Parquet files with {rows:,} rows, and nothing else")
         assert choose_strategy(df, co_located=True) == ("co_located", "asked for")

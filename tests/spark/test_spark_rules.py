@@ -112,7 +112,7 @@ def test_a_broken_rule_book_is_detected(spark: SparkSession, tmp_path: Path, who
     assert len(complaints(streams, judged)) == 1
 
 
-def test_a_policy_that_makes_no_sense_is_refused() -> None:
+def test_an_invalid_policy_is_refused() -> None:
     refused = [case for case in CASES if case.refused]
     assert refused
     for case in refused:

@@ -115,7 +115,7 @@ def test_columns_of_the_registration(spark: SparkSession) -> None:
         ("1", "the first argument is the table"),
     ],
 )
-def test_calls_that_make_no_sense(spark: SparkSession, events: str, arguments: str, message: str) -> None:
+def test_invalid_calls(spark: SparkSession, events: str, arguments: str, message: str) -> None:
     with pytest.raises(AnalysisException, match=message):
         spark.sql(f"SELECT * FROM fencepost_deduplicate({arguments})")
 

@@ -118,7 +118,7 @@ def shuffled(spark: SparkSession) -> dict[int, int]:
     return {stage.stageId(): stage.shuffleWriteRecords() for stage in stages}
 
 
-def test_where_a_partition_is_a_task_nothing_is_exchanged(spark: SparkSession, tmp_path: Path) -> None:
+def test_with_a_task_per_partition_nothing_is_exchanged(spark: SparkSession, tmp_path: Path) -> None:
     """Every batch reports its plan: its files are checked, and a file with rows of several partitions is detected."""
     rows = pl.DataFrame(make_rows(0, 1200)).filter(pl.col("pid") >= 0, pl.col("epoch") == 0)
     cut = rows["pid"].median()
@@ -351,7 +351,7 @@ def test_a_custom_sink_gets_each_version_and_its_number(spark: SparkSession, tmp
         state.open(tmp_path / "state").rollback(1)
 
 
-def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
+def test_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs a folder"):
         foreach_batch(tmp_path / "state", lambda kept, version, attempt: None)
     with pytest.raises(ValueError, match=r"Spark reads \[ \] \{ as a pattern"):

@@ -18,7 +18,7 @@ IN_MATRIX = (
     "test_requests_http.py",
     "test_staged.py",
     "test_killed_at_each_step",
-    "test_random_requests_come_to_what_the_machine_says",
+    "test_random_requests_agree_with_the_state_machine",
     "test_a_consumer_that_is_killed_again_and_again",
     "test_a_long_source_is_read_a_batch_at_a_time",
     "test_tables_of_many_columns_are_compared",

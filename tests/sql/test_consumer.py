@@ -470,7 +470,7 @@ def test_a_fatal_error_of_the_client(orders: Engine) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_it_behind_a_transaction(orders: Engine, number: int) -> None:
+def test_a_signal_stops_the_loop_after_its_transaction(orders: Engine, number: int) -> None:
     cluster = Cluster()
     cluster.send("orders", *map(order, range(4)))
 
@@ -554,7 +554,7 @@ def test_metrics_for_a_scraper(orders: Engine, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_settings_that_make_no_sense(orders: Engine, settings: dict[str, Any], said: str) -> None:
+def test_invalid_settings(orders: Engine, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(fp.PolicyError, match=said):
         ConsumerLoop(FakeClient(Cluster(), []), new_sink(orders), **{"topics": ["orders"], **settings})  # type: ignore[arg-type]
 
@@ -632,7 +632,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(it, marks=pytest.mark.matrix) for it in range(4, 100))])
-def test_whatever_happens_by_chance(orders: Engine, seed: int) -> None:
+def test_random_faults(orders: Engine, seed: int) -> None:
     """Processes die and restart, work on partitions of others, meet outages and poison messages; partitions move."""
     chance = random.Random(seed)
     cluster = Cluster()

@@ -532,7 +532,7 @@ def test_registry_and_coordinator_are_on_one_engine(engine: Engine, new_engine: 
 # Against the machine
 
 
-def test_random_requests_come_to_what_the_machine_says(engine: Engine) -> None:
+def test_random_requests_agree_with_the_state_machine(engine: Engine) -> None:
     steps = sum(follow(engine, random.Random(f"{seed}")) for seed in range(40))
     assert steps > 300
 

@@ -40,7 +40,7 @@ def test_a_database_keeps_the_pages(engine: sqlalchemy.Engine) -> None:
     assert asked >= 0.9 * steps, f"{asked} of {steps} rows can be reached from outside"
 
 
-def test_the_first_version_is_as_the_page_says() -> None:
+def test_the_first_protocol_version_matches_its_page() -> None:
     assert len(FIRST) >= 12
     for case in FIRST:
         [step] = case.steps

@@ -128,7 +128,7 @@ ABORTED = int(tables.State.COMPLETE_ABORT)
 # Tasks
 
 
-def test_tasks_do_what_is_asked(engine: Engine, coordinator: TransactionCoordinator) -> None:
+def test_tasks_of_the_daemon_do_their_work(engine: Engine, coordinator: TransactionCoordinator) -> None:
     begin_late(coordinator, "late")
     requests = IdempotentRequests(engine, keep_ms=1, lease_ms=1)
     claim = requests.claim("me", "key", b"body")
@@ -376,7 +376,7 @@ def test_the_settings_of_the_example() -> None:
         ("[recover", "not a TOML file"),
     ],
 )
-def test_settings_that_make_no_sense(text: str, said: str, tmp_path: Path) -> None:
+def test_invalid_settings(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "fencepost.toml"
     path.write_text(text)
     with pytest.raises(fp.PolicyError, match=said):

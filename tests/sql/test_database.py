@@ -53,7 +53,7 @@ def test_an_error_leaves_nothing(database: Database) -> None:
     assert value(database, 1) == 0
 
 
-def test_what_is_read_for_writing_is_held(database: Database, new_engine: Callable[[], Engine]) -> None:
+def test_rows_read_for_writing_are_locked(database: Database, new_engine: Callable[[], Engine]) -> None:
     def count() -> None:
         mine = Database(new_engine())
         for _ in range(25):

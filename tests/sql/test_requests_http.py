@@ -225,7 +225,7 @@ def test_requests_without_idempotency_pass_through(shop: Shop) -> None:
     assert shop.calls == ["plain"] * 4
 
 
-def test_a_failure_is_tried_again_behind_its_last_step(shop: Shop) -> None:
+def test_a_failed_request_continues_after_its_last_step(shop: Shop) -> None:
     assert [shop.send("/broken", "k").status for _ in range(5)] == [500, 503, 429, 201, 201]
     assert (shop.effects(), len(shop.calls)) == (2, 4)
 
@@ -239,7 +239,7 @@ def test_a_repeat_while_the_first_is_in_flight(shop: Shop) -> None:
     assert shop.effects() == 1
 
 
-def test_a_worker_that_was_replaced_says_so(shop: Shop) -> None:
+def test_a_replaced_worker_raises_an_error(shop: Shop) -> None:
     told: list[Answer] = []
 
     def replace() -> None:

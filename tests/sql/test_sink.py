@@ -684,7 +684,7 @@ def test_a_consumer_keeps_its_settings(events: Engine) -> None:
         ({"policy": "kafka_offsets", "columns": fp.Columns()}, "this policy ignores epochs"),
     ],
 )
-def test_settings_that_make_no_sense(events: Engine, options: dict[str, Any], message: str) -> None:
+def test_invalid_settings(events: Engine, options: dict[str, Any], message: str) -> None:
     with pytest.raises(fp.PolicyError, match=message):
         SqlSink(events, "events", **{"consumer_id": "c", **options})
 

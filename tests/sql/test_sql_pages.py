@@ -16,7 +16,9 @@ PAGES = Path(__file__).parents[2] / "docs"
     ("name", "outputs"),
     [("producers-and-transactions", 5), ("transaction-markers", 2), ("transaction-failures", 1)],
 )
-def test_a_page_prints_what_it_says(name: str, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_prints_the_output_on_its_page(
+    name: str, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     text = (PAGES / f"{name}.md").read_text("utf-8")
     blocks = re.findall(r"^```(python|text)(?: continued)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

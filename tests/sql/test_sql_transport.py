@@ -598,7 +598,7 @@ class Deaf:
         return given
 
 
-def test_a_fresh_pid_whose_answer_was_lost_is_asked_for_again(engine: sa.Engine) -> None:
+def test_a_fresh_pid_whose_answer_was_lost_is_requested_again(engine: sa.Engine) -> None:
     """After the last epoch, a fresh pid follows: a repeated request gets the same one."""
     behind = ProducerRegistry(engine)
     first = behind.init_producer("a")

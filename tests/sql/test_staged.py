@@ -377,7 +377,7 @@ def test_a_table_with_odd_names(engine: Engine, database_url: str, tmp_path: Pat
         )
 
 
-def test_a_consumer_s_sink_is_asked_for_one(events: Engine, tmp_path: Path) -> None:
+def test_an_sql_sink_provides_a_staged_table(events: Engine, tmp_path: Path) -> None:
     land_some(tmp_path, 0, 1)
     sink = SqlSink(events, "events", "nightly", insert=["pid", "epoch", "partition", "seq", "origin"])
     for _ in range(2):

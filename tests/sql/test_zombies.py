@@ -121,7 +121,7 @@ def test_stopped_at_every_step_of_a_recovery(
 
 
 @on_postgresql
-def test_without_a_limit_the_successor_says_that_it_waits(
+def test_without_a_limit_the_successor_reports_that_it_waits(
     database_url: str, coordinator: TransactionCoordinator, engine: Engine
 ) -> None:
     """The negative control: a zombie whose transaction may be idle for as long as it likes."""

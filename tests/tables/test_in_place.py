@@ -251,7 +251,7 @@ def test_copies_that_others_take_away_are_not_counted_on(tmp_path: Path, way: st
     assert rows_of(tmp_path)["origin"].to_list() == ["second"] * len(clean)
 
 
-def test_compaction_of_what_was_not_read_asks_for_a_rebase(tmp_path: Path, way: str, meddling: Any) -> None:
+def test_compaction_of_unread_files_requires_a_rebase(tmp_path: Path, way: str, meddling: Any) -> None:
     append(tmp_path, 0, way=way)
     make_job(tmp_path).run()
     append(tmp_path, 1, 2, way=way)
@@ -360,7 +360,7 @@ def test_settings_that_change_between_check_and_listing(
         assert rows_of(tmp_path).height == 300
 
 
-def test_files_that_are_added_once_more(tmp_path: Path, way: str) -> None:
+def test_files_that_are_added_twice(tmp_path: Path, way: str) -> None:
     """Readers see nothing new; judged as new rows all of them would be repeats."""
     append(tmp_path, 0, way=way)
     make_job(tmp_path).run()
@@ -458,7 +458,7 @@ def test_operations_are_transactions_too(tmp_path: Path, way: str) -> None:
         opened.rollback(3)
 
 
-def test_a_seed_takes_nothing_out(tmp_path: Path, way: str) -> None:
+def test_a_seed_removes_no_rows(tmp_path: Path, way: str) -> None:
     clean = expected_of(0).filter(pl.col("pid") >= 0).to_arrow().cast(SCHEMA)
     write_deltalake(tmp_path / "table", clean, configuration=WAYS[way])
     make_job(tmp_path).seed()

@@ -95,7 +95,9 @@ def test_slices_of_a_prefix(landing: Landing, tmp_path: Path) -> None:
     assert several.run().kept == 20
 
 
-def test_the_driver_asks_for_no_single_file(landing: Landing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_makes_no_request_for_a_single_file(
+    landing: Landing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tasks check files that a notification names, files whose rows are counted, and quarantined files."""
     monkeypatch.setattr(asking, "ASKED_OF_A_TASK", 1)
     asked: list[str] = []
