@@ -330,6 +330,7 @@ def test_the_lake_knows_no_python_and_no_rules() -> None:
     assert manifest["lints"]["rust"]["unsafe_code"] == "forbid"
     assert manifest["dependencies"].keys() == {
         "arrow-array",
+        "arrow-buffer",
         "arrow-schema",
         "brotli",
         "bytes",
