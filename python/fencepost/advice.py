@@ -202,7 +202,7 @@ def _by_names(rows: pa.Table, named: Mapping[str, Any]) -> Columns:
     schema, names = rows.schema, set(rows.column_names)
     if named.get("pid") is not None and named.get("seq") is not None:
         epoch = _first(schema, EPOCHS)
-        epoch = epoch if epoch is not None and _is_epoch(rows[epoch]) else None
+        epoch = epoch if epoch is not None and _is_epoch(rows.column(rows.column_names.index(epoch))) else None
         return Columns(epoch=epoch, partition=_partition(schema), timestamp=_timestamp(schema))
     for preset in ("kafka-producer", "kafka-connect", "hudi"):
         if set(COLUMN_PRESETS[preset].names) <= names:
@@ -218,7 +218,7 @@ def _by_names(rows: pa.Table, named: Mapping[str, Any]) -> Columns:
             f"no column looks like {what}: pass it as `{role}`. The columns are {', '.join(schema.names)}"
         )
     epoch = _first(schema, EPOCHS)
-    if epoch is not None and not _is_epoch(rows[epoch]):
+    if epoch is not None and not _is_epoch(rows.column(rows.column_names.index(epoch))):
         parts = pid if isinstance(pid, tuple) else (pid,)
         return Columns(
             pid=(*parts, epoch), epoch=None, partition=_partition(schema), seq=seq, timestamp=_timestamp(schema)
@@ -244,8 +244,8 @@ def duration(ms: int) -> str:
 
 
 def _first(schema: pa.Schema, wanted: Sequence[str], is_right: Any = lambda kind: True) -> str | None:
-    known = {name.lower(): name for name in reversed(schema.names)}
-    return next((known[it] for it in wanted if it in known and is_right(schema.field(known[it]).type)), None)
+    known = {field.name.lower(): field for field in reversed(list(schema))}
+    return next((known[it].name for it in wanted if it in known and is_right(known[it].type)), None)
 
 
 def _partition(schema: pa.Schema) -> str | None:
@@ -276,6 +276,8 @@ def _narrow(rows: pa.Table, columns: Columns, keep: tuple[str, ...]) -> pa.Table
         if name not in rows.column_names:
             known = ", ".join(rows.column_names)
             raise BatchError(f"column '{name}': missing; the rows have the columns {known}", column=name)
+        if rows.column_names.count(name) > 1:
+            raise BatchError(f"column '{name}': occurs twice in the rows", column=name)
     rows = rows.select(list(dict.fromkeys(names)))
     unpacked = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}  # Arrow cannot filter views
     return rows.cast(pa.schema([field.with_type(unpacked.get(field.type, field.type)) for field in rows.schema]))

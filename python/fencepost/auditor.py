@@ -107,7 +107,8 @@ def pieces(rows: Any, names: tuple[str, ...], rows_max: int = CALL_ROWS, is_whol
     for batch in _batches(opened(rows, () if is_whole else names), () if is_whole else names):
         batch = with_fields(batch, names)
         if not is_whole and set(names) <= set(batch.schema.names):
-            batch = batch.select([batch.schema.get_field_index(name) for name in dict.fromkeys(names)])
+            # also a second column of that name, which the native code refuses
+            batch = batch.select([at for at, name in enumerate(batch.schema.names) if name in names])
         for start in range(0, max(len(batch), 1), rows_max):
             part = batch.slice(start, rows_max)
             if gathered and count + len(part) > rows_max:

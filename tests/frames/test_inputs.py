@@ -853,6 +853,17 @@ def test_slices_with_structs_in_structs(kind: Constructor) -> None:
         assert [it["a"]["b"] for it in found] == fp.deduplicate(numbered.slice(start))["row"].to_pylist()
 
 
+@pytest.mark.parametrize("function", [fp.deduplicate, fp.audit, fp.explain, fp.advise])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_identity_columns_that_occur_twice(function: Callable[[Any], Any], is_last: bool) -> None:
+    names = ["pid", "epoch", "partition", "seq", *(["note", "seq"] if is_last else ["seq", "note"])]
+    rows = pa.Table.from_arrays([pa.array([0, 1])] * len(names), names=names)
+    for kind in (rows, rows.to_batches()[0]):
+        with pytest.raises(fp.BatchError, match="column 'seq': occurs twice in the rows") as error:
+            function(kind)
+        assert error.value.column == "seq"
+
+
 def test_content_of_slices_with_structs_in_structs() -> None:
     """An audit that compares content reads these columns, but passes the identity columns only to the native code."""
     payload = pa.array([{"a": {"b": row % 2}} for row in range(len(ROWS))])

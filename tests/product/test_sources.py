@@ -119,6 +119,17 @@ def test_a_text_file_cannot_be_one_of_several_sources_of_a_job(zone: Path, texts
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("device", ["007", "1.0", "1e3", "true", "NA"])
+def test_texts_that_look_like_numbers_in_the_next_file(device: str, tmp_path: Path) -> None:
+    """The first file says that the column is text: the same text in another file is the same device."""
+    for name, devices in (("a", ["x", device]), ("b", [device])):
+        rows = [f"{it},0,0,0,2026-11-20 10:00:00" for it in devices]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["pid,epoch,partition,seq,at", *rows, ""]))
+    for columns in (None, Columns(timestamp="at")):
+        report = lake.audit(f"{tmp_path}/*.csv", columns=columns)
+        assert report.counts == {"ACCEPTED": 2, "DUPLICATE": 1}
+
+
 # Times as texts
 
 TIMES = {

@@ -22,6 +22,7 @@ from fencepost.state.stores import is_local
 
 STDIN = "-"
 COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4"}
+CSV = {".csv", ".tsv"}
 
 
 def tabular_files(sources: Sequence[str]) -> list[str]:
@@ -58,29 +59,42 @@ def open_rows(paths: Sequence[str], timestamp: str | None = None) -> pa.RecordBa
     return pa.RecordBatchReader.from_batches(first.schema, chain(first, others))
 
 
-def _opened(place: str, timestamp: str | None = None, *, adds_field: bool = True) -> pa.RecordBatchReader:
-    """Open the rows of a file. `adds_field`: add the timestamp as a column if it is a field of a struct column."""
+def _opened(
+    place: str, timestamp: str | None = None, *, texts: Sequence[str] = (), adds_field: bool = True
+) -> pa.RecordBatchReader:
+    """Open the rows of a file.
+
+    `texts`: columns of a CSV file that are text, whatever they look like. `adds_field`: add the timestamp as a column
+    if it is a field of a struct column.
+    """
     name = "standard input" if place == STDIN else place
     with _read_errors(name):
         if place == STDIN:
             file = io.BufferedReader(sys.stdin.buffer)  # type: ignore[type-var]
             ending = _sniffed(file.peek(8)[:8])
-            reader = _READERS[ending](file)
+            reader = _read(ending, file, texts)
         else:
             ending = _ending(place)
-            reader = _READERS[ending](pa.input_stream(place, compression="detect"))
-            if ending in _READERS_AS_TEXT and is_time(reader.schema, timestamp):
+            reader = _read(ending, pa.input_stream(place, compression="detect"), texts)
+            if timestamp is not None and ending in _INFERRING_READERS and is_time(reader.schema, timestamp):
                 # the type that the first block suggests may be too narrow for the next ones
-                reader = _READERS_AS_TEXT[ending](pa.input_stream(place, compression="detect"), timestamp)
+                file = pa.input_stream(place, compression="detect")
+                reader = _INFERRING_READERS[ending](file, [*(texts if ending in CSV else ()), timestamp])
     rows = pa.RecordBatchReader.from_batches(reader.schema, _checked(reader, name))
     if timestamp is None or not (adds_field or timestamp in reader.schema.names):
         return rows
-    return with_times(rows, timestamp, name, is_inferred=ending in _READERS_AS_TEXT)
+    return with_times(rows, timestamp, name, is_inferred=ending in _INFERRING_READERS)
+
+
+def _read(ending: str, file: Any, texts: Sequence[str]) -> Any:
+    return _INFERRING_READERS[ending](file, texts) if ending in CSV else _READERS[ending](file)
 
 
 def _converted(path: str, first: str, schema: pa.Schema, timestamp: str | None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file with the columns and types of the first one."""
-    for batch in _opened(path, timestamp):
+    # "007" is a number in a file without other texts
+    texts = [field.name for field in schema if field.type == pa.string()]
+    for batch in _opened(path, timestamp, texts=texts):
         columns = []
         for field in schema:
             if field.name not in batch.schema.names:
@@ -129,13 +143,13 @@ def _sniffed(start: bytes) -> str:
     return ".jsonl" if start.lstrip().startswith(b"{") else ".csv"
 
 
-# `text`: a column to read as text, whose type would be inferred otherwise
+# `texts`: columns to read as text, whose types would be inferred otherwise
 
 
-def _csv(file: Any, text: str | None = None, delimiter: str = ",") -> Any:
+def _csv(file: Any, texts: Sequence[str] = (), delimiter: str = ",") -> Any:
     from pyarrow import csv
 
-    types = {} if text is None else {text: pa.string()}
+    types = dict.fromkeys(texts, pa.string())
     return csv.open_csv(
         file,
         parse_options=csv.ParseOptions(delimiter=delimiter),
@@ -143,14 +157,14 @@ def _csv(file: Any, text: str | None = None, delimiter: str = ",") -> Any:
     )
 
 
-def _tsv(file: Any, text: str | None = None) -> Any:
-    return _csv(file, text, "\t")
+def _tsv(file: Any, texts: Sequence[str] = ()) -> Any:
+    return _csv(file, texts, "\t")
 
 
-def _json(file: Any, text: str | None = None) -> Any:
+def _json(file: Any, texts: Sequence[str] = ()) -> Any:
     from pyarrow import json
 
-    types = None if text is None else pa.schema([(text, pa.string())])
+    types = pa.schema([(name, pa.string()) for name in texts]) if texts else None
     return json.open_json(file, parse_options=json.ParseOptions(explicit_schema=types))
 
 
@@ -179,7 +193,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     ".ipc": _arrow,
     ".arrows": _arrows,
 }
-_READERS_AS_TEXT: dict[str, Callable[[Any, str | None], Any]] = {
+_INFERRING_READERS: dict[str, Callable[[Any, Sequence[str]], Any]] = {
     ".csv": _csv,
     ".tsv": _tsv,
     ".jsonl": _json,
