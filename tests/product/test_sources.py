@@ -51,6 +51,8 @@ def test_several_text_files(zone: Path, texts: list[Path]) -> None:
     both = lake.audit(sorted(zone.glob("*.parquet"))[:2]).counts
     assert lake.audit(texts).counts == lake.audit(f"{texts[0].parent}/*.csv").counts == both
     assert lake.advise(texts).rows == sum(both.values())
+    again = [texts[1], f"{texts[1].parent}/*.csv", texts[0].parent / ".." / texts[0].parent.name / texts[0].name]
+    assert lake.audit(again).rows == sum(both.values())  # a file that is named twice is read once, as among Parquet
 
 
 def test_invalid_combinations_of_sources(zone: Path, texts: list[Path], tmp_path: Path) -> None:

@@ -26,11 +26,15 @@ CSV = {".csv", ".tsv"}
 
 
 def tabular_files(sources: Sequence[str]) -> list[str]:
-    """Return the sources that are standard input ("-") or local files of one of these kinds, by their names.
+    """Return the sources that are standard input ("-") or local files of one of these kinds, by their names, each once.
 
     Globs are expanded in the order of file names. Raises SourceError for a glob without matches.
     """
-    return [path for place in sources if _is_tabular(place) for path in _expanded(place)]
+    found = [path for place in sources if _is_tabular(place) for path in _expanded(place)]
+    once: dict[str, str] = {}
+    for path in found:
+        once.setdefault(path if path == STDIN else os.path.abspath(path), path)
+    return list(once.values())
 
 
 def _is_tabular(place: str) -> bool:
