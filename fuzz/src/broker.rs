@@ -2,14 +2,13 @@ use crate::memory::peak_of;
 use crate::seal;
 use fencepost_core::BrokerTable;
 
-/// What decoding may hold beside what the bytes justify: an empty table and buffers of one frame.
+/// Bytes that decoding may allocate in addition to those per input byte: an empty table and buffers of one frame.
 const BYTES_FREE: usize = 1 << 20;
-/// An entry of a few bytes becomes a line, a window and a place aside.
+/// An entry of a few bytes becomes a line, a window and an entry in the overflow.
 const BYTES_PER_BYTE: usize = 1024;
 
-/// Any bytes as the snapshot of a table of produce batches: refused or decoded, without a panic and without much
-/// memory. What was decoded is encoded to bytes that are stable, and it judges. The same bytes with checksums that are
-/// right come behind the checksum.
+/// Any bytes as the snapshot of a table of produce batches: refused or decoded, without a panic and with little memory.
+/// A decoded table is encoded to stable bytes, and judges. The same bytes with valid checksums pass the checksum test.
 pub fn broker(bytes: &[u8]) {
     decode(bytes);
     decode(&seal(bytes));

@@ -1,14 +1,13 @@
 use fencepost_core::StateTable;
 
-/// What a table comes to that is read from a snapshot and the deltas which followed it.
+/// A table that is read from a snapshot and the deltas that followed it.
 #[derive(Default)]
 pub(crate) struct Follower {
     table: Option<StateTable>,
 }
 
 impl Follower {
-    /// Brings the follower to where the table is, and lets the two change places: a base is written the first
-    /// time, a delta each time after.
+    /// Updates the follower to the state of the table, and swaps the two: it writes a base first, then deltas.
     pub(crate) fn take_over(&mut self, table: &mut StateTable) -> Result<(), String> {
         let mut bytes = Vec::new();
         let whole = table.snapshot();

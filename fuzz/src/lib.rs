@@ -1,7 +1,7 @@
-//! What must hold of any bytes. Each function panics where it does not.
+//! Properties that hold for any bytes. Each function panics if its property does not hold.
 //!
-//! libFuzzer calls them from `fuzz_targets`, and `tests/corpus.rs` calls them on the corpus and on what
-//! comes of it by chance, without libFuzzer.
+//! libFuzzer calls them from `fuzz_targets`. `tests/corpus.rs` calls them without libFuzzer, on the corpus and on
+//! random changes of it.
 
 pub mod binding;
 mod broker;

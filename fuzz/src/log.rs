@@ -1,17 +1,18 @@
-//! Kafka's files: whatever bytes they hold, each decoder refuses or decodes them without a panic and without memory
-//! that they do not justify, and where a call ends does not show.
+//! Kafka's files: whatever their bytes, each decoder refuses or decodes them without a panic and without memory that
+//! they do not justify. The boundaries of calls do not matter.
 
 use crate::memory::peak_of;
 use fencepost_kafka as kafka;
 use fencepost_testkit::log::{seal, segment_with_payload};
 use kafka::{BatchColumns, Error, PartitionScan, RecordColumns, RecordScan, Segment, SegmentScan, View};
 
-/// What reading may hold whatever the bytes are: the piece that is read at a time, and the buffers of a frame of lz4,
+/// Bytes that reading may allocate for any input: the piece that is read at a time, and the buffers of a frame of lz4,
 /// which has blocks of up to 8 MiB.
 const BYTES_FREE: usize = 40 << 20;
-/// A header of 61 bytes becomes a row of as many, in columns that may double; a header of a record two of eight.
+/// A header of 61 bytes becomes a row of as many, in columns that can double. A record header of two bytes becomes
+/// eight.
 const BYTES_PER_BYTE: usize = 64;
-/// What a batch may come to here.
+/// Maximum size of a batch here.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
 /// Any bytes as a segment's headers.
@@ -48,7 +49,7 @@ fn read_headers(bytes: &[u8], rows_max: usize) -> (BatchColumns, Option<Error>) 
     }
 }
 
-/// Any bytes as a segment's records, as they are and with checksums that are right.
+/// Any bytes as a segment's records, unchanged and with valid checksums.
 pub fn records(bytes: &[u8]) {
     check_records(bytes);
     let mut sealed = bytes.to_vec();
@@ -61,8 +62,8 @@ pub fn records(bytes: &[u8]) {
     check_records(&sealed);
 }
 
-/// Any bytes as the payload of a batch that is right otherwise: the first byte chooses the compression, the second how
-/// many records there are said to be.
+/// Any bytes as the payload of an otherwise valid batch. The first byte chooses the compression, the second the
+/// declared number of records.
 pub fn payload(bytes: &[u8]) {
     let [compression, count, payload @ ..] = bytes else { return };
     check_records(&segment_with_payload(i16::from(compression % 5), i32::from(*count) + 1, payload));
@@ -74,7 +75,7 @@ fn check_records(bytes: &[u8]) {
     assert!(whole == read_records(bytes, 3), "where a call ends shows");
 }
 
-/// What records come to, however many are read at a time.
+/// The result of reading records, however many are read at a time.
 #[derive(PartialEq)]
 struct Read {
     offsets: Vec<i64>,
@@ -106,8 +107,8 @@ fn read_records(bytes: &[u8], rows_max: usize) -> Read {
     }
 }
 
-/// Any bytes as a snapshot of producer state: what is read is written back byte for byte. The same bytes with a right
-/// checksum come behind the checksum.
+/// Any bytes as a snapshot of producer state: what is read is written back byte for byte. The same bytes with a valid
+/// checksum pass the checksum test.
 pub fn snapshot(bytes: &[u8]) {
     check_snapshot(bytes);
     let mut sealed = bytes.to_vec();
@@ -132,7 +133,8 @@ pub fn aborted(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as an offset index, the first one for a segment's base offset; and the same held against no segment.
+/// Any bytes as an offset index; the first byte is the segment's base offset. The index is also compared with no
+/// segment.
 pub fn index(bytes: &[u8]) {
     let Some((&base, bytes)) = bytes.split_first() else { return };
     let base = if base == 255 { i64::MAX } else { i64::from(base) };
@@ -144,7 +146,7 @@ pub fn index(bytes: &[u8]) {
     }
 }
 
-/// Does something with so many bytes; they justify so much memory, and `more`.
+/// Runs work on this many bytes. They justify a proportional amount of memory, and `more`.
 fn bounded<T>(bytes: usize, more: usize, decode: impl FnOnce() -> T) -> T {
     let (result, peak) = peak_of(decode);
     let allowed = BYTES_FREE + BYTES_PER_BYTE * (bytes + more);

@@ -1,4 +1,4 @@
-//! How much memory a piece of work asks for, by thread, and an end to it.
+//! Measures and limits the memory that work allocates, by thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,14 +11,14 @@ static ALLOCATOR: Counting = Counting;
 thread_local! {
     static HELD: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
-    /// What may be held at most. Where more is asked for, there is none, which ends the process unless the work knows
-    /// better.
+    /// The maximum number of allocated bytes. Further requests fail, which aborts the process unless the work handles
+    /// it.
     static LIMIT: Cell<isize> = const { Cell::new(isize::MAX) };
-    /// What was asked for above that.
+    /// The bytes of refused requests.
     static REFUSED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What the work gives, and the bytes that it held at most.
+/// Returns the result of the work, and the maximum number of bytes it had allocated.
 pub(crate) fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.get();
     PEAK.set(before);
@@ -26,12 +26,12 @@ pub(crate) fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (result, (PEAK.get() - before) as usize)
 }
 
-/// Does something that may hold so many bytes more, and gets no more.
+/// Runs work that may allocate this many more bytes, and refuses further requests.
 ///
 /// # Panics
-/// Where it asked for more.
+/// If it requests more.
 pub fn bounded<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
-    /// Also where the work panics.
+    /// Removes the limit even if the work panics.
     struct Unbounded;
     impl Drop for Unbounded {
         fn drop(&mut self) {
@@ -50,7 +50,7 @@ pub fn bounded<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Whether so many bytes more may be held. Counts them if so.
+/// Whether this many more bytes may be allocated. Counts them if so.
 fn count(bytes: usize) -> bool {
     let held = HELD.get().saturating_add_unsigned(bytes);
     if held > LIMIT.get() {
@@ -62,8 +62,8 @@ fn count(bytes: usize) -> bool {
     true
 }
 
-// SAFETY: every call is handed on to the system's allocator as it came, or there is no memory, which any allocator may
-// say. Counting allocates nothing: the counters are plain numbers without a destructor.
+// SAFETY: every call is passed unchanged to the system's allocator, or fails, which any allocator may do. Counting
+// allocates nothing: the counters are plain numbers without a destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !count(layout.size()) {

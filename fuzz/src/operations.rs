@@ -7,7 +7,7 @@ use fencepost_testkit::workload::Row;
 /// Preset, changed fields, and whether timestamps are kept.
 pub type Named = (&'static str, &'static [(&'static str, &'static str)], bool);
 
-/// What tables are of: the first byte of an input chooses.
+/// The policies of tables: the first byte of an input chooses.
 pub const POLICIES: [Named; 24] = [
     ("any_order", &[], false),
     ("any_order", &[("wrap", "16")], false),
@@ -38,13 +38,13 @@ pub const POLICIES: [Named; 24] = [
 const PIDS: [i64; 4] = [1, 2, i64::MAX, -1];
 const PARTITIONS: [i32; 8] = [0, 1, 4, 5, 7, 8, 1000, i32::MAX];
 
-/// A sequence of operations on two tables, made from any bytes: the core says and remembers what the oracle
-/// does, and neither cuts nor snapshots show.
+/// A sequence of operations on two tables, made from any bytes. The core and the oracle return and store the same, and
+/// neither the division of calls nor snapshots matter.
 pub fn operations(bytes: &[u8]) {
     operations_with(bytes, |_| ());
 }
 
-/// The same of a core whose policy was changed and the oracle's was not.
+/// Like `operations`, with a changed policy of the core.
 pub fn operations_with(bytes: &[u8], change: impl Fn(&mut Policy)) {
     let mut bytes = Bytes(bytes);
     let (preset, fields, keeps_timestamp) = POLICIES[usize::from(bytes.next()) % POLICIES.len()];
@@ -62,7 +62,7 @@ pub fn operations_with(bytes: &[u8], change: impl Fn(&mut Policy)) {
     sides.iter_mut().for_each(Side::end);
 }
 
-/// One operation: mostly rows for the first table, which changes places with the second at times.
+/// One operation: mostly rows for the first table, which is sometimes swapped with the second.
 fn step(bytes: &mut Bytes<'_>, now: &mut i64, rules: &Rules, sides: &mut [Side; 2]) -> Result<(), String> {
     let operation = bytes.next();
     let [one, other] = sides;
@@ -82,14 +82,14 @@ fn step(bytes: &mut Bytes<'_>, now: &mut i64, rules: &Rules, sides: &mut [Side; 
     sides[0].pair.compare()
 }
 
-/// A table beside the oracle, one that takes its deltas, and one that gets all rows between two other
+/// A table with its oracle, a table that applies its deltas, and a table that gets all rows between two other
 /// operations in a single batch.
 struct Side {
     rules: Rules,
     pair: Pair,
     follower: Follower,
     whole: StateTable,
-    /// What `whole` has not had yet, and the verdicts that it must come to.
+    /// Rows that `whole` has not judged yet, and their expected verdicts.
     pending: Columns,
     verdicts: Vec<u8>,
 }
@@ -108,7 +108,7 @@ impl Side {
 
     fn apply(&mut self, batches: Vec<Columns>) -> Result<(), String> {
         let verdicts = self.pair.apply(&batches)?;
-        // A call that is refused as a whole depends on where calls end.
+        // Whether a whole call is refused depends on the boundaries of calls.
         if self.rules.core.intervals_max.is_none() {
             self.verdicts.extend(verdicts);
             batches.iter().for_each(|rows| self.pending.extend(rows));
@@ -138,7 +138,7 @@ impl Side {
         self.pair.restore()
     }
 
-    /// Goes on with the table that base and deltas come to: it must be the same.
+    /// Continues with the table read from base and deltas, which must be the same.
     fn follow(&mut self) -> Result<(), String> {
         self.follower.take_over(&mut self.pair.table)
     }
@@ -156,7 +156,7 @@ impl Side {
     }
 }
 
-/// Up to 31 rows of two bytes each, some longer: one a millisecond, and late where a byte says so.
+/// Up to 31 rows of two bytes each, some longer: one per millisecond, and late if a byte says so.
 fn rows(bytes: &mut Bytes<'_>, now: &mut i64, rules: &Rules) -> Columns {
     let mut rows = Columns::default();
     for _ in 0..bytes.next() % 32 {

@@ -1,7 +1,7 @@
 use crate::memory::peak_of;
 use fencepost_core::{Entry, KeyKind, KeySpace, StateTable};
 
-/// What decoding may hold beside what the bytes justify: an empty table and buffers of one frame.
+/// Bytes that decoding may allocate in addition to those per input byte: an empty table and buffers of one frame.
 const BYTES_FREE: usize = 1 << 18;
 /// A table of lines that hold one entry each, while it grows, for each byte of such an entry.
 const BYTES_PER_BYTE: usize = 256;
@@ -9,13 +9,12 @@ const BYTES_PER_BYTE: usize = 256;
 const HEAD_BYTES: usize = 12;
 const MAGIC: &[u8] = b"FPSTATE\0";
 
-/// What deltas of the corpus follow. The checksum of a base changes with each of its bytes, and a delta would
-/// be refused for that alone.
+/// The checksum that deltas of the corpus follow. That of a base changes with each of its bytes, and a delta would be
+/// refused for that alone.
 pub const FOLLOWED: u32 = 7;
 
-/// Any bytes, a snapshot and perhaps a delta behind it: refused or decoded, without a panic and without much
-/// memory. What was decoded is encoded to bytes that are stable. The same bytes with checksums that are right
-/// come behind the checksum.
+/// Any bytes as a snapshot, possibly with a delta after it: refused or decoded, without a panic and with little memory.
+/// A decoded table is encoded to stable bytes. The same bytes with valid checksums pass the checksum test.
 pub fn snapshot(bytes: &[u8]) {
     decode(bytes);
     decode(&seal(bytes));
@@ -32,7 +31,7 @@ fn decode(bytes: &[u8]) {
     }
 }
 
-/// A delta changes all or nothing.
+/// A delta changes everything or nothing.
 fn follow(table: &mut StateTable, delta: &[u8], bytes: usize) {
     table.begin_changes(FOLLOWED);
     let before = table.snapshot();
@@ -42,7 +41,7 @@ fn follow(table: &mut StateTable, delta: &[u8], bytes: usize) {
     }
 }
 
-/// Decodes so many bytes; they justify so much memory.
+/// Decodes this many bytes. They justify a proportional amount of memory.
 fn bounded<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
     let (result, peak) = peak_of(decode);
     let allowed = BYTES_FREE + BYTES_PER_BYTE * bytes;
@@ -57,7 +56,7 @@ fn check_stable(table: &StateTable) {
     assert!(again.snapshot() == encoded, "equal tables, other bytes");
 }
 
-/// Every entry, and its keys by value: a delta may number them otherwise.
+/// Every entry with its keys by value, because a delta can number them differently.
 fn content(table: &StateTable) -> Vec<(Vec<u8>, Vec<u8>, Entry)> {
     let value = |space: &KeySpace, number: i64| match space.kind() {
         KeyKind::Plain => number.to_le_bytes().to_vec(),
@@ -71,8 +70,8 @@ fn content(table: &StateTable) -> Vec<(Vec<u8>, Vec<u8>, Entry)> {
     table.entries().map(of).collect()
 }
 
-/// The bytes with right checksums. After a head of twelve bytes come frames: a length in eight, as much
-/// payload, and a CRC-32 of everything so far but the checksums themselves. A delta begins with a head again.
+/// Corrects all checksums. After a head of twelve bytes come frames: a length of eight bytes, the payload, and a CRC-32
+/// of everything so far except checksums. A delta begins with a head again.
 pub fn seal(bytes: &[u8]) -> Vec<u8> {
     let mut sealed = bytes.to_vec();
     let mut checksum = crc32fast::Hasher::new();

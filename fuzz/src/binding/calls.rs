@@ -1,4 +1,4 @@
-//! Calls of what is between Arrow and the core, as the binding makes them.
+//! Calls of the crate between Arrow and the core, as the binding makes them.
 
 use arrow_array::RecordBatch;
 use fencepost_columns::{Call, ColumnNames, Failure, Identity, Rows, Scan, ScanOptions, judge_and_keep};
@@ -6,7 +6,7 @@ use fencepost_core::StateTable;
 use fencepost_lake::ParquetFile;
 use std::collections::HashMap;
 
-/// As `StateTable.apply`: a verdict a row.
+/// Like `StateTable.apply`: one verdict per row.
 pub fn apply(table: &mut StateTable, rows: Vec<RecordBatch>, names: &ColumnNames) -> Result<Vec<u8>, Failure> {
     judge(table, rows, names, true, |table, batches, _| table.apply(batches))
 }
@@ -39,13 +39,13 @@ fn judge(
     Ok(verdicts.codes().to_vec())
 }
 
-/// What a scan of a file gives: its spans, those of the first `batches_max` batches that are decoded.
+/// The result of a scan of a file: the spans of the first `batches_max` decoded batches.
 pub struct Scanned {
     /// By shard.
     pub spans: Vec<(u32, RecordBatch)>,
     /// Rows without a producer.
     pub untracked: u64,
-    /// Whether that was all.
+    /// Whether the file has ended.
     pub is_end: bool,
 }
 
