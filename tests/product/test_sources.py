@@ -132,6 +132,14 @@ def test_texts_that_look_like_numbers_in_the_next_file(device: str, tmp_path: Pa
         assert report.counts == {"ACCEPTED": 2, "DUPLICATE": 1}
 
 
+def test_other_columns_may_differ_between_text_files(tmp_path: Path) -> None:
+    for name, value in (("a", "1"), ("b", "1.5"), ("c", "warm"), ("d", "")):
+        (tmp_path / f"{name}.csv").write_text(f"pid,epoch,partition,seq,value\n7,0,0,0,{value}\n")
+    assert lake.audit(f"{tmp_path}/*.csv").counts == {"ACCEPTED": 1, "DUPLICATE": 3}
+    with pytest.raises(SourceError, match=r"b\.csv: column 'value': not convertible to int64"):
+        lake.audit(f"{tmp_path}/*.csv", compare_content=True)
+
+
 # Times as texts
 
 TIMES = {

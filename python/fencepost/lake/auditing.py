@@ -95,8 +95,10 @@ def audit(
     """
     streams = streamed(source)
     if streams:
+        found = resolve_columns(resolve(policy), columns)
+        names = () if columns_to_compare(compare_content) is not None else found.read(_keep(found))
         report = fencepost.audit(
-            open_rows(streams, resolve_columns(resolve(policy), columns).timestamp),
+            open_rows(streams, found.timestamp, names),
             policy,
             columns,
             producers_max=producers_max,
@@ -112,8 +114,7 @@ def audit(
     engine = LocalEngine(threads)
     show = progress or (lambda step, done, total: None)
     opened, files, place = list_source(source, source_options)
-    keep = ("timestamp",) if columns.timestamp is not None else ()
-    read = columns.read(keep) if opened.has_folder_columns else ()
+    read = columns.read(_keep(columns)) if opened.has_folder_columns else ()
     constants = constants_of(files, read, files.types)
     reading = _Reading(opened.storage, files, constants, policy, columns, engine.slots)
     waiting = [_FileReader(place, reading) for place in range(len(files))]
@@ -211,6 +212,11 @@ def _compared(
         shard.auditor.count_conflicts(len(some))
     shown = pa.concat_tables(conflicts).sort_by([("file", "ascending"), ("row", "ascending")])
     return {"content_compared": sum(map(len, pairs)), "conflicts": content.samples(shown)}
+
+
+def _keep(columns: Columns) -> tuple[str, ...]:
+    """Return what tables keep in an audit of these columns."""
+    return ("timestamp",) if columns.timestamp is not None else ()
 
 
 def streamed(source: Sources) -> list[str]:

@@ -16,6 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from fencepost.errors import SourceError
+from fencepost.inputs import heads_of
 from fencepost.lake.slices import is_glob
 from fencepost.lake.times import is_time, with_times
 from fencepost.state.stores import is_local
@@ -50,17 +51,23 @@ def _expanded(place: str) -> list[str]:
     return found
 
 
-def open_rows(paths: Sequence[str], timestamp: str | None = None) -> pa.RecordBatchReader:
+def open_rows(paths: Sequence[str], timestamp: str | None = None, names: Sequence[str] = ()) -> pa.RecordBatchReader:
     """Open the rows of these files, one file after the other, as a stream.
 
     The types of CSV and JSON are inferred from the first block. Other files are read with the columns and types of the
-    first one. `timestamp`: a column, or a field of one, whose texts are times (`times.with_times`).
+    first one. `timestamp`: a column, or a field of one, whose texts are times (`times.with_times`). `names`: the only
+    columns to read, if the first file has all of them, so that others may have different types in each file.
 
     Raises SourceError (path) for a file that is unreadable or has other columns or types, or texts that are not times.
     """
-    first = _opened(paths[0], timestamp)
-    others = (batch for path in paths[1:] for batch in _converted(path, paths[0], first.schema, timestamp))
-    return pa.RecordBatchReader.from_batches(first.schema, chain(first, others))
+    opened = _opened(paths[0], timestamp)
+    known = opened.schema.names
+    wanted = heads_of(names, known) or known
+    places = [place for place, name in enumerate(known) if name in wanted]
+    schema = pa.schema([opened.schema.field(place) for place in places])
+    first = (batch.select(places) for batch in opened)
+    others = (batch for path in paths[1:] for batch in _converted(path, paths[0], schema, timestamp))
+    return pa.RecordBatchReader.from_batches(schema, chain(first, others))
 
 
 def _opened(
