@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from fencepost import Columns, SourceError, cli, lake, state
 from fencepost.generate import LandingZone, generate
-from fencepost.lake.tabular import open_rows
+from fencepost.lake.tabular import open_rows, write_as_parquet
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +239,19 @@ def test_inferred_times_in_structs_and_on_standard_input(tmp_path: Path, monkeyp
     path = tmp_path / "events.jsonl"
     path.write_text('{"payload": {"at": "2026-11-20 10:00:00"}}\n')
     assert open_rows([str(path)], "payload.at").schema.field("payload.at").type == pa.timestamp("us", "UTC")
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "events.csv"])
+@pytest.mark.parametrize("times", [["2026-11-20 10:00:00", "2026-11-20 10:00:01"], ["2026-11-20 10:00:00", ""]])
+def test_the_same_rows_from_standard_input(
+    name: str, times: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job recognizes them by the checksum in the name, whether times were inferred or read as text."""
+    path = write_events(tmp_path / name, times)
+    path.write_text(path.read_text().replace('"at": ""', '"at": null'))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    written = [Path(write_as_parquet(it, str(tmp_path), "at")).name for it in (str(path), "-")]
+    assert written[0] == written[1]
 
 
 def test_a_job_whose_files_suggest_different_types_of_times(tmp_path: Path) -> None:

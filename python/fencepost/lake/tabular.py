@@ -90,11 +90,19 @@ def _opened(
             if timestamp is not None and ending in _INFERRING_READERS and is_time(reader.schema, timestamp):
                 # the type that the first block suggests may be too narrow for the next ones
                 file = pa.input_stream(place, compression="detect")
+                known = reader.schema.names
                 reader = _INFERRING_READERS[ending](file, [*(texts if ending in CSV else ()), timestamp])
+                if reader.schema.names != known:  # the reader of JSON puts the named columns first
+                    reader = _in_order(reader, known)
     rows = pa.RecordBatchReader.from_batches(reader.schema, _checked(reader, name))
     if timestamp is None or not (adds_field or timestamp in reader.schema.names):
         return rows
     return with_times(rows, timestamp, name, is_inferred=ending in _INFERRING_READERS)
+
+
+def _in_order(reader: Any, names: Sequence[str]) -> pa.RecordBatchReader:
+    schema = pa.schema([reader.schema.field(name) for name in names])
+    return pa.RecordBatchReader.from_batches(schema, (batch.select(names) for batch in reader))
 
 
 def _read(ending: str, file: Any, texts: Sequence[str]) -> Any:

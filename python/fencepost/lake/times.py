@@ -42,12 +42,19 @@ def with_times(
         batch: pa.RecordBatch | None = first if first is not empty else None
         while batch is not None:
             columns = with_fields(batch, [column]).columns
-            columns[at] = _times(columns[at], kind, f"{source}: column '{column}'", rows, source)
+            columns[at] = _rebuilt(_times(columns[at], kind, f"{source}: column '{column}'", rows, source))
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
             rows += len(batch)
             batch = next(iter(reader), None)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _rebuilt(times: pa.Array) -> pa.Array:
+    """Return the times with the same bytes in memory however they were computed: jobs recognize rows by a checksum."""
+    numbers = times.cast(pa.int64())
+    is_null = numbers.is_null().to_numpy(zero_copy_only=False) if numbers.null_count else None
+    return pa.array(pc.fill_null(numbers, 0).to_numpy(), mask=is_null).cast(times.type)
 
 
 def is_time(schema: pa.Schema, column: str | None) -> bool:
