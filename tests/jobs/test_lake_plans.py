@@ -374,7 +374,7 @@ def test_without_timestamps_the_report_says_that_resets_were_not_searched(tmp_pa
     report = make_job(tmp_path).run()
     assert not report.resets_looked_for
     assert "not looked for: only timestamps tell a restarted counter from repeats" in str(report)
-    with pytest.raises(fp.SnapshotError, match="created without max_idle, so that it keeps no timestamps"):
+    with pytest.raises(fp.SnapshotError, match="created without max_idle, so it keeps no timestamps"):
         make_job(tmp_path, max_idle_ms=1).run()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import fencepost as fp
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq
 import pytest
 from fencepost.lake import DedupJob, audit
 from fencepost.lake.files import Facts
@@ -168,11 +169,14 @@ def _failing(self: LocalStorage, path: str) -> Facts:
         raise OSError(errno.ESTALE, "Stale file handle")
 
 
-def test_a_single_file_is_not_a_source(tmp_path: Path) -> None:
+def test_a_single_file_is_a_source(tmp_path: Path) -> None:
+    """Files beside it are not read, and a second run finds nothing new."""
     land_some(tmp_path)
     path = tmp_path / "source" / "0.parquet"
-    with pytest.raises(fp.SourceError, match="no such folder"):
-        DedupJob(path, tmp_path / "state", tmp_path / "sink").run()
+    job = DedupJob(path, tmp_path / "state", tmp_path / "sink")
+    report = job.run()
+    assert (report.files, report.rows) == (1, pq.read_metadata(path).num_rows)
+    assert job.run().files == 0
 
 
 def test_a_log_that_cannot_be_listed_does_not_count_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
