@@ -115,8 +115,8 @@ SUITES := java postgresql mariadb $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN
 	test-spark-connect-part test-docs test-bench
 MATRIX := java postgresql mariadb $(S3_SERVER) test-fuzz test-spark43 test-spark41 test-minimum asan test-spark-connect test-portable test-aarch64 test-marked test-airflow test-stores
 
-# Suites at a time. Each waits for servers, JVMs and other processes: eight leave a tenth of two cores idle.
-JOBS ?= 10
+# Suites at a time. Each waits for servers, JVMs and other processes: six leave a seventh of two cores idle.
+JOBS ?= 8
 # Rust's test runner prints times only where unstable options are welcome.
 together = @$(PYTHON) .ci/suite.py --clear || exit 1; \
 	PYTEST_ADDOPTS="--durations=20 --durations-min=0.05 $(2) $$PYTEST_ADDOPTS" \

@@ -851,6 +851,18 @@ def test_slices_with_structs_in_structs(kind: Constructor) -> None:
     for start in (1, 3):
         found = pa.table(fp.deduplicate(kind(rows.slice(start))))["payload"].to_pylist()
         assert [it["a"]["b"] for it in found] == fp.deduplicate(numbered.slice(start))["row"].to_pylist()
+        verdicts = [fp.StateTable("any_order").apply(kind(it.slice(start))).verdict for it in (rows, ROWS)]
+        assert pa.array(verdicts[0]).equals(pa.array(verdicts[1]))
+
+
+def test_a_stream_that_cannot_be_imported_is_an_error() -> None:
+    """A panic of Arrow's Rust library would be an exception that `except Exception` does not catch."""
+    rows = ROWS.append_column("payload", pa.array([{"a": {"b": row}} for row in range(len(ROWS))])).slice(1)
+    table = fp.StateTable("any_order")
+    with pytest.raises(Exception, match="the stream failed"):
+        table.apply(pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches()))
+    assert len(table) == 0
+    table.apply(ROWS)
 
 
 @pytest.mark.parametrize("function", [fp.deduplicate, fp.audit, fp.explain, fp.advise])

@@ -1,8 +1,9 @@
 //! Tabular data: a stream or a batch by the PyCapsule protocol, or a mapping of names to arrays.
 
 use crate::failure::Failure;
+use crate::panics::without_panic;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchIterator, RecordBatchReader, make_array, new_empty_array};
-use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use std::sync::Arc;
 
 /// Rows from Python. They can be read without the interpreter.
@@ -57,7 +58,7 @@ impl Rows {
                 let found: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
                 let positions = positions(&found, names)?;
                 let project = |batch: RecordBatch| positions.iter().map(|&at| batch.column(at).clone()).collect();
-                reader.map(|batch| Ok(project(batch?))).collect()
+                guarded(reader).map(|batch| Ok(project(batch?))).collect()
             }
             Rows::Mapping(columns) => {
                 let found: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
@@ -81,7 +82,7 @@ impl Rows {
     /// Reads all rows, one batch after the other. It holds no more batches than the source does.
     pub fn batches(self) -> Result<(SchemaRef, Batches), Failure> {
         match self {
-            Rows::Stream(reader) => Ok((reader.schema(), Box::new(reader.map(|batch| Ok(batch?))))),
+            Rows::Stream(reader) => Ok((reader.schema(), Box::new(guarded(reader).map(|batch| Ok(batch?))))),
             Rows::Mapping(columns) => {
                 let taken = || columns.iter().filter_map(|(name, column)| Some((name.as_str(), column.as_ref()?)));
                 let names: Vec<&str> = taken().map(|(name, _)| name).collect();
@@ -94,6 +95,13 @@ impl Rows {
             }
         }
     }
+}
+
+/// The batches of a stream. Arrow's import panics on some valid data, such as slices of structs in structs.
+fn guarded(
+    mut reader: Box<dyn RecordBatchReader + Send>,
+) -> impl Iterator<Item = Result<RecordBatch, ArrowError>> + Send {
+    std::iter::from_fn(move || without_panic(|| reader.next()))
 }
 
 impl Column {
