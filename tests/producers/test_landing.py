@@ -207,8 +207,8 @@ def test_a_listed_file_that_is_not_what_was_listed_is_an_error(tmp_path: Path, d
     with pytest.raises(fp.SourceError) as caught:
         values(landing)
     assert caught.value.path == str(path)
-    what = {"missing": "listed in the log", "torn": "", "other": "2 rows, and 1 are listed"}
-    assert what.get(damage, f"and {len(data)} are listed") in str(caught.value)
+    what = {"missing": "listed in the log", "torn": "", "other": "2 rows, but the log lists 1"}
+    assert what.get(damage, f"the log lists {len(data)}") in str(caught.value)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"version":2}', '{"version":1,"kind":"x"}', '{"version":1}'])

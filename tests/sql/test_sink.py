@@ -269,7 +269,7 @@ def test_positions_commit_with_the_rows(events: Engine) -> None:
     assert sink.positions()["orders-0"] == 5
     sink.forget_positions("orders-0")
     assert sink.positions() == {"orders-1": 7}
-    with pytest.raises(fp.BatchError, match="positions: 'orders-0': '9': a source's name"):
+    with pytest.raises(fp.BatchError, match="positions: 'orders-0': '9': expected a source's name"):
         sink.apply(run(5, 5), positions={"orders-0": "9"})  # type: ignore[dict-item]
     assert len(stored(events)) == 5
 
@@ -970,7 +970,7 @@ def test_texts_that_utf_8_does_not_have(events: Engine, claim: Any, is_mapping: 
         with pytest.raises(fp.BatchError, match=r"column 'note', row 1: .*: a text with a lone surrogate") as caught:
             call(rows)
         assert (caught.value.column, caught.value.row) == ("note", 1)
-    with pytest.raises(fp.BatchError, match=r"positions: .*: a source's name"):
+    with pytest.raises(fp.BatchError, match=r"positions: .*: expected a source's name"):
         sink.apply([], positions={"\udc80": 1})
     with pytest.raises(fp.PolicyError, match=r"consumer_id=.*: expected 1 to 255 characters of UTF-8"):
         SqlSink(events, "events", "\udc80")
