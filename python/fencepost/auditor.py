@@ -26,7 +26,7 @@ from fencepost.content import checksums, content_columns, mixed
 from fencepost.errors import BatchError
 from fencepost.examples import Examples
 from fencepost.findings import RESET_ROWS_MIN, AuditReport
-from fencepost.inputs import heads_of, narrowed, opened, with_fields
+from fencepost.inputs import heads_of, opened, with_fields
 from fencepost.policy import Columns, Policy
 from fencepost.resets import UNKNOWN, newest_before
 from fencepost.timeline import Timeline
@@ -64,7 +64,7 @@ def audit_rows(
     names = columns.read(table.keep)
     for piece in pieces(rows, names, call_rows, is_whole=compared is not None):
         with whole_input_rows(first):
-            verdicts = table.apply(narrowed(piece, names, piece.column_names), columns)
+            verdicts = table.apply(piece, columns)
         auditor.add(identity(piece, columns, table.keep), verdicts, first)
         first += len(piece)
         if compared is not None:

@@ -9,7 +9,7 @@ from fencepost import _native
 from fencepost._native import StateTable
 from fencepost.errors import DependencyError, PolicyError
 from fencepost.findings import ADVICE_ROWS, RESET_ROWS_MIN, AuditReport, check_reset_rows_min
-from fencepost.inputs import fields_read, has_fields, is_a, narrowed, opened
+from fencepost.inputs import fields_read, has_fields, is_a, opened
 from fencepost.policy import Columns, Policy, difference, resolve, resolve_columns
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def deduplicate(
     if is_a(rows, "pyarrow", "Table") or is_a(rows, "pyarrow", "RecordBatch"):
         import pyarrow as pa
 
-        kept = table._keep(narrowed(rows, names, rows.schema.names), columns, is_last)
+        kept = table._keep(fields_read(rows, names, rows.schema.names), columns, is_last)
         try:
             return rows.filter(pa.array(kept))
         except pa.ArrowNotImplementedError:
@@ -70,7 +70,7 @@ def deduplicate(
     if is_a(rows, "polars", "DataFrame"):
         import polars as pl
 
-        return rows.filter(pl.Series(table._keep(narrowed(rows, names, rows.columns), columns, is_last)))
+        return rows.filter(pl.Series(table._keep(fields_read(rows, names, rows.columns), columns, is_last)))
     if is_a(rows, "pandas", "DataFrame"):
         import numpy as np
 

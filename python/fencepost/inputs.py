@@ -79,17 +79,6 @@ def with_fields(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
     return batch
 
 
-def narrowed(rows: Any, names: Sequence[str], known: Sequence[str]) -> Any:
-    """Return the identity columns of a DataFrame or table, or rows in which the native code finds an error.
-
-    The native code cannot import slices of other columns if these are structs with structs in them.
-    """
-    wanted = list(dict.fromkeys(names))
-    if all(known.count(name) == 1 for name in wanted):
-        return rows.select(wanted)
-    return fields_read(rows, names, known)
-
-
 def fields_read(rows: Any, names: Sequence[str], known: Sequence[str]) -> Any:
     """Return the identity columns if some are fields of struct columns, otherwise the rows unchanged."""
     if not has_fields(names, known):

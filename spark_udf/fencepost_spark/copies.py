@@ -294,7 +294,7 @@ def _read(scan: PlainScan, rows: Rows, name: str) -> pa.ChunkedArray:
         with unchanged(LocalStorage(), scan.files, place):
             file = pq.ParquetFile(scan.files.full_path(place))
             if pa.types.is_string(kind) and _has_only_codes(file.metadata, name):
-                file = pq.ParquetFile(scan.files.full_path(place), read_dictionary=[name])
+                file = pq.ParquetFile(scan.files.full_path(place), metadata=file.metadata, read_dictionary=[name])
             column = file.read([name])[name]
         chunks += column.take(pa.array(of_file)).cast(kind).chunks
     return pa.chunked_array(chunks, kind)

@@ -211,8 +211,8 @@ def judge(call: Call, verify: bool, verdict: str) -> DataFrame:
     if arrival:
         laid_out = laid_out.sortWithinPartitions(*arrival, *_tie_breakers(df))
     kind: Literal["arrow", "pandas"] = "arrow" if has_arrow_udf() else "pandas"
-    judge = verdict_udf(call.rules, co_located=True, columns=call.columns, kind=kind, untracked=call.untracked)
-    return laid_out.select("*", judge(*(identity[name] for name in call.columns.names)).alias(verdict))
+    verdict_of = verdict_udf(call.rules, co_located=True, columns=call.columns, kind=kind, untracked=call.untracked)
+    return laid_out.select("*", verdict_of(*(identity[name] for name in call.columns.names)).alias(verdict))
 
 
 def check_frame(df: object, what: str) -> None:
