@@ -74,9 +74,8 @@ def test_conflicts_are_those_that_plain_dicts_find(
 def test_a_conflict_stops_the_run_and_shows_the_difference(tmp_path: Path) -> None:
     land(tmp_path / "source", "a.parquet", amounts([0, 1, 2], [1, 2, 3]))
     land(tmp_path / "source", "b.parquet", amounts([2, 1], [3, 5]))
-    with pytest.raises(fp.PolicyError) as info:
+    with pytest.raises(fp.PolicyError, match=r"1 row .*other content") as info:
         make_job(tmp_path, **CONTENT).run()
-    assert "1 row with the identity of another row but other content" in str(info.value)
     assert "b.parquet, row 1: column 'amount' has 5, where a.parquet, row 1, has 2" in str(info.value)
     assert not list((tmp_path / "sink").glob("run=*"))
 
@@ -134,8 +133,8 @@ def test_columns_that_do_not_exist_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"compare_content": []}, "compare_content=[]: expected True, or the names of columns"),
-        ({"compare_content": [1]}, "compare_content=[1]: expected True, or the names"),
+        ({"compare_content": []}, "compare_content=[]: expected True, or"),
+        ({"compare_content": [1]}, "compare_content=[1]: expected True, or"),
         ({"compare_content": True, "on_conflict": "quarantine", "rejects": "none"}, "one of them"),
         ({"on_conflict": "keep"}, "on_conflict='keep': expected one of 'stop', 'quarantine', 'drop'"),
     ],

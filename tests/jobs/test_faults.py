@@ -60,7 +60,7 @@ def test_a_fault_with_state_and_sink_in_an_object_store(tmp_path: Path, endpoint
 
 
 def test_a_broken_sink_in_an_object_store_is_detected(tmp_path: Path, endpoint: str) -> None:
-    with pytest.raises(Broken, match="what others see has changed before"):
+    with pytest.raises(Broken, match="before anything was decided"):
         stored(tmp_path, endpoint, killed_at_a_step, "collect", "after", mutant="shows_undecided")
 
 
@@ -118,15 +118,15 @@ def test_a_name_is_durable_once_its_folder_is_synced_and_not_by_its_content() ->
     disk = Disk()
     for event in (("folder", "/a/b", ""), ("make", "/a/b/c", ""), ("write", "/a/b/c", ""), ("sync", "/a/b/c", "")):
         disk.happen(*event)
-    with pytest.raises(Broken, match="the name /a/b/c is not durable before X"):
+    with pytest.raises(Broken, match=r"name /a/b/c .*durable before X"):
         disk.demand_durable("/a/b/c", "/a", "X")
     disk.happen("sync", "/a/b", "")
-    with pytest.raises(Broken, match="the name /a/b is not durable before X"):
+    with pytest.raises(Broken, match=r"name /a/b .*durable before X"):
         disk.demand_durable("/a/b/c", "/a", "X")
     disk.happen("sync", "/a", "")
     disk.demand_durable("/a/b/c", "/a", "X")
     disk.happen("write", "/a/b/c", "")
-    with pytest.raises(Broken, match="/a/b/c is not synced before X"):
+    with pytest.raises(Broken, match=r"/a/b/c .*synced before X"):
         disk.demand_durable("/a/b/c", "/a", "X")
 
 
@@ -138,5 +138,5 @@ def test_the_order_of_syncs_where_no_call_is_traced(tmp_path: Path, sync: bool) 
     if sync:
         check_order(world, 1, events)
     else:
-        with pytest.raises(Broken, match="is not synced before Decide"):
+        with pytest.raises(Broken, match="not synced before Decide"):
             check_order(world, 1, events)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -127,7 +128,7 @@ def policies() -> dict[str, fp.Policy]:
         "in_order": fp.Policy.in_order(),
         "kafka": fp.Policy.kafka(),
         "watermark": fp.Policy.watermark(),
-        "forward with a short wrap": fp.Policy.watermark().replace(wrap=16),
+        "forward, short wrap": fp.Policy.watermark().replace(wrap=16),
         "composite": any_order.replace(columns=COMPOSITE),
     }
 
@@ -159,17 +160,16 @@ def test_conflicts_over_several_runs_are_those_that_plain_dicts_find(
         conflicts += len(found)
         compared_before += sum(it["kept_file"] is None for it in report.conflicts.to_pylist())
         check_pieces(state.open(tmp_path / "state"))
-    assert conflicts > 0 or name in ("kafka", "in_order", "forward with a short wrap")
+    assert conflicts > 0 or name in ("kafka", "in_order", "forward, short wrap")
     if name != "kafka":
-        assert (compared_before > 0) == (name != "forward with a short wrap")
+        assert (compared_before > 0) == (name != "forward, short wrap")
 
 
 def test_a_conflict_with_an_earlier_run_stops_the_run(tmp_path: Path) -> None:
     run(tmp_path, "a", [0, 1], [1, 2])
-    with pytest.raises(fp.PolicyError) as info:
+    with pytest.raises(fp.PolicyError, match=r"1 row .*other content") as info:
         run(tmp_path, "b", [1, 2], [9, 3], on_conflict="stop")
-    assert "1 row with the identity of another row but other content" in str(info.value)
-    assert "b.parquet, row 0: its checksum differs from that of the row that an earlier run has kept" in str(info.value)
+    assert re.search(r"b\.parquet, row 0: its checksum differs .*earlier run", str(info.value))
     assert newest(tmp_path).version == 1
     assert [name for name in state.open(tmp_path / "state").store.list("segments") if "/2/" in name] == []
     report = make_job(tmp_path, **DROP).run()
@@ -192,7 +192,7 @@ def test_conflicts_over_three_runs_are_shown_and_quarantined(tmp_path: Path) -> 
     )
     assert (samples["4"]["kept_row"], samples["4"]["found"], samples["4"]["kept"]) == (4, "2", "1")
     assert "of 5 repeats compared; 0 were not at hand" in str(report)
-    assert "5  kept rows that later runs can compare with" in str(report)
+    assert re.search(r"\n  checksums +5  kept rows ", str(report))
     assert json.loads(report.to_json())["checksums_kept"] == 5
 
 
@@ -251,9 +251,9 @@ def test_a_file_whose_content_cannot_be_read_is_left_out(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"keep_checksums": "all"}, "checksums cover the compared columns"),
+        ({"keep_checksums": "all"}, "cover the compared columns"),
         ({"keep_checksums": 5}, "pass compare_content"),
-        (KEEP | {"keep_checksums": True}, "keep_checksums=True: expected 'all' or a number of rows from 0 on"),
+        (KEEP | {"keep_checksums": True}, "keep_checksums=True: expected 'all' or"),
         (KEEP | {"keep_checksums": -1}, "keep_checksums=-1: expected 'all'"),
         (KEEP | {"keep_checksums": "some"}, "keep_checksums='some': expected 'all'"),
     ],
@@ -270,17 +270,16 @@ def test_the_columns_cannot_change_silently(tmp_path: Path) -> None:
     for options, error in (
         (
             {"compare_content": True},
-            "keeps checksums of column 'amount', column 'seq', but this job compares all columns",
+            "keeps checksums of column 'amount', column 'seq', .* compares all columns",
         ),
         (
             {"compare_content": "amount"},
-            "column 'seq', but this job compares column 'amount'. Compare the same columns",
+            "column 'seq', .* compares column 'amount'",
         ),
-        ({"keep_checksums": None}, "but this job has no keep_checksums. Rows of a run without them would be compared"),
+        ({"keep_checksums": None}, "has no keep_checksums"),
     ):
-        with pytest.raises(fp.SnapshotError) as info:
+        with pytest.raises(fp.SnapshotError, match=error) as info:
             run(tmp_path, "b", [0], [2], **options)
-        assert error in str(info.value)
         assert "keep_checksums=0" in str(info.value)
     assert newest(tmp_path).version == 1
     assert run(tmp_path, "b", [0], [2], compare_content=["seq", "amount", "seq"]).counts == {"CONFLICT": 1}

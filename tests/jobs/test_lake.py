@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -230,7 +231,7 @@ def test_integers_of_different_widths_are_one_key(tmp_path: Path) -> None:
 
 def test_policies_that_need_an_order_ask_for_it(tmp_path: Path) -> None:
     for policy in ("in_order", "kafka", "strict", "watermark"):
-        with pytest.raises(fp.PolicyError, match=f"policy {policy} depends on the order of rows.*order_by"):
+        with pytest.raises(fp.PolicyError, match=f"policy {policy} depends on the order .*order_by"):
             make_job(tmp_path, policy=policy)
 
 
@@ -355,12 +356,10 @@ def test_report_for_people_and_programs(tmp_path: Path) -> None:
     text = str(report)
     assert text.splitlines()[0] == f"version 1 of {tmp_path / 'sink'}, policy any_order"
     assert f"  read            2,400  rows in 4 new files, 0.0 MB, {report.spans:,} spans\n" in text
-    assert (
-        "  plan                   interval, judged in the driver: files may share keys, as their statistics say\n"
-        in text
-    )
+    assert report.plan_reason.startswith("files may share keys")
+    assert re.search(rf"\n  plan {{19}}interval, .*driver: {report.plan_reason}\n", text)
     assert f"  kept            {report.kept:>5,}  {report.kept / 2400:.2%}\n" in text
-    assert f"    UNTRACKED     {report.counts['UNTRACKED']:>5,}  no producer: kept, not deduplicated\n" in text
+    assert f"    UNTRACKED     {report.counts['UNTRACKED']:>5,}  no producer: " in text
     assert f"  identity        {'':>5}  pid, epoch, partition, seq\n" in text
     moved = "0.0 MB read, 0.0 MB written"
     assert f"  state           {report.entries:>5,}  entries; {report.shards} of 16 shards judged, {moved}\n" in text
@@ -379,8 +378,8 @@ def test_a_report_counts_one_of_each_in_the_singular(tmp_path: Path) -> None:
     (tmp_path / "source" / "c.parquet").write_bytes(b"PAR1")
     text = str(make_job(tmp_path).run())
     assert "1  row in 1 new file, 0.0 MB, 1 span\n" in text
-    assert "1  file that cannot be read yet\n" in text
-    assert "1  row jumped over in this run, in 1 range\n" in text
+    assert re.search(r"\n  deferred +1  file ", text)
+    assert re.search(r"  1  row jumped over .*, in 1 range\n", text)
     assert "1  entry; 1 of 1 shard judged, " in text
 
 
@@ -436,14 +435,14 @@ def assert_missing_is(truth: Path, root: Path) -> None:
 
 def test_invalid_arguments(tmp_path: Path) -> None:
     for arguments, message in (
-        ({"rejected_max": 1.5}, "rejected_max=1.5: expected a share from 0 to 1"),
+        ({"rejected_max": 1.5}, "rejected_max=1.5: expected .* 0 to 1"),
         ({"shards": 0}, "shards=0: expected 1 to 262144"),
         ({"rejects": "some"}, "rejects='some': expected one of 'copy', 'all', 'none'"),
         ({"on_reset": "go"}, "on_reset='go': expected one of 'stop', 'report'"),
         ({"on_bad_file": "go"}, "on_bad_file='go': expected one of None, 'quarantine', 'stop'"),
         ({"plan": "best"}, "plan='best': expected one of None, 'interval', 'row', 'aligned'"),
-        ({"settle_ms": -1}, "settle_ms=-1: expected milliseconds from 0 on"),
-        ({"clock_gap_max_ms": 5}, "clock_gap_max_ms=5: it needs max_idle_ms, without which there is no clock"),
+        ({"settle_ms": -1}, "settle_ms=-1: expected milliseconds from 0"),
+        ({"clock_gap_max_ms": 5}, "clock_gap_max_ms=5: it needs max_idle_ms"),
     ):
         with pytest.raises(ValueError, match=message):
             make_job(tmp_path, **arguments)

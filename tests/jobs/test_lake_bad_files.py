@@ -317,7 +317,7 @@ def test_a_bad_file_of_a_table_is_quarantined_or_stops_the_run(tmp_path: Path, c
     cut(bad)
     delta_job(tmp_path).run()
     clock.ms += MINUTE_MS
-    with pytest.raises(fp.SourceError, match=f"{bad.name}: .* bytes, but the table declares") as caught:
+    with pytest.raises(fp.SourceError, match=f"{bad.name}: .* bytes, but the table") as caught:
         delta_job(tmp_path, on_bad_file="stop").run()
     assert caught.value.path == str(bad)
     assert [path for path, _ in delta_job(tmp_path).run().quarantined] == [bad.name]

@@ -284,10 +284,10 @@ def test_runs_at_the_same_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"policy": fp.Policy.any_order().replace(first="zero")}, "it was created with policy 'admit=any.*first=any"),
-        ({"columns": fp.Columns(pid="seq", seq="pid")}, "it was created with columns {'pid': 'pid'"),
-        ({"scope": "east"}, "it was created with scope None, but this job has 'east'"),
-        ({"shards": 17}, "it was created with shards 16, but this job has 17"),
+        ({"policy": fp.Policy.any_order().replace(first="zero")}, "created with policy 'admit=any.*first=any"),
+        ({"columns": fp.Columns(pid="seq", seq="pid")}, "created with columns {'pid': 'pid'"),
+        ({"scope": "east"}, "created with scope None, .* has 'east'"),
+        ({"shards": 17}, "created with shards 16, .* has 17"),
     ],
 )
 def test_a_state_of_another_job(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
@@ -313,13 +313,13 @@ def test_a_state_of_another_version(tmp_path: Path) -> None:
     path = tmp_path / "state" / "state.json"
     text = path.read_text()
     path.write_text(text.replace('"semantics": 1', '"semantics": 2'))
-    with pytest.raises(fp.SnapshotError, match="created with semantics 2, but this job has 1"):
+    with pytest.raises(fp.SnapshotError, match=r"created with semantics 2, .* has 1"):
         make_job(tmp_path).run()
     path.write_text(text.replace('"format": 2', '"format": 9'))
-    with pytest.raises(fp.SnapshotError, match="format 9, this version of fencepost reads formats 2 and 3"):
+    with pytest.raises(fp.SnapshotError, match=r"format 9, .*reads formats 2 and 3"):
         make_job(tmp_path).run()
     path.write_text("{")
-    with pytest.raises(fp.SnapshotError, match="not a file of a fencepost state"):
+    with pytest.raises(fp.SnapshotError, match=r"state\.json: not a file"):
         make_job(tmp_path).run()
 
 
@@ -327,12 +327,12 @@ def test_a_sink_that_is_not_ours(tmp_path: Path) -> None:
     land_some(tmp_path)
     (tmp_path / "sink").mkdir()
     (tmp_path / "sink" / "holiday.jpg").write_bytes(b"")
-    with pytest.raises(fp.SinkError, match=r"not empty and not a fencepost sink \(it holds holiday.jpg\)"):
+    with pytest.raises(fp.SinkError, match=r"not empty .*\(it holds holiday\.jpg\)"):
         make_job(tmp_path).run()
     assert not (tmp_path / "state").exists()
     (tmp_path / "sink" / "holiday.jpg").unlink()
     make_job(tmp_path).run()
-    with pytest.raises(fp.SinkError, match="is empty: it was lost"):
+    with pytest.raises(fp.SinkError, match="other state is empty: "):
         DedupJob(tmp_path / "source", tmp_path / "other state", tmp_path / "sink").run()
     assert not (tmp_path / "other state").exists()
 
@@ -345,7 +345,7 @@ def test_a_sink_that_changed(tmp_path: Path) -> None:
         make_job(tmp_path).run()
     (tmp_path / "away").rename(sink / "run=1")
     (sink / "run=7").mkdir()
-    with pytest.raises(fp.SinkChangedError, match="run=7 exists, but no such version was decided"):
+    with pytest.raises(fp.SinkChangedError, match=r"run=7 exists, .*no such version"):
         make_job(tmp_path).run()
     (sink / "run=7").rmdir()
     (sink / "_fencepost.json").rename(tmp_path / "marker")
@@ -361,13 +361,13 @@ def test_a_prepared_output_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(Crash):
         make_job(tmp_path).run(die_at("apply", 0))
     shutil.rmtree(tmp_path / "sink" / "_prepare")
-    with pytest.raises(fp.SinkChangedError, match="run=2: not what version 2 decided, and it cannot be restored from"):
+    with pytest.raises(fp.SinkChangedError, match=r"run=2: not what version 2 decided, .*cannot be restored"):
         make_job(tmp_path).run()
 
 
 def test_folders_inside_each_other(tmp_path: Path) -> None:
     for source, state_folder, sink in (("a", "b", "a/c"), ("a", "a/b", "c"), ("a/b", "c", "a"), ("a", "b", "b")):
-        with pytest.raises(fp.SinkError, match="each of the three needs its own folder"):
+        with pytest.raises(fp.SinkError, match=r"is inside .* its own folder"):
             DedupJob(tmp_path / source, tmp_path / state_folder, tmp_path / sink)
 
 

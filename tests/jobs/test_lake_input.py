@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -179,10 +180,10 @@ def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["_row", "_file", "_length"])
 def test_names_that_are_taken(tmp_path: Path, name: str) -> None:
     for arguments in ({"order_by": name}, {"order_by": ["seq", name]}, {"columns": fp.Columns(pid=("pid", name))}):
-        with pytest.raises(fp.BatchError, match=f"column '{name}': the job uses this name"):
+        with pytest.raises(fp.BatchError, match=f"column '{name}': the job uses"):
             make_job(tmp_path, **arguments)
     land(tmp_path / "source", "a.parquet", few(1, [1]))
-    with pytest.raises(fp.BatchError, match=f"column '{name}': the job uses this name"):
+    with pytest.raises(fp.BatchError, match=f"column '{name}': the job uses"):
         audit(tmp_path / "source", columns=fp.Columns(seq=name))
 
 
@@ -248,7 +249,7 @@ def test_a_flipped_byte_in_a_page(tmp_path: Path, column: str) -> None:
     report = make_job(tmp_path, settle_ms=0).run()
     ((name, why),) = report.quarantined
     assert name == "1.parquet"
-    assert re.search(r"1.parquet(, byte \d+)?: cannot be read as Parquet: .*CRC", why)
+    assert re.search(r"1\.parquet(, byte \d+)?: cannot be read as .*CRC", why)
     assert read_sink(tmp_path).equals(first_of_each(pl.DataFrame(make_rows(0))))
 
 
@@ -318,7 +319,7 @@ def test_files_with_other_names_are_reported(tmp_path: Path) -> None:
     assert (report.files, sorted(report.ignored)) == (1, ["X.PARQUET", "day=1/notes.txt", "part-00000", "x.parq"])
     again = make_job(tmp_path).run()
     for told in (report, again):
-        assert re.search(r"\n  ignored +4  files whose names do not end in .parquet: ", str(told))
+        assert re.search(r"\n  ignored +4  files .*\.parquet: ", str(told))
 
 
 def test_invalid_sources(tmp_path: Path) -> None:
@@ -338,10 +339,10 @@ def test_a_full_disk_does_not_make_a_file_bad(tmp_path: Path, monkeypatch: pytes
     land_some(tmp_path)
 
     def full(*arguments: object, **options: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(write, "rewrite", full)
     before = hashes(tmp_path / "source")
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         make_job(tmp_path).run()
     assert list(hashes(tmp_path)) == [f"source/{name}" for name in before]

@@ -133,8 +133,8 @@ def merging(source: Any, target: Any) -> None:
     ("rename", "problem"),
     [
         (refusing, "Function not implemented"),
-        (replacing, "takes the place of one that has content"),
-        (merging, "takes the place of one that has content"),
+        (replacing, "takes the place of"),
+        (merging, "takes the place of"),
     ],
 )
 def test_a_sink_where_versions_would_not_appear_at_once(
@@ -142,7 +142,7 @@ def test_a_sink_where_versions_would_not_appear_at_once(
 ) -> None:
     land_some(tmp_path)
     monkeypatch.setattr(os, "rename", rename)
-    with pytest.raises(fp.SinkError, match=f"this file system cannot hold a sink: .*{problem}"):
+    with pytest.raises(fp.SinkError, match=f"cannot hold a sink: .*{problem}"):
         make_job(tmp_path).run()
     monkeypatch.undo()
     assert not (tmp_path / "state").exists()
@@ -168,7 +168,7 @@ def test_renames_that_others_see_half_done(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "listdir", listing)
     monkeypatch.setattr(os, "rename", copying)
-    with pytest.raises(fp.SinkError, match="a renamed folder appears file by file"):
+    with pytest.raises(fp.SinkError, match="appears file by file"):
         check_renames(tmp_path / "probe", Disk(sync=False))
     assert not (tmp_path / "probe").exists()
 
@@ -179,9 +179,9 @@ def test_a_state_where_links_do_not_work(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(fp.StoreError, match="this file system cannot hold a state") as caught:
+    with pytest.raises(fp.StoreError, match="cannot hold a state") as caught:
         state.stores.check_exclusion(state.open_store(tmp_path / "state"))
     assert caught.value.errno == number
     land(tmp_path / "source", "a.parquet", make_rows(1))
-    with pytest.raises(fp.SinkError, match="this file system cannot hold a sink"):
+    with pytest.raises(fp.SinkError, match="cannot hold a sink"):
         make_job(tmp_path).run()

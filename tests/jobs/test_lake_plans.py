@@ -358,7 +358,7 @@ def test_restarted_counters_stop_the_run(tmp_path: Path) -> None:
     make_job(tmp_path, max_idle_ms=10**9).run()
     before = hashes(tmp_path)
     land(source, "2.parquet", timed(1, list(range(2_000)), list(range(10_000, 12_000))))
-    with pytest.raises(fp.PolicyError, match="1 key with a numbering that seems to have restarted"):
+    with pytest.raises(fp.PolicyError, match=r"1 key .*restarted"):
         make_job(tmp_path, max_idle_ms=10**9).run()
     assert {name: it for name, it in hashes(tmp_path).items() if "2.parquet" not in name} == before
     report = make_job(tmp_path, max_idle_ms=10**9, on_reset="report").run()
@@ -373,8 +373,8 @@ def test_without_timestamps_the_report_says_that_resets_were_not_searched(tmp_pa
     land(tmp_path / "source", "2.parquet", timed(1, list(range(2_000)), list(range(10_000, 12_000))))
     report = make_job(tmp_path).run()
     assert not report.resets_looked_for
-    assert "not looked for: only timestamps tell a restarted counter from repeats" in str(report)
-    with pytest.raises(fp.SnapshotError, match="created without max_idle, so it keeps no timestamps"):
+    assert re.search(r"\n  resets +\?  not looked for: ", str(report))
+    with pytest.raises(fp.SnapshotError, match=r"without max_idle, .*no timestamps"):
         make_job(tmp_path, max_idle_ms=1).run()
 
 
@@ -415,7 +415,7 @@ def test_a_file_without_a_footer_is_deferred_and_then_quarantined(tmp_path: Path
     assert (report.version, report.files, report.deferred) == (1, 1, ("bad.parquet",))
     report = make_job(tmp_path).run()
     assert report.version is None
-    assert re.fullmatch(r"nothing new in .*\n  deferred +1  file that cannot be read yet", str(report))
+    assert re.fullmatch(r"nothing new in .*\n  deferred +1  file .*", str(report))
     report = make_job(tmp_path, settle_ms=0).run()
     assert (report.version, report.files, report.kept) == (2, 0, 0)
     assert report.quarantined[0][0] == "bad.parquet"
@@ -467,7 +467,7 @@ def test_a_file_that_changes_again_and_again_is_an_error(tmp_path: Path) -> None
                 land(tmp_path / "source", "1.parquet", make_rows(int(time.time_ns() % 1000)))
             return super().run(stage, *arguments)
 
-    with pytest.raises(fp.SourceError, match=r"1\.parquet: changed while it was read"):
+    with pytest.raises(fp.SourceError, match=r"1\.parquet: changed while"):
         make_job(tmp_path, engine=Restless(1), plan="interval").run()
     assert not (tmp_path / "state").exists() or state.State(state.open_store(tmp_path / "state")).decided() == 0
     assert list((tmp_path / "sink" / "_prepare").iterdir()) == []
@@ -502,7 +502,7 @@ def test_refused_rows_keep_the_columns_of_folders(tmp_path: Path) -> None:
 def test_outputs_in_folders_are_seen_by_a_rollback(tmp_path: Path) -> None:
     land(tmp_path / "source" / "day=1", "a.parquet", make_rows(1))
     make_job(tmp_path).run()
-    with pytest.raises(fp.SinkError, match="their rows are still in the sink"):
+    with pytest.raises(fp.SinkError, match="still in the sink"):
         state.open(tmp_path / "state").rollback(0)
     (tmp_path / "sink/run=1/day=1/part-00000.parquet").unlink()
     state.open(tmp_path / "state").rollback(0)
@@ -513,7 +513,7 @@ def test_a_column_of_some_folders_only(tmp_path: Path) -> None:
     rows = make_rows(1).drop_columns(["partition"])
     land(tmp_path / "source" / "partition=0", "a.parquet", rows)
     land(tmp_path / "source" / "other", "b.parquet", make_rows(1))
-    with pytest.raises(fp.BatchError, match="missing in the names of its folders"):
+    with pytest.raises(fp.BatchError, match="column 'partition': missing in the names"):
         make_job(tmp_path).run()
 
 
@@ -529,7 +529,7 @@ def test_a_seed_knows_what_a_run_would_and_writes_nothing(tmp_path: Path) -> Non
     report = make_job(tmp_path).run()
     assert report.counts.get("ACCEPTED", 0) == 0
     assert state.open(tmp_path / "state").versions()[0].kind == "seed"
-    with pytest.raises(fp.SnapshotError, match="only a new state can be seeded"):
+    with pytest.raises(fp.SnapshotError, match="only a new state"):
         make_job(tmp_path).seed()
 
 

@@ -128,7 +128,7 @@ def test_a_path_that_is_not_a_file_is_refused_at_once(tmp_path: Path, kind: str)
         os.mknod(path, 0o140644)
     else:
         path.symlink_to(path)
-        with pytest.raises(fp.StoreError, match="cannot be listed: Too many levels") as caught:
+        with pytest.raises(fp.StoreError, match="cannot be listed: ") as caught:
             make_job(tmp_path).run()
         assert caught.value.errno == errno.ELOOP
         return
@@ -190,6 +190,6 @@ def test_a_log_that_cannot_be_listed_does_not_count_as_missing(tmp_path: Path, m
         return real(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(fp.StoreError, match="cannot be listed: Permission denied") as caught:
+    with pytest.raises(fp.StoreError, match="cannot be listed: ") as caught:
         make_job(tmp_path)
     assert caught.value.errno == errno.EACCES

@@ -284,7 +284,7 @@ def test_rollback_takes_a_laid_out_version_back(tmp_path: Path) -> None:
     make(tmp_path, partition_by="pid").run()
     land_files(tmp_path, range(2, 4))
     make(tmp_path, target_file_bytes=LARGE).run()
-    with pytest.raises(fp.SinkError, match="their rows are still in the sink"):
+    with pytest.raises(fp.SinkError, match="still in the sink"):
         states.open(tmp_path / "state").rollback(0)
     for path in (tmp_path / "sink").rglob("*.parquet"):
         path.unlink()
@@ -293,18 +293,18 @@ def test_rollback_takes_a_laid_out_version_back(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"partition_by": "none"}, r"000.parquet: column 'none': missing; partition_by needs it in every file"),
-    ({"sort_by": "none"}, r"000.parquet: column 'none': missing; sort_by needs it in every file"),
+    ({"partition_by": "none"}, r"000.parquet: column 'none': missing; partition_by needs it"),
+    ({"sort_by": "none"}, r"000.parquet: column 'none': missing; sort_by needs it"),
     (
         {"partition_by": "day(name)"},
-        r"column 'name': string; .* must be a timestamp or a date",
+        r"column 'name': string; .* must be .*timestamp or a date",
     ),
     (
         {"partition_by": "at"},
-        r"column 'at': timestamp.*; .* must be text, an integer or a date",
+        r"column 'at': timestamp.*; .* must be text, .*integer or a date",
     ),
-    ({"sort_by": ["row", "list"]}, r"column 'list': list.*; rows cannot be sorted by this type"),
-    ({"partition_by": "empty"}, r"column 'empty': an empty text cannot name a folder"),
+    ({"sort_by": ["row", "list"]}, r"column 'list': list.*; rows cannot be sorted"),
+    ({"partition_by": "empty"}, r"column 'empty': an empty text"),
 ]
 
 
@@ -323,7 +323,7 @@ def test_an_impossible_layout_is_refused_before_the_decision(
 
 def test_folders_of_the_source_and_columns_of_files_keep_their_names(tmp_path: Path) -> None:
     land(tmp_path / "source/day=2026-01-01", "a.parquet", rows_of(0))
-    with pytest.raises(fp.BatchError, match=r"names of the source's folders \(day=2026-01-01/\)"):
+    with pytest.raises(fp.BatchError, match=r"column 'day': .*folders \(day=2026-01-01/\)"):
         make(tmp_path, partition_by="day(at)").run()
     assert make(tmp_path, partition_by="pid").run().outputs == ("run=1/day=2026-01-01/pid=0/part-00000.parquet",)
     other = tmp_path / "other"
@@ -344,7 +344,7 @@ def test_invalid_arguments(tmp_path: Path) -> None:
     from deltalake import write_deltalake
 
     write_deltalake(tmp_path / "table", rows_of(0))
-    with pytest.raises(fp.SinkError, match="are for folders, prefixes and Delta tables that rows are appended to"):
+    with pytest.raises(fp.SinkError, match="sort_by are for folders, prefixes"):
         DedupJob(tmp_path / "table", tmp_path / "state", tmp_path / "table", sort_by="seq")
 
 

@@ -192,7 +192,7 @@ def content(opened: State) -> dict[str, Any]:
 def test_rollback_is_a_new_version_with_an_old_content(world: World) -> None:
     old, before = World(world.root / "old", keep=("timestamp",)), content(world.state)
     old.run(rows_of(1), "1.txt")
-    with pytest.raises(fp.SinkError, match=r"are read again, but their rows are still in the sink \(versions 2, 3\)"):
+    with pytest.raises(fp.SinkError, match=r"still in .*\(versions 2, 3\)"):
         world.state.rollback(1)
     assert glance(world.state) == RUNS
     for version in (2, 3):
@@ -228,7 +228,7 @@ def test_a_rollback_that_would_lose_rows(world: World) -> None:
     taken = world.sink.path / "run=3" / "kept.txt"
     taken.rename(world.root / "away")
     world.state.rollback(2)
-    with pytest.raises(fp.SinkError, match=r"no longer in the sink \(versions 3\): restore their files"):
+    with pytest.raises(fp.SinkError, match=r"no longer in .*\(versions 3\): restore"):
         world.state.rollback(3, accept_duplicates=True)
     (world.root / "away").rename(taken)
     world.state.rollback(3)
@@ -237,7 +237,7 @@ def test_a_rollback_that_would_lose_rows(world: World) -> None:
 
 @pytest.mark.parametrize("version", [-1, 4, 9])
 def test_no_such_version_to_go_back_to(world: World, version: int) -> None:
-    with pytest.raises(fp.SnapshotError, match=rf"no version {version} that was applied; the newest is 3"):
+    with pytest.raises(fp.SnapshotError, match=rf"no version {version} .*newest is 3"):
         world.state.rollback(version)
 
 
@@ -431,7 +431,7 @@ def test_a_run_that_is_abandoned_while_it_applies(world: World, monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(State, "decide", decide_then_abandoned)
-        with pytest.raises(fp.StateConflictError, match="version 4 was abandoned by another writer"):
+        with pytest.raises(fp.StateConflictError, match="version 4 was abandoned"):
             world.run(rows_of(4), "4.txt")
     assert glance(world.state)[-1] == (4, "run", "abandoned", 3)
 
@@ -518,7 +518,7 @@ def test_reshard_changes_no_verdict(world: World, count: int) -> None:
         twin.run(rows_of(seed), f"{seed}.txt")
     assert content(world.state) == content(twin.state)
     assert world.state.shard_count(world.state.latest(), None, 16) == count
-    with pytest.raises(fp.SnapshotError, match=f"it has {count} shards since it was resharded, but this job has 4"):
+    with pytest.raises(fp.SnapshotError, match=f"{count} shards .*resharded, .* has 4"):
         world.state.shard_count(world.state.latest(), 4, 16)
     assert world.state.reshard(SHARDS).shard_count == SHARDS
     assert content(world.state) == content(twin.state)
@@ -616,7 +616,7 @@ def test_evict(world: World) -> None:
 def test_the_clock_is_the_states_own_unless_given(tmp_path: Path) -> None:
     world = World(tmp_path, keep=("timestamp",))
     world.run(rows_of(1), "1.txt")
-    with pytest.raises(fp.PolicyError, match="its clock has not started"):
+    with pytest.raises(fp.PolicyError, match="clock has not started"):
         world.state.evict(None, 600)
     first = world.state.evict(3_900, 600)
     again = world.state.evict(None, 500)
@@ -639,7 +639,7 @@ def test_a_shard_without_state_knows_the_horizon(tmp_path: Path) -> None:
 def test_a_state_without_timestamps_cannot_evict(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run(rows_of(1), "1.txt")
-    with pytest.raises(fp.PolicyError, match="this state keeps no timestamps"):
+    with pytest.raises(fp.PolicyError, match="keeps no timestamps"):
         world.state.evict(1, 1)
 
 
@@ -659,7 +659,7 @@ def test_versions_that_are_not_kept(world: World, log_bytes_max: int, monkeypatc
     assert world.state.latest().oldest == 7  # type: ignore[union-attr]
     assert glance(world.state)[-1] == (9, "retain", "applied", 8)
     assert content(world.state) == before
-    with pytest.raises(fp.SnapshotError, match="version 6 is older than 7, the oldest that is retained"):
+    with pytest.raises(fp.SnapshotError, match="version 6 is older than 7, "):
         world.state.rollback(6, accept_duplicates=True)
     assert world.state.collect_garbage(keep_versions=100) == 0
     world.state.rollback(7, accept_duplicates=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def test_a_restart_within_a_run_stops_it(tmp_path: Path, name: str, count: int, 
     one = life(0, range(count), rows_a_batch=rows_a_batch)
     two = life(DAY_MS, range(count + 200), rows_a_batch=rows_a_batch)
     land_all(tmp_path, ARRANGEMENTS[name](one, two))
-    with pytest.raises(fp.PolicyError, match="1 key with a numbering that seems to have restarted"):
+    with pytest.raises(fp.PolicyError, match=r"1 key .*restarted"):
         make_job(tmp_path, max_idle_ms=10 * DAY_MS).run()
     assert not list((tmp_path / "sink").glob("run=*"))
     report = make_job(tmp_path, max_idle_ms=10 * DAY_MS, on_reset="report").run()
@@ -193,8 +194,8 @@ def test_without_timestamps_the_reports_say_that_resets_were_not_searched(tmp_pa
     land_all(tmp_path, {"a": life(0, range(3)), "b": life(DAY_MS, range(3))})
     report = make_job(tmp_path).run()
     assert not report.resets_looked_for
-    assert "not looked for: only timestamps tell a restarted counter from repeats" in str(report)
-    assert "not looked for, no timestamp column was named" in str(lake.audit(tmp_path / "source"))
+    assert re.search(r"\n  resets +\?  not looked for: .*max_idle", str(report))
+    assert re.search(r" +\?  .*not looked for, .*timestamp column", str(lake.audit(tmp_path / "source")))
 
 
 # What is compared

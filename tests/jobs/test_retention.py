@@ -37,7 +37,7 @@ def test_the_newest_versions_are_kept(tmp_path: Path, clock: list[int]) -> None:
     folders = {int(name.split("/")[1]) for name in files_of(other)}
     assert folders == set(range(1, 13))
     opened(tmp_path).rollback(10, accept_duplicates=True)
-    with pytest.raises(fp.SnapshotError, match="version 9 is older than 10, the oldest that is retained"):
+    with pytest.raises(fp.SnapshotError, match="version 9 is older than 10, "):
         opened(tmp_path).rollback(9)
 
 

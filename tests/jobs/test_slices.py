@@ -88,7 +88,7 @@ def test_a_seed_and_a_log_are_not_cut(tmp_path: Path) -> None:
     assert make_job(tmp_path, files_max=1).seed().files == FILES
     write_deltalake(tmp_path / "table", make_rows(0))
     for source in (tmp_path / "table", KafkaLog(tmp_path / "log")):
-        with pytest.raises(ValueError, match=r"bytes_max: .* is read up to a position"):
+        with pytest.raises(ValueError, match=r"bytes_max: .*up to a position"):
             DedupJob(source, tmp_path / "state2", tmp_path / "sink2", bytes_max=1)
     for name in ("files_max", "bytes_max"):
         with pytest.raises(ValueError, match=f"{name}=0: expected at least 1"):
@@ -160,7 +160,7 @@ def test_an_outage_ends_no_watch(
 ) -> None:
     land_files(tmp_path)
     monkeypatch.setattr(storages, "PAUSES_SECONDS", ())
-    ours, failures = DedupJob.run, [fp.StoreError("the disk does not answer", path="x", errno=5)]
+    ours, failures = DedupJob.run, [fp.StoreError("no answer", path="x", errno=5)]
 
     def run(job: DedupJob, *arguments: Any) -> RunReport:
         if failures:
@@ -172,7 +172,7 @@ def test_an_outage_ends_no_watch(
     before = signal.getsignal(signal.SIGTERM)
     code = cli.main(["dedup", *(str(tmp_path / it) for it in ("source", "state", "sink")), "--watch", "1ms"])
     out, complaints = capsys.readouterr()
-    assert (code, complaints) == (0, "fencepost: [FP303] the disk does not answer\n")
+    assert (code, complaints) == (0, "fencepost: [FP303] no answer\n")
     assert "version 1 of" in out
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -246,10 +246,10 @@ def test_files_of_a_notification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert make_job(tmp_path, files=["1.parquet"]).run().version is None
     assert read(make_job(tmp_path).run()) == ["2.parquet", "4.parquet"]
     for wrong, problem in [
-        (tmp_path / "elsewhere/1.parquet", "is not in the source"),
-        ("../source/1.parquet", "is not in the source"),
-        ("s3://bucket/1.parquet", "is not in the source"),
-        ("_a/1.parquet", "nothing beneath names that begin with _"),
+        (tmp_path / "elsewhere/1.parquet", "elsewhere/1.parquet is not in"),
+        ("../source/1.parquet", "source/1.parquet is not in"),
+        ("s3://bucket/1.parquet", "s3://bucket/1.parquet is not in"),
+        ("_a/1.parquet", "names that begin with _"),
         ("1.csv", r"only \*.parquet is read"),
     ]:
         with pytest.raises(ValueError, match=problem):
@@ -288,7 +288,7 @@ def test_invalid_source_and_sink_folders(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=problem):
             DedupJob(source, tmp_path / "state", tmp_path / "sink")
     for only in ("/a", "../a", "", "s3://a"):
-        with pytest.raises(ValueError, match="a pattern within the source"):
+        with pytest.raises(ValueError, match=f"only={only!r}: expected a pattern"):
             make_job(tmp_path, only=only)
     (tmp_path / "odd[1]").mkdir()
     land(tmp_path / "odd[1]", "a.parquet", make_rows(1))
@@ -307,7 +307,7 @@ def test_the_command_line_reads_slices(
     assert json.loads(capsys.readouterr().out)["files"] == 2
     (tmp_path / "names").write_text("elsewhere/../../a.parquet")
     assert cli.main(["dedup", *places, "--files-from", str(tmp_path / "names")]) == 2
-    assert "is not in the source" in capsys.readouterr().err
+    assert "a.parquet is not in" in capsys.readouterr().err
     assert cli.main(["dedup", *places, "--files-from", "-", "--watch", "1s"]) == 2
 
 

@@ -123,15 +123,15 @@ def test_history_that_was_changed(tmp_path: Path) -> None:
     log.write_text(text.replace('"rows": [600]', '"rows": [601]'))
     with pytest.raises(fp.SnapshotError, match=r"done/1: does not match log/1.json"):
         opened.versions()
-    with pytest.raises(fp.SnapshotError, match=r"log/2.json: it does not follow from log/1.json, which has changed"):
+    with pytest.raises(fp.SnapshotError, match=r"log/2.json: .*not follow from log/1.json"):
         opened.version(2)
     log.write_text(text)
     assert len(opened.versions()) == 3
     log.write_text("{")
-    with pytest.raises(fp.SnapshotError, match=r"log/1.json: not a file of a fencepost state"):
+    with pytest.raises(fp.SnapshotError, match=r"log/1.json: not a file"):
         opened.versions()
     log.write_text('{"format": 2, "version": 1}')
-    with pytest.raises(fp.SnapshotError, match=r"log/1.json: not a file of a fencepost state \(KeyError"):
+    with pytest.raises(fp.SnapshotError, match=r"log/1.json: not a file .*\(KeyError"):
         state.open(tmp_path / "state").versions()
     log.write_text(text)
     (tmp_path / "state" / "log" / "3.json").unlink()

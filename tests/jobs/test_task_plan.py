@@ -76,7 +76,7 @@ def test_a_plan_of_another_writer_is_refused(tmp_path: Path, stage: str, kind: s
     engine = Tampering(stage, changes[kind])
     plan = "aligned" if stage == "align" else "interval"
     job = make_job(tmp_path, engine=engine, plan=plan, driver_spans_max=0)
-    with pytest.raises(fp.StoreError, match=r"\.plan, bytes 0 to .*: not the plan that this run wrote"):
+    with pytest.raises(fp.StoreError, match=r"\.plan, bytes 0 to .*: not the plan"):
         job.run()
     assert engine.changed == 1
     assert not (tmp_path / "exploded").exists()
@@ -151,7 +151,7 @@ def test_an_item_of_another_shape_is_refused_by_name(tmp_path: Path, what: str) 
     scratch = FolderScratch(str(tmp_path), Disk())
     name, (place,) = write_plan(scratch, "judge", [example(JudgeItem)])
     item = HOSTILE[what](json.loads((tmp_path / name).read_bytes()))
-    with pytest.raises(fp.StoreError, match=r"somewhere: not an item of a plan: ") as error:
+    with pytest.raises(fp.StoreError, match=r"somewhere: not an item") as error:
         from_plan(json.dumps(item).encode(), JudgeItem, "somewhere")
     assert "JudgeItem" in str(error.value) or what == "no base64"
     assert read_item(scratch, name, place, JudgeItem).version == 7
@@ -167,5 +167,5 @@ def test_an_invalid_policy_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", [open_store("/tmp/x"), print, {1, 2}, object()])
 def test_plans_contain_data_only(tmp_path: Path, what: Any) -> None:
-    with pytest.raises(TypeError, match="a plan of a stage contains data only"):
+    with pytest.raises(TypeError, match="contains data only"):
         write_plan(FolderScratch(str(tmp_path), Disk()), "judge", [{"store": what}])
