@@ -328,8 +328,8 @@ def refusal(root: Path, kind: type[Exception], match: str, **options: Any) -> No
 def test_rows_that_were_taken_back_are_noticed(tmp_path: Path) -> None:
     with_two_versions(tmp_path)
     table_of(tmp_path).restore(1)  # version 1 of the state
-    refusal(tmp_path, fp.SinkChangedError, "version 3 of the table is a RESTORE")
-    with pytest.raises(fp.SinkError, match=r"no longer in the sink|still in the sink"):
+    refusal(tmp_path, fp.SinkChangedError, "version 3 .* RESTORE")
+    with pytest.raises(fp.SinkError, match=r"no longer in|still in the sink"):
         state_of(tmp_path).rollback(0)
     state_of(tmp_path).rollback(1)
     make_job(tmp_path).run()
@@ -386,8 +386,8 @@ def test_a_table_that_is_no_longer_what_it_was(
     ("schema", "options", "match"),
     [
         (SCHEMA, {"configuration": {"delta.enableChangeDataFeed": "true"}}, "change data feed"),
-        (SCHEMA.remove(4), {}, "column 'origin' of .* is not in the table"),
-        (SCHEMA.set(3, pa.field("seq", pa.int64())), {}, "column 'seq' of .* is integer, in the table it is long"),
+        (SCHEMA.remove(4), {}, "column 'origin' of .* not in the table"),
+        (SCHEMA.set(3, pa.field("seq", pa.int64())), {}, "column 'seq' of .* integer, in the table .*long"),
         (SCHEMA.set(0, pa.field("pid", pa.int64(), nullable=False)), {}, "column 'pid' has NOT NULL"),
         (SCHEMA, {"partition_by": ["partition"]}, "partitioned by .*partition"),
     ],
@@ -402,7 +402,7 @@ def test_tables_that_files_cannot_be_added_to(
 def test_columns_that_no_delta_table_has(tmp_path: Path) -> None:
     rows = make_rows(0).append_column("size", pa.array(range(600), pa.uint64()))
     land(tmp_path / "source", "0.parquet", rows)
-    with pytest.raises(fp.SinkError, match="column 'size': a Delta table has no type for uint64"):
+    with pytest.raises(fp.SinkError, match=r"column 'size': .*no type for uint64"):
         make_job(tmp_path).run()
     rows = make_rows(0).rename_columns(["pid", "epoch", "partition", "seq", "PID"])
     land(tmp_path / "source", "0.parquet", rows)
@@ -422,14 +422,14 @@ def test_folder_values_that_the_column_cannot_hold(tmp_path: Path) -> None:
     land(tmp_path / "source" / "day=2026-11-01", "0.parquet", make_rows(0))
     make_job(tmp_path).run()
     land(tmp_path / "source" / "day=yesterday", "1.parquet", make_rows(1))
-    with pytest.raises(fp.SinkError, match=r"column 'day'.* is date, but a folder is named 'yesterday'"):
+    with pytest.raises(fp.SinkError, match=r"column 'day'.* date, but .*'yesterday'"):
         make_job(tmp_path).run()
 
 
 def test_another_state_for_the_same_table(tmp_path: Path) -> None:
     with_two_versions(tmp_path)
     shutil.rmtree(tmp_path / "state")
-    refusal(tmp_path, fp.SinkError, "is empty: it was lost")
+    refusal(tmp_path, fp.SinkError, "state is empty: ")
 
 
 def test_the_library_refuses_a_version_that_is_there_already(tmp_path: Path) -> None:
@@ -478,7 +478,7 @@ def test_a_restore_by_time_is_to_be_repeated_by_version(tmp_path: Path) -> None:
     with_two_versions(tmp_path)
     made = {it["version"]: it["timestamp"] for it in table_of(tmp_path).history()}
     table_of(tmp_path).restore(datetime.fromtimestamp((made[1] + 1) / 1000, UTC))
-    with pytest.raises(fp.SinkError, match="is a RESTORE by time"):
+    with pytest.raises(fp.SinkError, match="a RESTORE by time"):
         state_of(tmp_path).rollback(1)
     restore(tmp_path, 1)
     state_of(tmp_path).rollback(1)
@@ -490,7 +490,7 @@ def test_operations_do_not_hide_a_restore(tmp_path: Path) -> None:
     for operate in (lambda: state_of(tmp_path).reshard(4), lambda: state_of(tmp_path).collect_garbage(keep_versions=1)):
         with pytest.raises(fp.SinkChangedError, match="is a RESTORE"):
             operate()
-    with pytest.raises(fp.SinkError, match="no longer in the sink"):
+    with pytest.raises(fp.SinkError, match="no longer in the"):
         state_of(tmp_path).rollback(2)
     state_of(tmp_path).rollback(1)
     make_job(tmp_path).run()

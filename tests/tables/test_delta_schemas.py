@@ -68,21 +68,21 @@ def test_new_and_missing_columns_are_null_elsewhere(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "a new column under strict": ({"y": ints(pa.int32())}, "strict", "column 'y' of .* is not in the table"),
+    "a new column under strict": ({"y": ints(pa.int32())}, "strict", "column 'y' of .* not in the table"),
     "a wider type": (
         {"x": ints(pa.int64())},
         "merge",
-        "'x' of .* long, in the table it is integer, and the table",
+        "'x' of .* long, in the table .*integer, and the table",
     ),
-    "a smaller type": ({"x": ints(pa.int8())}, "merge", "'x' of .* byte, in the table it is integer, and only wider"),
-    "another type": ({"x": pa.array(["a"] * ROWS)}, "merge", "'x' of .* string, in the table it is integer, and only"),
+    "a smaller type": ({"x": ints(pa.int8())}, "merge", "'x' of .* byte, in the table .*integer, and only wider"),
+    "another type": ({"x": pa.array(["a"] * ROWS)}, "merge", "'x' of .* string, in the table .*integer, and only"),
     "upper case": ({"X": ints(pa.int32())}, "merge", "column 'X' of .* the table has 'x'"),
     "no zone": (
         {"at": pa.array([0] * ROWS, pa.timestamp("us"))},
         "merge",
-        "which only a table with the feature",
+        "the feature .*timestampNtz",
     ),
-    "no type": ({"y": pa.nulls(ROWS)}, "merge", "column 'y': a Delta table has no type for null"),
+    "no type": ({"y": pa.nulls(ROWS)}, "merge", "column 'y': .*no type for null"),
 }
 
 
@@ -140,7 +140,7 @@ def test_other_writers_change_the_table_meanwhile(tmp_path: Path, monkeypatch: p
         run(tmp_path)
         assert [it["x"] for it in rows_of(tmp_path)] == [None] * ROWS + [*range(ROWS)]
         return
-    with pytest.raises(fp.SinkError, match="'x' should become integer, in the table it is string"):
+    with pytest.raises(fp.SinkError, match=r"'x' .*integer, in the table .*string"):
         run(tmp_path)
     states.open(tmp_path / "state").abandon(2)
     assert len(rows_of(tmp_path)) == ROWS

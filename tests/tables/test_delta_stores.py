@@ -195,11 +195,11 @@ def test_what_is_refused(bucket: Tables) -> None:
     bucket.append("table", rows(0, 10))
     options = {"source_options": bucket.options, "sink_options": bucket.options}
     for layout in (None, "delta"):
-        with pytest.raises(fp.SinkError, match="only a Delta table in a local folder can be both"):
+        with pytest.raises(fp.SinkError, match=r"only .*can be both source"):
             DedupJob(bucket.uri("table"), bucket.folder / "s", bucket.uri("table"), layout=layout, **options)
-    with pytest.raises(fp.SinkError, match=r"a table \(delta\): read it with a reader of such tables"):
+    with pytest.raises(fp.SinkError, match=r"a table \(delta\): "):
         dataset(bucket.uri("table"), bucket.options)
-    with pytest.raises(ValueError, match="only files of folders and prefixes"):
+    with pytest.raises(ValueError, match=r"files_max: .*up to a position"):
         DedupJob(bucket.uri("table"), bucket.folder / "s", bucket.folder / "o", files_max=1, **options).run()
 
 
@@ -381,7 +381,7 @@ def test_a_commit_that_another_writer_replaces(bucket: Tables, monkeypatch: pyte
     bucket.check(1)
     store = bucket.store("sink")
     store._client.put(store._store, f"_delta_log/{2:020}.json", store.read(f"_delta_log/{1:020}.json"))
-    with pytest.raises(fp.SinkChangedError, match="the newest transaction of this state is none"):
+    with pytest.raises(fp.SinkChangedError, match=r"newest transaction .*none"):
         bucket.job().run()
 
 
@@ -486,7 +486,7 @@ def test_changes_that_stop_a_run(bucket: Tables) -> None:
     name = added(bucket, 1)[0]
     data = bucket.store("table").read(name)
     bucket.store("table").delete([name])
-    with pytest.raises(fp.SourceError, match="was deleted before it was read"):
+    with pytest.raises(fp.SourceError, match="was deleted before"):
         from_table(bucket).run()
     bucket.store("table").put(name, data)
     bucket.table("table").update(updates={"seq": "seq + 100"}, predicate="seq = 3")
@@ -494,7 +494,7 @@ def test_changes_that_stop_a_run(bucket: Tables) -> None:
         from_table(bucket).run()
     bucket.store("table").clear("_delta_log")
     bucket.append("table", rows(0, 30))
-    with pytest.raises(fp.SourceError, match="not the table that was read"):
+    with pytest.raises(fp.SourceError, match="not the table that"):
         from_table(bucket).run()
 
 

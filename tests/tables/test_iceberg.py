@@ -122,7 +122,7 @@ def test_a_table_that_is_there(tmp_path: Path, catalog: SqlCatalog) -> None:
     table = catalog.create_table("db.events", schema=wide.set(1, pa.field("epoch", pa.int32())))
     table.append(pa.Table.from_pylist([{"pid": 0, "note": "ours"}], table.schema().as_arrow()))
     land_some(tmp_path, [1])
-    with pytest.raises(fp.BatchError, match=r"1.parquet: column 'note': missing; the sink has string"):
+    with pytest.raises(fp.BatchError, match=r"1\.parquet: column 'note': missing; .*has string"):
         make_job(tmp_path).run()
     assert state_of_nothing(tmp_path)
     make_job(tmp_path, schema="merge").run()
@@ -167,12 +167,10 @@ def test_columns_are_merged_in_the_transaction_of_the_files(tmp_path: Path, cata
 def test_types_that_no_table_has(tmp_path: Path, catalog: SqlCatalog) -> None:
     times = pa.array([0] * 600, pa.timestamp("ns"))
     land(tmp_path / "source", "1.parquet", make_rows(1).append_column("at", times), version="2.6")
-    with pytest.raises(
-        fp.BatchError, match=r"1.parquet: column 'at': an Iceberg table has no type for timestamp\[ns\]"
-    ):
+    with pytest.raises(fp.BatchError, match=r"1\.parquet: column 'at': .*no type for timestamp\[ns\]"):
         make_job(tmp_path).run()
     land(tmp_path / "source", "1.parquet", make_rows(1).append_column("at", times.cast(pa.int64()).cast(pa.uint64())))
-    with pytest.raises(fp.BatchError, match="column 'at': an Iceberg table has no type for uint64"):
+    with pytest.raises(fp.BatchError, match=r"column 'at': .*no type for uint64"):
         make_job(tmp_path).run()
     assert state_of_nothing(tmp_path)
     assert catalog.load_table("db.events").current_snapshot() is None
@@ -220,9 +218,7 @@ def test_field_ids_of_files(tmp_path: Path, catalog: SqlCatalog) -> None:
             make_job(root).run()
             check(root, own, [1])
             continue
-        with pytest.raises(
-            fp.SinkError, match=r"column 'epoch' of .*1.parquet has the field id 1, in the table it is 2"
-        ):
+        with pytest.raises(fp.SinkError, match=r"column 'epoch' of .*1\.parquet .*field id 1, in the table .*2"):
             make_job(root).run()
         assert state_of_nothing(root)
 
@@ -265,11 +261,11 @@ def test_places_that_are_refused(tmp_path: Path, catalog: SqlCatalog, monkeypatc
         with pytest.raises(fp.StoreError, match=r"expected iceberg://<catalog>/<namespace>\.<table>") as caught:
             DedupJob(tmp_path / "source", tmp_path / "state", name)
         assert "secret" not in str(caught.value)
-    with pytest.raises(fp.SinkError, match="the catalog has no namespace 'other'"):
+    with pytest.raises(fp.SinkError, match="has no namespace 'other'"):
         DedupJob(
             tmp_path / "source", tmp_path / "state", "iceberg://test/other.x", sink_options=properties_of(tmp_path)
         ).run()
-    with pytest.raises(fp.SinkError, match="only a Delta table in a local folder can be both source and sink"):
+    with pytest.raises(fp.SinkError, match=r"only .*can be both source"):
         DedupJob(NAME, tmp_path / "state", NAME, source_options=properties_of(tmp_path))
     with pytest.raises(fp.StoreError, match="cannot be opened") as caught:
         DedupJob(tmp_path / "source", tmp_path / "state", NAME, sink_options={"uri": f"no-{SECRETS[1]}"}).run()
@@ -519,7 +515,7 @@ def test_a_version_that_the_table_refuses(tmp_path: Path, catalog: SqlCatalog, m
 
         update.add_column("origin", LongType())
     for _ in range(2):
-        with pytest.raises(fp.SinkError, match="refuses rows that were decided"):
+        with pytest.raises(fp.SinkError, match="refuses rows that were"):
             run_alone(tmp_path)
     state_of(tmp_path).abandon(2)
     assert versions_of(catalog.load_table("db.events")) == [1, 2]
@@ -629,7 +625,7 @@ def test_datasets_of_no_table_of_an_empty_one_and_of_deleted_rows(
     from pyiceberg.manifest import ManifestContent, ManifestFile
 
     for read in (dataset, applied_files):
-        with pytest.raises(fp.SinkError, match="no such table in the catalog"):
+        with pytest.raises(fp.SinkError, match="no such table"):
             read(NAME, properties_of(tmp_path))
     catalog.create_table("db.events", make_rows(0).schema.set(1, pa.field("epoch", pa.int32())))
     assert dataset(NAME, properties_of(tmp_path)).to_table().num_rows == 0

@@ -167,17 +167,17 @@ def test_a_position_that_is_lost(tmp_path: Path, catalog: SqlCatalog, table: Tab
     append(catalog, 2)
     first, second = (it.snapshot_id for it in catalog.load_table("db.events").snapshots())
     catalog.load_table("db.events").maintenance.expire_snapshots().by_id(first).commit()
-    with pytest.raises(fp.SourceError, match=f"snapshot {first}, which was read last, is no longer in"):
+    with pytest.raises(fp.SourceError, match=f"snapshot {first}, .*no longer in"):
         run(tmp_path)
     run(tmp_path / "other", source_options=properties_of(tmp_path))
     append(catalog, 3)
     catalog.load_table("db.events").manage_snapshots().rollback_to_snapshot(second).commit()
     assert run(tmp_path / "other", source_options=properties_of(tmp_path)).version is None
     catalog.drop_table("db.events")
-    with pytest.raises(fp.SourceError, match="no such table in the catalog"):
+    with pytest.raises(fp.SourceError, match="no such table"):
         run(tmp_path)
     catalog.create_table("db.events", ROWS)
-    with pytest.raises(fp.SourceError, match=r"not the table that was read .*\(its id is"):
+    with pytest.raises(fp.SourceError, match=r"not the table that .*\(its id is"):
         run(tmp_path)
 
 
@@ -233,7 +233,7 @@ def test_a_damaged_file_is_read_later(tmp_path: Path, catalog: SqlCatalog, table
     assert run(tmp_path).version is None
     append(catalog, 4)
     Path(files_of(catalog.load_table("db.events"))[0].file_path.removeprefix("file://")).unlink()
-    with pytest.raises(fp.SourceError, match="it was deleted before it was read"):
+    with pytest.raises(fp.SourceError, match=r"parquet: .*was deleted before"):
         run(tmp_path)
 
 
@@ -266,7 +266,7 @@ def test_folders_of_partitions_are_not_columns(tmp_path: Path, catalog: SqlCatal
 
 
 def test_files_are_not_counted(tmp_path: Path, table: Table) -> None:
-    with pytest.raises(ValueError, match=r"files_max: .*/db.events is read up to a position"):
+    with pytest.raises(ValueError, match=r"files_max: .*/db\.events .*up to a position"):
         make_job(tmp_path, files_max=1)
 
 
@@ -283,7 +283,7 @@ def test_an_audit_judges_rows_in_the_order_in_which_they_were_appended(
         report, wanted = audit(NAME, policy, source_options=properties_of(tmp_path)), fp.audit(rows, policy)
         assert (report.rows, report.files, report.source) == (1800, 3, NAME)
         assert (report.counts, report.missing_ranges) == (wanted.counts, wanted.missing_ranges), policy
-        assert report.order == "files as the table has added them, then rows"
+        assert report.order.startswith("files as the table")
     rewrite(catalog, "replace")  # the files of before are still there
     report = audit(NAME, source_options=properties_of(tmp_path))
     assert (report.files, report.counts) == (1, fp.audit(rows).counts)
@@ -302,7 +302,7 @@ def test_audits_of_no_table_and_of_deleted_rows(
     from pyiceberg.manifest import ManifestContent, ManifestFile
 
     for place in (NAME, "iceberg://test/db.parquet"):
-        with pytest.raises(fp.SourceError, match="no such table in the catalog"):
+        with pytest.raises(fp.SourceError, match="no such table"):
             audit(place, source_options=properties_of(tmp_path))
     catalog.create_table("db.events", ROWS)
     append(catalog, 1)
@@ -324,4 +324,4 @@ def test_an_audit_on_the_command_line(
     path = Path(files_of(catalog.load_table("db.events"))[0].file_path.removeprefix("file://"))
     path.write_bytes(path.read_bytes()[:-20])
     assert main(["audit", NAME, *options]) == 1
-    assert "bytes, but the table declares" in capsys.readouterr().err
+    assert "bytes, but the table" in capsys.readouterr().err

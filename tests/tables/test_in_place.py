@@ -355,7 +355,7 @@ def test_settings_that_change_between_check_and_listing(
         assert make_job(tmp_path).run().version == 2
         assert_kept(tmp_path, 0)
     else:
-        with pytest.raises(fp.SinkError, match="rows are only ever added"):
+        with pytest.raises(fp.SinkError, match="appendOnly"):
             make_job(tmp_path).run()
         assert rows_of(tmp_path).height == 300
 
@@ -645,7 +645,7 @@ def test_a_table_without_the_feature_gets_no_vector(tmp_path: Path, monkeypatch:
     append(tmp_path, 0, way="files")
     seen = InPlace.seen
     monkeypatch.setattr(InPlace, "seen", lambda self, table: {**seen(self, table), "vectors": True})
-    with pytest.raises(AssertionError, match="does not allow deletion vectors"):
+    with pytest.raises(AssertionError, match="not allow deletion vectors"):
         make_job(tmp_path).run()
     assert table_of(tmp_path).version() == 0
 
@@ -658,7 +658,7 @@ def test_written_records_are_read_back(tmp_path: Path, monkeypatch: pytest.Monke
         return real(store, version, [it for it in actions if "remove" not in it][:2])
 
     monkeypatch.setattr(in_place, "put_commit", put_wrong)
-    with pytest.raises(fp.SinkError, match="differs from what was written"):
+    with pytest.raises(fp.SinkError, match="differs from what"):
         make_job(tmp_path).run()
 
 
@@ -668,7 +668,7 @@ def test_written_records_are_read_back(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"delta.appendOnly": "true"}, "rows are only ever added"),
+        ({"delta.appendOnly": "true"}, "appendOnly"),
         ({"delta.enableChangeDataFeed": "true"}, "change data feed"),
     ],
 )
@@ -689,14 +689,14 @@ def test_constraints_are_allowed(tmp_path: Path, way: str) -> None:
 
 def test_only_tables_are_deduplicated_in_place(tmp_path: Path) -> None:
     (tmp_path / "table").mkdir()
-    with pytest.raises(fp.SinkError, match="only a Delta table in a local folder can be both"):
+    with pytest.raises(fp.SinkError, match=r"only .*can be both source"):
         make_job(tmp_path)
     append(tmp_path, 0)
-    with pytest.raises(fp.SinkError, match="only a Delta table in a local folder can be both"):
+    with pytest.raises(fp.SinkError, match=r"only .*can be both source"):
         make_job(tmp_path, layout="run")
-    with pytest.raises(fp.PolicyError, match="only a Delta table that is both"):
+    with pytest.raises(fp.PolicyError, match=r"only .*can be rebased"):
         DedupJob(tmp_path / "table", tmp_path / "state", tmp_path / "sink").rebase()
-    with pytest.raises(fp.SinkError, match="source and sink must be the same table"):
+    with pytest.raises(fp.SinkError, match="be the same table"):
         DedupJob(tmp_path / "other", tmp_path / "state", InPlace(LocalStore(tmp_path / "table"), Disk()))
     with pytest.raises(fp.PolicyError, match="depends on the order"):
         make_job(tmp_path, policy="strict", order_by=()).rebase()

@@ -197,7 +197,7 @@ def test_killed_at_every_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("has_plan", [False, True], ids=["", "by a plan"])
-@pytest.mark.parametrize("prepared", ["there", "gone", "gone, and the files as well"])
+@pytest.mark.parametrize("prepared", ["there", "gone", "gone, files too"])
 def test_finished_by_another_process(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, prepared: str, has_plan: bool
 ) -> None:
@@ -216,7 +216,7 @@ def test_finished_by_another_process(
                 assert bucket.job().run().version is None
             if prepared != "there":
                 bucket.check(1)
-            if prepared == "gone, and the files as well":
+            if prepared == "gone, files too":
                 bucket.store("sink").delete([name for name in bucket.listed() if name.startswith("run=1/day")])
         return real(*arguments)
 
@@ -226,7 +226,7 @@ def test_finished_by_another_process(
         monkeypatch.setattr(placing, name, 1 if has_plan else 1_000)
     assert bucket.job(engine=Apart(1) if has_plan else LocalEngine(1)).run().version == 1
     assert paused.is_set()
-    if prepared == "gone, and the files as well":
+    if prepared == "gone, files too":
         assert sorted(bucket.listed()) == ["_fencepost.json", "_versions/1.json", "run=1/_SUCCESS"]
         assert applied_files(f"{bucket.root}/sink", bucket.options) == []
     else:
@@ -377,10 +377,10 @@ def test_a_store_with_several_winners_is_refused(bucket: Bucket, monkeypatch: py
 def test_sinks_that_are_refused(bucket: Bucket) -> None:
     land_some(bucket)
     bucket.store("sink").put("somebody/else.txt", b"")
-    with pytest.raises(fp.SinkError, match=r"not empty and not a fencepost sink \(it holds somebody\)"):
+    with pytest.raises(fp.SinkError, match=r"not empty .*\(it holds somebody\)"):
         bucket.job().run()
     for sink, message in (
-        ("memory://x", "a local folder or a prefix of an object store"),
+        ("memory://x", "memory://x: .*a prefix of an"),
         ("hdfs://host/x", "unknown store hdfs://"),
         (f"{bucket.root}/source", "both source and sink"),
         (f"{bucket.root}/source/sink", "is inside source"),
@@ -400,7 +400,7 @@ def test_a_sink_of_another_state(bucket: Bucket) -> None:
     bucket.near().run()
     bucket.job().run()
     other = {"source_options": bucket.options, "sink_options": bucket.options}
-    with pytest.raises(fp.SinkError, match=r"belongs to a state .* is empty: it was lost"):
+    with pytest.raises(fp.SinkError, match=r"belongs to a state .*other is empty: "):
         DedupJob(f"{bucket.root}/source", bucket.folder / "other", f"{bucket.root}/sink", **other).run()
     bucket.check(1)
 
@@ -415,7 +415,7 @@ def test_a_state_that_was_taken_back(bucket: Bucket) -> None:
     state.delete([name for name, _, _ in state.listing()])
     for name, data in copy.items():
         state.put(name, data)
-    with pytest.raises(fp.SinkChangedError, match="the state is older than the sink"):
+    with pytest.raises(fp.SinkChangedError, match="state is older than"):
         bucket.job().run()
 
 

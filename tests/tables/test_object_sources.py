@@ -397,7 +397,7 @@ def test_a_whole_file_that_changes(landing: Landing, monkeypatch: pytest.MonkeyP
     with WholeFile(landing.store.object("a", *landing.store.head("a"))) as file:
         file.read(0, 100)
         landing.put("a", os.urandom(5_000))
-        with pytest.raises(StoreError, match="changed while it was read"):
+        with pytest.raises(StoreError, match="a: changed while"):
             file.read(4_000, 100)
 
 
@@ -448,9 +448,9 @@ def test_columns_in_the_end_of_a_file(landing: Landing) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (f"s3://{BUCKET}/nothing-here", "no objects beneath this prefix"),
+        (f"s3://{BUCKET}/nothing-here", "/nothing-here: no objects"),
         ("hdfs://host/folder", "unknown store hdfs://"),
-        ("memory://somewhere", "a local folder or a prefix of an object store"),
+        ("memory://somewhere", "memory://somewhere: .*a prefix of an"),
         ("s3://key:the-secret@bucket/x", "the URI contains credentials"),
     ],
 )
@@ -464,7 +464,7 @@ def test_sources_that_are_refused(endpoint: str, tmp_path: Path, source: str, me
 def test_a_malformed_log_is_refused_by_name(landing: Landing, tmp_path: Path) -> None:
     landing.land("a.parquet", rows(0, 10))
     landing.put("_delta_log/00000000000000000000.json", b"{}")
-    with pytest.raises(fp.SourceError, match="cannot be read as a Delta table: no schema"):
+    with pytest.raises(fp.SourceError, match="Delta table: no schema"):
         job(landing, tmp_path, remote=True).run()
 
 

@@ -184,7 +184,7 @@ def test_a_store_with_several_winners_is_refused(endpoint: str, lie: str) -> Non
         store = s3(liar.endpoint)
         is_exclusive = lie == "checked before"
         assert [store.put("log/1", data) for data in (b"first", b"second")] == [True, not is_exclusive]
-        with pytest.raises(fp.StoreError, match=rf"{store.uri}: of several puts of one new name exactly one must"):
+        with pytest.raises(fp.StoreError, match=rf"{store.uri}: .*exactly one must succeed"):
             check_exclusion(store)
         assert liar.told[lie] > 2
         assert store.list("probe") == []
@@ -214,7 +214,7 @@ def test_no_bucket_and_no_server(endpoint: str, monkeypatch: pytest.MonkeyPatch)
     [
         ("ftp://host/x", "ftp://host/x: unknown store ftp://; known are paths, file, s3"),
         ("file://host/x", "file://host/x: a file:// URI has three slashes"),
-        ("s3://key:word@bucket/x", "s3://...@bucket/x: the URI contains credentials"),
+        ("s3://key:word@bucket/x", "s3://...@bucket/x: the URI contains"),
     ],
 )
 def test_invalid_uris(uri: str, message: str) -> None:

@@ -148,14 +148,14 @@ def test_vectors_that_differ_from_the_table(tmp_path: Path) -> None:
     place |= {"offset": 1, "sizeInBytes": len(whole) - 9, "cardinality": 3}
     assert ranges_of(read_vector(LocalStore(tmp_path / "source"), place))[1].tolist() == [3]
     for harm, match in (
-        ({"cardinality": 4}, "of 3 rows, but the table declares 4"),
-        ({"sizeInBytes": 20}, "not the deletion vector of 20 bytes"),
+        ({"cardinality": 4}, "of 3 rows, but .* declares 4"),
+        ({"sizeInBytes": 20}, "not the .*vector of 20 bytes"),
         ({"storageType": "x"}, "storage type 'x'"),
     ):
         with pytest.raises(fp.SourceError, match=match):
             read_vector(LocalStore(tmp_path / "source"), place | harm)
     file.write_bytes(whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:])
-    with pytest.raises(fp.SourceError, match="not the deletion vector of"):
+    with pytest.raises(fp.SourceError, match=f"not the .*vector of {len(whole) - 9} bytes"):
         read_vector(LocalStore(tmp_path / "source"), place)
     file.unlink()
     with pytest.raises(fp.SourceError, match="does not exist"):
