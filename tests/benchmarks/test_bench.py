@@ -494,7 +494,7 @@ def test_the_cost_of_versions_does_not_grow(tmp_path: Path) -> None:
     assert many["one file"].objects < 1_000
 
 
-def test_the_cost_of_files(tmp_path: Path) -> None:
+def test_the_driver_costs_little_per_file(tmp_path: Path) -> None:
     costs, seconds = metadata.run(tmp_path, 3_000)
     assert costs["no-op"].read_bytes < costs["run"].written_bytes / 10, "no list of files is read"
     assert "decide" in seconds

@@ -350,7 +350,7 @@ def test_a_call_is_atomic_while_another_thread_writes_to_its_arrays(column: str)
             assert pids == list(range(len(pids)))
 
 
-def test_a_read_only_array_is_read_in_place() -> None:
+def test_read_only_arrays_are_judged_like_writable_ones() -> None:
     """Only memory that others may write is copied."""
     count = 1_000_000
     columns = rows(count, np.zeros(count, np.int64), np.arange(count, dtype=np.int32))

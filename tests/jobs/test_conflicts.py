@@ -202,7 +202,7 @@ def test_ranges_of_refused_rows_are_marked_row_by_row(seed: int) -> None:
     assert found.sort_by([("file", "ascending"), ("row", "ascending")]).equals(found)
 
 
-def test_leftovers_of_a_stopped_run(tmp_path: Path) -> None:
+def test_a_stopped_run_leaves_no_files(tmp_path: Path) -> None:
     land(tmp_path / "source", "a.parquet", amounts([0, 0], [1, 2]))
     with pytest.raises(fp.PolicyError):
         make_job(tmp_path, **CONTENT).run()

@@ -352,7 +352,7 @@ def test_without_the_option_a_state_is_what_it_was(tmp_path: Path) -> None:
     assert [it.read_bytes() for it in files[0]] == [it.read_bytes() for it in files[1]]
 
 
-def test_the_memory_of_a_row(tmp_path: Path) -> None:
+def test_a_checksum_takes_four_bytes_in_the_state(tmp_path: Path) -> None:
     count = 200_000
     report = run(tmp_path, "a", list(range(count)), [1] * count)
     found = newest(tmp_path).checksums

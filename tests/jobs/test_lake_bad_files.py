@@ -82,7 +82,7 @@ def test_damage_is_deferred_from_when_it_was_first_seen(
     assert make_job(tmp_path).run().version is None
 
 
-def test_a_file_that_changes_is_new(tmp_path: Path, clock: Clock) -> None:
+def test_a_damaged_file_that_changes_is_deferred_again(tmp_path: Path, clock: Clock) -> None:
     land_some(tmp_path)
     file = tmp_path / "source" / "2.parquet"
     whole = file.read_bytes()
@@ -196,7 +196,7 @@ def test_columns_that_no_file_has_are_the_jobs_fault(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
-def test_types_that_are_not_known_yet_are_unresolved(tmp_path: Path) -> None:
+def test_another_type_of_key_stops_the_first_run(tmp_path: Path) -> None:
     land_some(tmp_path, [0])
     land(tmp_path / "source", "bad.parquet", MISFITS["another type of key"])
     with pytest.raises(fp.BatchError, match=r"column 'pid': string; in .*0.parquet it is integer"):

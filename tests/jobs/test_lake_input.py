@@ -322,7 +322,7 @@ def test_files_with_other_names_are_reported(tmp_path: Path) -> None:
         assert re.search(r"\n  ignored +4  files .*\.parquet: ", str(told))
 
 
-def test_invalid_sources(tmp_path: Path) -> None:
+def test_a_missing_source_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(fp.SourceError, match="no such folder"):
         make_job(tmp_path).run()
 

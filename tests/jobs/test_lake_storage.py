@@ -154,7 +154,7 @@ def test_a_file_that_vanishes_between_listing_and_opening(tmp_path: Path, monkey
 
 
 @needs_strace
-def test_an_audit_gives_the_same_counts(tmp_path: Path) -> None:
+def test_an_audit_reports_an_error_of_storage(tmp_path: Path) -> None:
     rows = pa.table({"pid": [1], "epoch": [0], "partition": [0], "seq": [0]})
     path = land(tmp_path / "source", "a.parquet", rows)
     with pytest.MonkeyPatch.context() as patch:

@@ -332,7 +332,7 @@ def test_folders_of_the_source_and_columns_of_files_keep_their_names(tmp_path: P
         make(other, partition_by="day(at)").run()
 
 
-def test_invalid_arguments(tmp_path: Path) -> None:
+def test_invalid_layout_arguments_are_refused(tmp_path: Path) -> None:
     for layout, problem in [
         ({"target_file_bytes": 0}, "expected at least 1"),
         ({"partition_by": "month(at)"}, r"expected a column, or day\(column\)"),
@@ -364,7 +364,7 @@ def test_a_delta_table_is_written_so_too(tmp_path: Path) -> None:
     assert len(DeltaTable(tmp_path / "sink").to_pyarrow_table()) == 700
 
 
-def test_the_command_line_reports_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_accepts_layout_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     land_files(tmp_path)
     places = [str(tmp_path / it) for it in ("source", "state", "sink")]
     options = ["--target-file-bytes", str(LARGE), "--partition-by", "day(at)", "--sort-by", "name", "--sort-by", "row"]

@@ -690,7 +690,7 @@ OPERATIONS: dict[str, Callable[[State], Any]] = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_killed_at_any_step(world: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_recover_from_a_kill_at_any_step(world: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not decided: as if it had never begun. Decided: the next one finishes it."""
     act, template = OPERATIONS[name], world.root.parent / "template"
     shutil.copytree(world.root, template)
@@ -723,7 +723,7 @@ def test_an_operation_killed_at_any_step(world: World, name: str, monkeypatch: p
     assert outcomes == {True, False}
 
 
-def test_abandon_killed_at_any_step(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abandon_recovers_from_a_kill_at_any_step(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fenced or not: the next driver decides it for all."""
     world.run(rows_of(4), "4.txt", until="decide")
     template, statuses = world.root.parent / "template", []

@@ -27,7 +27,7 @@ def some_versions(root: Path, count: int = 2) -> state.State:
     return state.open(root / "state")
 
 
-def test_the_description_of_a_version(tmp_path: Path) -> None:
+def test_a_version_describes_its_run(tmp_path: Path) -> None:
     land_some(tmp_path, [0, 1])
     report = make_job(tmp_path, scope="east").run()
     opened = state.open(tmp_path / "state")

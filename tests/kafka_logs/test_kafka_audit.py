@@ -369,7 +369,7 @@ def test_a_batch_that_was_cut_out_is_missing_unless_the_log_is_compacted(name: s
         assert (found.compacted, found.count_findings()["missing"], len(found.holes)) == (True, 0, 1)
 
 
-def test_a_removed_segment_is_missing_for_every_writer(tmp_path: Path) -> None:
+def test_a_removed_segment_is_reported_as_missing(tmp_path: Path) -> None:
     """A middle segment, the first batches of the first one, and the last ones if files of the broker show them."""
     names = ["clicks-0", "orders-0", "events-0"]
     for name in names:

@@ -305,7 +305,7 @@ def test_a_seed_knows_what_the_log_holds(tmp_path: Path) -> None:
     assert set(make_job(tmp_path).run().counts) == {"DUPLICATE"}
 
 
-def test_timestamps_determine_idle_producers(tmp_path: Path) -> None:
+def test_the_clock_is_the_newest_timestamp_of_the_log(tmp_path: Path) -> None:
     copy_upto("clicks-0", tmp_path / "logs", 10**9)
     report = make_job(tmp_path, max_idle_ms=86_400_000).run()
     newest = max(it["timestamp"] for it in read_log(tmp_path))
@@ -325,7 +325,7 @@ def test_a_state_is_of_one_log(tmp_path: Path, change: str) -> None:
         other.run()
 
 
-def test_files_that_a_job_does_not_read(tmp_path: Path) -> None:
+def test_a_job_refuses_sources_that_are_not_partition_folders(tmp_path: Path) -> None:
     folder = copy_upto("orders-0", tmp_path / "logs", 10**9)
     segment = sorted(folder.glob("*.log"))[0]
     shutil.copytree(folder, tmp_path / "backup")

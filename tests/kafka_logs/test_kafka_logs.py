@@ -285,7 +285,7 @@ def test_a_segment_has_any_name(tmp_path: Path) -> None:
     assert len(rows_of(kafka.read_records(f"file://{path}", isolation="read_uncommitted"))) == 30
 
 
-def test_a_source_that_is_not_a_log_is_reported(tmp_path: Path) -> None:
+def test_readers_refuse_other_sources_and_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(fp.SourceError, match="no such file or folder") as caught:
         kafka.read_batches(tmp_path / "nowhere")
     assert caught.value.path == str(tmp_path / "nowhere")

@@ -140,7 +140,7 @@ def test_conditions_on_headers() -> None:
         assert batches_of(parts, [condition]).to_pylist() == [row for row in rows if holds(row, condition)], condition
 
 
-def test_row_groups_that_cannot_match_are_not_opened(tmp_path: Path) -> None:
+def test_segments_and_batches_that_cannot_match_are_not_read(tmp_path: Path) -> None:
     """Segments by the offsets of their names, batches by their headers, partitions by the names of their folders."""
     folder = tmp_path / "clicks-0"
     shutil.copytree(DATA / "clicks-0", folder)

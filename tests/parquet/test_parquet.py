@@ -771,7 +771,7 @@ def test_a_bad_value_is_named_with_its_row_of_the_file(
         scan.next(1)
 
 
-def test_missing_or_unusable_columns(tmp_path: Path) -> None:
+def test_missing_or_unusable_columns_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "events.parquet"
     pq.write_table(pa.table({"pid": [1.0], "epoch": [0], "partition": [[1]], "seq": [0]}), path)
     with pytest.raises(fp.BatchError, match="column 'nothing': missing; it has pid, epoch, partition, seq") as raised:

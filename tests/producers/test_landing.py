@@ -372,7 +372,7 @@ def test_an_entry_that_cannot_be_taken_is_read_again(tmp_path: Path, kind: str, 
     assert transport.send(batch(7, 0, 0, [1])) == Answer(fp.Verdict.FENCED)
 
 
-def test_a_batch_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+def test_a_fence_with_an_invalid_epoch_is_not_written(tmp_path: Path) -> None:
     transport = LandingTransport(tmp_path, sync=False)
     with pytest.raises(fp.PolicyError, match=r"fence: epoch 32768: expected 0 to 32767"):
         transport.fence(7, 2**15, None)

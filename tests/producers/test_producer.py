@@ -384,7 +384,7 @@ def test_a_registry_that_gives_the_same_epoch_again_is_refused() -> None:
         ({"version": 1, "name": None, "pid": 1, "epoch": 0}, None, "only a producer with the same name can resume"),
     ],
 )
-def test_a_checkpoint_of_another_producer_is_refused(checkpoint: Any, name: Any, message: str) -> None:
+def test_invalid_checkpoints_and_those_of_other_producers_are_refused(checkpoint: Any, name: Any, message: str) -> None:
     with pytest.raises(fp.PolicyError, match=message):
         fp.SequencedProducer(MemoryTransport(), name=name, registry=MemoryTransport(), resume=checkpoint)
 

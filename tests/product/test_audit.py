@@ -464,7 +464,7 @@ def test_missing_of_every_epoch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 @pytest.mark.parametrize(
     "kind", [pa.int32(), pa.string(), pa.binary(2), pa.dictionary(pa.int8(), pa.string())], ids=str
 )
-def test_missing_rows_of_replaced_epochs_in_a_table(kind: pa.DataType) -> None:
+def test_an_audit_with_a_table_lists_missing_rows_of_epochs_replaced_since(kind: pa.DataType) -> None:
     """What it still lists when it is given, and what is replaced from then on."""
     data = bumped_rows(4, 300)
     if not pa.types.is_integer(kind):
@@ -526,7 +526,7 @@ def test_a_table_is_not_touched() -> None:
     assert report.suspected_resets is not None
 
 
-def test_policies_that_do_not_fit_the_table_or_the_rows() -> None:
+def test_invalid_arguments_of_an_audit_are_refused() -> None:
     with pytest.raises(fp.PolicyError, match=r"the table has another policy"):
         fp.audit(make_rows(0), "kafka", table=StateTable("any_order"))
     with pytest.raises(fp.PolicyError, match=r"this policy ignores epochs"):

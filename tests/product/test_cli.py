@@ -212,7 +212,9 @@ def test_a_policy_from_a_file(
         ("--policy kafka --policy-file {here}/bad.json", "Invalid value: {here}/bad.json: Expecting value: line 1"),
     ],
 )
-def test_invalid_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, message: str) -> None:
+def test_invalid_policies_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, message: str
+) -> None:
     (tmp_path / "bad.json").write_text("no")
     (tmp_path / "odd.json").write_text('{"odd": 1}')
     for command in (["audit", tmp_path], ["dedup", "a", "b", "c"]):

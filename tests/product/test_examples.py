@@ -137,7 +137,7 @@ def manifests() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((EXAMPLES / "kubernetes" / "dedup-job.yaml").read_text()))
 
 
-def test_the_spark_job_matches_the_schema_of_kubernetes() -> None:
+def test_the_kubernetes_manifests_of_the_spark_job_are_valid() -> None:
     for document in manifests():
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
     account, role, binding, service, cron = manifests()

@@ -479,7 +479,7 @@ def test_parameters_that_contradict_each_other(parameters: dict[str, Any], messa
         ),
     ],
 )
-def test_impossible_requests(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+def test_impossible_requests_are_refused(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole message is compared below
         generate(tmp_path, RICH, **arguments)
     assert str(caught.value) == message

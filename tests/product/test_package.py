@@ -393,7 +393,7 @@ def code_of(rust: str) -> str:
     return re.sub(r"//.*", "", rust)
 
 
-def test_unsafe_code_is_only_where_the_design_decisions_list_it() -> None:
+def test_unsafe_code_is_only_in_listed_files() -> None:
     sources = files("*.rs")
     assert len(sources) >= 25
     found = {str(path.relative_to(ROOT)) for path in sources if re.search(r"\bunsafe\b", code_of(path.read_text()))}

@@ -398,7 +398,7 @@ class TestRefused:
             lambda df: df.withColumn("pid", F.uuid()).union(df.withColumn("pid", F.lit("x"))),
         ],
     )
-    def test_identities_that_change_with_each_evaluation(
+    def test_identities_that_change_with_each_evaluation_are_refused(
         self, df: DataFrame, change: Callable[[DataFrame], DataFrame]
     ) -> None:
         for co_located in (False, True):

@@ -477,7 +477,9 @@ class TestTheGeneralWay:
         assert df.count() == 2 * spark.read.parquet(f"{folder}/0.parquet").count()
         assert choose_strategy(df) == ("shuffle", "a file is listed twice")
 
-    def test_limits_are_enforced(self, spark: SparkSession, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_frame_above_a_limit_is_not_a_plain_scan(
+        self, spark: SparkSession, folder: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         df = spark.read.parquet(folder)
         with monkeypatch.context() as patch:
             patch.setattr(plain_scan, "FILES_MAX", 2)

@@ -369,7 +369,7 @@ def test_outside_a_query(spark: SparkSession, tmp_path: Path) -> None:
         writer(tmp_path)(spark.range(1), 0)
 
 
-def test_a_driver_that_wakes_up_after_others_have_continued(
+def test_a_driver_that_wakes_up_late_gets_a_conflict(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def frame(seed: int) -> DataFrame:

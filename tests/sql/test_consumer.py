@@ -296,7 +296,7 @@ def test_a_poison_message_becomes_a_dead_letter_and_its_neighbors_are_applied(or
     assert counts["dead_letters"] == counts["retries"] == 5
 
 
-def test_an_operation_that_fails_once_is_tried_again(orders: Engine) -> None:
+def test_a_message_whose_decoder_fails_is_tried_again(orders: Engine) -> None:
     cluster = Cluster()
     cluster.send("orders", *map(order, range(4)))
     failed: list[int] = []

@@ -194,7 +194,7 @@ def test_a_connection_lost_in_the_commit_is_not(database: Database) -> None:
     assert value(database, 1) == 0
 
 
-def test_an_ignored_error_prevents_the_commit(database: Database) -> None:
+def test_an_ignored_error_prevents_the_commit_on_postgresql(database: Database) -> None:
     """PostgreSQL has undone everything already, and treats the commit as a rollback. Others undo only the statement."""
 
     def work(connection: Connection) -> None:

@@ -324,7 +324,7 @@ def test_a_table_and_its_source_agree(sink: SqlSink) -> None:
     assert sink.reconcile(rows(*range(10)).to_pylist()).is_clean
 
 
-def test_missing_unexpected_and_conflicting_rows_of_a_table(sink: SqlSink, events: Engine) -> None:
+def test_reconcile_finds_missing_unexpected_and_conflicting_rows(sink: SqlSink, events: Engine) -> None:
     sink.apply(rows(*range(8)))
     with events.begin() as connection:
         connection.execute(EVENTS.delete().where(EVENTS.c.seq == 2))

@@ -58,7 +58,9 @@ def the_one(engine: Engine) -> TransactionStatus:
     return found
 
 
-def test_an_open_transaction(engine: Engine, coordinator: TransactionCoordinator, owner: ProducerIdentity) -> None:
+def test_an_open_transaction_is_described(
+    engine: Engine, coordinator: TransactionCoordinator, owner: ProducerIdentity
+) -> None:
     coordinator.init_producer("idle")
     found = the_one(engine)
     assert (found.transactional_id, found.state, found.owner) == ("stage", "ongoing", owner)
@@ -78,7 +80,9 @@ def test_an_open_transaction(engine: Engine, coordinator: TransactionCoordinator
     assert every[0].waits_for == "its producer, to begin"
 
 
-def test_a_late_transaction(engine: Engine, coordinator: TransactionCoordinator, owner: ProducerIdentity) -> None:
+def test_a_late_transaction_is_reported_as_late(
+    engine: Engine, coordinator: TransactionCoordinator, owner: ProducerIdentity
+) -> None:
     set_back(engine, started_ms=DAY_MS)
     found = the_one(engine)
     assert found.is_late
@@ -129,7 +133,9 @@ def test_terminate_without_routes_leaves_the_markers(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_the_session_that_holds_the_row(engine: Engine, owner: ProducerIdentity, new_engine: NewEngine) -> None:
+def test_the_session_that_holds_the_row_is_listed(
+    engine: Engine, owner: ProducerIdentity, new_engine: NewEngine
+) -> None:
     with new_engine().connect() as holder:
         [backend_pid] = holder.exec_driver_sql("SELECT pg_backend_pid()").one()
         holder.execute(select(tables.PRODUCERS).with_for_update())

@@ -66,7 +66,7 @@ print(registry.init_producer().pid, flush=True)
     assert done.stdout.split() == ["0", "10", "1"]
 
 
-def test_when_all_pids_are_assigned(engine: Engine) -> None:
+def test_no_pid_is_assigned_after_the_last_one(engine: Engine) -> None:
     registry = ProducerRegistry(engine, block_size=1000)
     values = {"id": 1, "next_pid": PID_MAX - 1}
     registry.database.transaction(lambda connection: connection.execute(tables.PIDS.insert().values(values)))

@@ -570,7 +570,7 @@ def test_an_aggregate_and_its_version(events: Engine) -> None:
         (pa.array([7]), "column 'event_id': is of type integer, but the claims of consumer 'c' have type text"),
     ],
 )
-def test_invalid_ids(events: Engine, ids: pa.Array, message: str) -> None:
+def test_invalid_message_ids_are_refused(events: Engine, ids: pa.Array, message: str) -> None:
     sink = SqlSink(events, None, "c", "message_id", message_id="event_id")
     sink.handle(messages("a"), lambda *_: None)
     with pytest.raises(fp.BatchError, match=message):
@@ -702,7 +702,7 @@ def test_claims_of_a_newer_version_are_refused(events: Engine) -> None:
 # Rows and tables that do not go together
 
 
-def test_missing_tables(events: Engine) -> None:
+def test_missing_tables_and_columns_are_errors(events: Engine) -> None:
     with pytest.raises(fp.SinkError, match="table nowhere: does not exist in the database; nothing has changed"):
         SqlSink(events, "nowhere", "c")
     with pytest.raises(fp.SinkError, match="table events: has no column 'sum'; it has pid, epoch, partition, seq"):

@@ -542,7 +542,7 @@ def as_version_3(engine: sa.Engine, *leases: tuple[str, int]) -> None:
 
 
 @without_mariadb
-def test_tables_of_version_2_are_taken(engine: sa.Engine) -> None:
+def test_tables_of_version_2_are_upgraded(engine: sa.Engine) -> None:
     """They have neither a count of partitions nor whose next epoch a lease is."""
     before = SqlTransport(engine, "events", schema=SCHEMA, partitions=2)
     before.send(batch(7, 0, 0, [1], partition=1))

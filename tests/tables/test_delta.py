@@ -260,7 +260,7 @@ def test_the_table_moves_on_while_a_version_is_written(tmp_path: Path, monkeypat
     polars.testing.assert_frame_equal(mine, expected_of(tmp_path))
 
 
-def test_two_drivers_apply_the_same_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_paused_driver_does_not_apply_a_version_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is paused before its commit, another recovers and continues; then the first one wakes."""
     land_some(tmp_path, [0])
     run_alone(tmp_path)

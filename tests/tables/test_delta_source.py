@@ -280,7 +280,7 @@ def test_an_unreadable_file_is_quarantined(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", [None, "aligned"])
-def test_a_table_that_continues_without_rows(tmp_path: Path, plan: str | None) -> None:
+def test_versions_of_a_table_without_new_rows_add_nothing(tmp_path: Path, plan: str | None) -> None:
     DeltaTable.create(tmp_path / "source", SCHEMA)
     report = make_job(tmp_path, plan=plan).run()
     assert (report.version, report.rows) == (1, 0)

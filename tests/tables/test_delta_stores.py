@@ -348,7 +348,7 @@ LIES = ("503 after", "409", "late and dropped", "dropped, then late")
 
 
 @pytest.mark.parametrize("lie", ["dropped after", *(pytest.param(lie, marks=MORE) for lie in LIES)])
-def test_commits_with_an_unknown_outcome(bucket: Tables, lie: str) -> None:
+def test_commits_with_an_unknown_outcome_take_effect_once(bucket: Tables, lie: str) -> None:
     bucket.land("a.parquet", rows(0, 30))
     bucket.near().run()
     with Liar(bucket.options["endpoint"], (lie,), share=0.7, late_seconds=0.02) as liar:
@@ -360,7 +360,7 @@ def test_commits_with_an_unknown_outcome(bucket: Tables, lie: str) -> None:
     bucket.check(2)
 
 
-def test_a_commit_that_another_writer_replaces(bucket: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_another_writer_replaces_is_made_again(bucket: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some writers put without asking whether the version is there (Spark on s3a): the transaction is read again
     before the version is done, and written once more."""
     bucket.land("a.parquet", rows(0, 30))

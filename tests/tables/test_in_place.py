@@ -337,7 +337,7 @@ def test_a_rebase_starts_the_list_of_missing_ranges_again(tmp_path: Path) -> Non
     polars.testing.assert_frame_equal(left.drop("times").select(wanted.columns).sort(pl.all()), wanted)
 
 
-def test_settings_that_change_between_check_and_listing(
+def test_a_change_of_settings_between_check_and_listing_is_noticed(
     tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(tmp_path, 0)
@@ -702,7 +702,7 @@ def test_only_tables_are_deduplicated_in_place(tmp_path: Path) -> None:
         make_job(tmp_path, policy="strict", order_by=()).rebase()
 
 
-def test_a_recreated_table(tmp_path: Path, way: str) -> None:
+def test_a_recreated_table_stops_the_run(tmp_path: Path, way: str) -> None:
     append(tmp_path, 0, way=way)
     make_job(tmp_path).run()
     kept = tmp_path / "kept"

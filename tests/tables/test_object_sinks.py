@@ -321,7 +321,7 @@ def test_answers_that_do_not_come(bucket: Bucket, fault: str, verb: str) -> None
 
 
 @pytest.mark.parametrize("lie", ["503 after", "409", "dropped after", "late", "late and dropped", "dropped, then late"])
-def test_puts_with_an_unknown_outcome(bucket: Bucket, lie: str) -> None:
+def test_puts_with_an_unknown_outcome_take_effect_once(bucket: Bucket, lie: str) -> None:
     land_some(bucket)
     bucket.near().run()
     with Liar(bucket.options["endpoint"], (lie,), share=0.5) as liar:
@@ -452,7 +452,7 @@ def test_another_run_while_the_sink_is_checked(
 
 
 @pytest.mark.parametrize("name", ["_fencepost.json", "_versions/1.json"])
-def test_the_marker_of_the_owner_is_gone(bucket: Bucket, name: str) -> None:
+def test_a_run_stops_if_the_file_that_names_its_owner_is_gone(bucket: Bucket, name: str) -> None:
     land_some(bucket)
     bucket.job().run()
     bucket.store("sink").delete([name])

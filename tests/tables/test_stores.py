@@ -57,7 +57,7 @@ def test_ranges(store: Store) -> None:
     assert store.read("a", 8, 100) == b"89"
 
 
-def test_pieces_that_are_read_ahead(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_ahead_requests_each_piece_once(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequential read of pieces requests each once."""
     store, data = s3(endpoint), os.urandom(1_000)
     assert isinstance(store, RemoteStore)
@@ -91,7 +91,7 @@ def test_names(store: Store) -> None:
     store.delete([])
 
 
-def test_reading_a_missing_object(store: Store) -> None:
+def test_reading_a_missing_object_is_an_error(store: Store) -> None:
     for arguments in ((), (0, 4)):
         with pytest.raises(FileNotFoundError, match="nothing"):
             store.read("nothing", *arguments)
@@ -223,7 +223,7 @@ def test_invalid_uris(uri: str, message: str) -> None:
     assert caught.value.message.startswith(message)
 
 
-def test_invalid_options(endpoint: str) -> None:
+def test_unknown_options_of_a_store_are_refused(endpoint: str) -> None:
     with pytest.raises(fp.StoreError, match=r"s3://bucket/x: .*colour"):
         s3(endpoint, "s3://bucket/x", colour="red")
 
