@@ -117,7 +117,7 @@ def test_rows_of_aborted_transactions(spark: SparkSession, broker: Broker) -> No
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "kafka.isolation.level is not set, and then is read_uncommitted: rows of aborted transactions"),
+        ({}, "kafka.isolation.level is not set, .*read_uncommitted: rows of aborted"),
         ({"Kafka.Isolation.Level": "read_uncommitted"}, "kafka.isolation.level is read_uncommitted: rows of aborted"),
         ({"kafka.isolation.level": "read_committed", "failOnDataLoss": "False"}, "failOnDataLoss is false: rows that"),
     ],

@@ -144,7 +144,7 @@ def test_a_malformed_header_stops_the_stream(spark: SparkSession, broker: Broker
     broker.create("malformed")
     broker.send("malformed", "x", headers={"pid": "7", "epoch": "0", "seq": "first"})
     write = writer(tmp_path, policy="any_order", columns="kafka-producer")
-    message = r"header 'seq': 'first' is not an integer of type bigint \(topic malformed, partition 0, offset 0\)"
+    message = r"header 'seq': 'first' .*integer .*\(topic malformed, partition 0, offset 0\)"
     with pytest.raises(StreamingQueryException, match=message):
         stream(spark, broker, "malformed", tmp_path, write, from_headers, includeHeaders="true")
     assert not (tmp_path / "sink").exists()
@@ -183,12 +183,10 @@ def assert_nothing_new(root: Path) -> None:
 
 def test_a_topic_that_was_recreated_and_is_shorter(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
     read_and_recreate(spark, broker, "shorter", tmp_path, writer(tmp_path), "new")
-    with pytest.raises(
-        StreamingQueryException, match=r"offset was changed from 3 to 1, some data may have been missed"
-    ):
+    with pytest.raises(StreamingQueryException, match="changed from 3 to 1, "):
         stream(spark, broker, "shorter", tmp_path)
     assert_nothing_new(tmp_path)
-    message = r"topic shorter, partition 0: ends at offset 1, but was read up to 3 before.* Nothing was written"
+    message = r"topic shorter, partition 0: ends at offset 1, .*up to 3 .* Nothing was written"
     with (
         pytest.warns(KafkaWarning, match="failOnDataLoss is false"),
         pytest.raises(StreamingQueryException, match=message),
@@ -201,9 +199,7 @@ def test_a_topic_that_was_recreated_and_is_longer(spark: SparkSession, broker: B
     """Offsets do not show it: the rows before the old end would be skipped silently."""
     topics = describe_topics(broker.settings)
     read_and_recreate(spark, broker, "longer", tmp_path, writer(tmp_path, topics=topics), *"defgh")
-    message = (
-        r"topic longer: was recreated: its id is .*, but was .* when the last batch was read.* Nothing was written"
-    )
+    message = r"topic longer: was recreated: .*last batch.* Nothing was written"
     with pytest.raises(StreamingQueryException, match=message):
         stream(spark, broker, "longer", tmp_path, writer(tmp_path, topics=topics))
     assert_nothing_new(tmp_path)
@@ -219,11 +215,11 @@ def test_rows_that_are_deleted_before_they_are_read(spark: SparkSession, broker:
     stream(spark, broker, "cut", tmp_path, writer(tmp_path, topics=topics))
     broker.send("cut", *"defg")
     broker.cut("cut", 5)
-    message = r"topic cut, partition 0: offsets 3 to 4 were deleted before they were read\. Nothing was written"
+    message = r"topic cut, partition 0: offsets 3 to 4 were deleted .*\. Nothing was written"
     with pytest.raises(StreamingQueryException, match=message):
         stream(spark, broker, "cut", tmp_path, writer(tmp_path, topics=topics))
     assert_nothing_new(tmp_path)
-    with pytest.raises(StreamingQueryException, match=r"Cannot fetch offsets 3 to 5 of cut-0, some data may have been"):
+    with pytest.raises(StreamingQueryException, match="Cannot fetch offsets 3 to 5 of cut-0, "):
         stream(spark, broker, "cut", tmp_path)
     assert_nothing_new(tmp_path)
     write = writer(tmp_path, topics=topics, on_reset="report")

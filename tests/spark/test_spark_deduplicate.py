@@ -215,7 +215,7 @@ class TestColumns:
         made = spark.createDataFrame(rows, ddl).repartition(3)
         made.write.parquet(str(tmp_path / "rows"))
         df = spark.read.parquet(str(tmp_path / "rows"))
-        assert "'payload.Pid' is a field of a struct column" in choose_strategy(df, columns=columns).reason
+        assert "'payload.Pid' is a field" in choose_strategy(df, columns=columns).reason
         for frame in (made, df):
             kept = deduplicate(frame, columns=columns)
             assert kept.schema == frame.schema
@@ -293,7 +293,7 @@ class TestCoLocated:
                 use(deduplicate(prepare(cut), co_located=True))
             message = str(error.value)
             assert "fencepost: the file file:" in message
-            assert "/rows/0.parquet is cut over several tasks" in message
+            assert "/rows/0.parquet is cut over" in message
             assert f"spark.sql.files.openCostInBytes to at least {size}, or leave out co_located=True" in message
             assert deduplicate(prepare(cut)).count() == 1000
 
@@ -309,7 +309,7 @@ class TestCoLocated:
     ) -> None:
         one = spark.read.parquet(write_files(tmp_path / "one", [[(0, 0, 0, seq, 0) for seq in range(9)]]))
         two = spark.read.parquet(write_files(tmp_path / "two", [[(1, 0, 0, seq, 0) for seq in range(9)]]))
-        with pytest.raises(fp.PolicyError, match=r"their metadata does not reach it"):
+        with pytest.raises(fp.PolicyError, match="metadata does not reach"):
             deduplicate(one.union(two), co_located=True)
         assert deduplicate(one.union(two), co_located=True, verify=True).count() == 18
 
@@ -329,9 +329,7 @@ class TestCoLocated:
         whole = spark.read.parquet(write_files(tmp_path / "whole", files))
         assert deduplicate(whole, co_located=True, verify=True).count() == 7
         apart = spark.read.parquet(write_files(tmp_path / "apart", [*files, [(1, 0, 0, 1, 1)]]))
-        with pytest.raises(
-            fp.BatchError, match=r"the key pid=1, partition=0 is in two tasks \(for example \d and \d\)"
-        ) as error:
+        with pytest.raises(fp.BatchError, match=r"key pid=1, partition=0 is in two tasks \(.* \d and \d\)") as error:
             deduplicate(apart, co_located=True, verify=True)
         assert error.value.column == "pid, partition"
         assert deduplicate(apart).count() == 7
@@ -376,7 +374,7 @@ class TestCoLocated:
             cut = spark.read.parquet(folder).cache()
             try:
                 assert cut.count() == 2000
-                with pytest.raises(SparkRuntimeException, match="is cut over several tasks"):
+                with pytest.raises(SparkRuntimeException, match=r"0\.parquet is cut over"):
                     deduplicate(cut, co_located=True).collect()
             finally:
                 cut.unpersist()
@@ -414,7 +412,7 @@ class TestRefused:
         assert deduplicate(in_one, order_by=F.monotonically_increasing_id(), co_located=True).count() == KEPT
 
     def test_a_reach_needs_an_order(self, df: DataFrame) -> None:
-        with pytest.raises(fp.PolicyError, match="depend on the order of the rows"):
+        with pytest.raises(fp.PolicyError, match="depend on the order"):
             deduplicate(df, fp.Policy.any_order().replace(reach=10))
 
     def test_other_columns_may_change_with_each_evaluation(self, df: DataFrame) -> None:
@@ -424,11 +422,11 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("ddl", "column", "message"),
         [
-            ("pid long, epoch short, partition int", "seq", "column 'seq': missing; the rows have the columns "),
+            ("pid long, epoch short, partition int", "seq", "column 'seq': missing; .*columns "),
             (
                 "pid double, epoch short, partition int, seq int",
                 "pid",
-                "column 'pid': is double; identity columns are ",
+                "column 'pid': is double; ",
             ),
             ("pid long, epoch string, partition int, seq int", "epoch", "column 'epoch': "),
             ("pid long, epoch short, partition int, seq string", "seq", "column 'seq': "),
@@ -449,7 +447,7 @@ class TestRefused:
     @pytest.mark.parametrize("co_located", [False, True])
     def test_policies_that_need_an_order(self, df: DataFrame, policy: str, co_located: bool) -> None:
         columns = fp.Columns(epoch=None) if policy == "watermark" else None
-        with pytest.raises(fp.PolicyError, match="pass order_by, the columns with the order of arrival"):
+        with pytest.raises(fp.PolicyError, match="pass order_by, "):
             deduplicate(df, policy, columns, co_located=co_located)
 
     def test_a_small_wrap_needs_an_order(self, spark: SparkSession) -> None:

@@ -163,5 +163,5 @@ def test_a_reused_worker_does_not_collect_its_modules_after_every_task(spark: Sp
 )
 def test_without_a_session_the_message_names_what_to_pass(monkeypatch: pytest.MonkeyPatch, door: Any) -> None:
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
-    with pytest.raises(RuntimeError, match=r"^no Spark session is active: pass one as spark=, or create it first$"):
+    with pytest.raises(RuntimeError, match=r"^no Spark session .*spark=, "):
         door()

@@ -56,9 +56,9 @@ def test_reasons_are_those_of_the_core(spark: SparkSession) -> None:
         expected = fp.explain(table, policy).select(["verdict", "reason"]).to_pylist()
         found = explain(frame, policy, order_by="copy").orderBy("copy").select("verdict", "reason").collect()
         assert [row.verdict for row in found] == [row["verdict"] for row in expected]
-        said = [row["reason"] for row in expected]
-        of_repeats = "repeats a row that was accepted before"
-        assert [row.reason for row in found] == [of_repeats if it.startswith("repeats ") else it for it in said]
+        said = [row.reason for row in found], [row["reason"] for row in expected]
+        ours, theirs = (["repeats" if it.startswith("repeats ") else it for it in reasons] for reasons in said)
+        assert ours == theirs
 
 
 def test_it_is_lazy_and_every_action_agrees(df: DataFrame) -> None:
@@ -84,7 +84,7 @@ def test_co_located_rows_are_not_shuffled(spark: SparkSession) -> None:
 
 def test_what_is_refused(spark: SparkSession, df: DataFrame) -> None:
     for name in ("verdict", "Reason"):
-        with pytest.raises(fp.BatchError, match=f"column '{name}': the DataFrame already has a column of this name"):
+        with pytest.raises(fp.BatchError, match=f"column '{name}': .*already has a column"):
             explain(df.withColumnRenamed("copy", name))
     assert explain(df.withColumnRenamed("copy", "code")).columns == [*IDENTITY, "code", "verdict", "reason"]
     with pytest.raises(fp.PolicyError, match="pass order_by"):

@@ -64,25 +64,24 @@ def test_headers_become_columns(spark: SparkSession) -> None:
 
 
 WRONG = {
-    "header 'pid': 'seven' is not an integer of type bigint": headers(pid=b"seven"),
-    "header 'pid': '' is not an integer of type bigint": headers(pid=b""),
-    "header 'seq': ' 5' is not an integer of type bigint": headers(seq=b" 5"),
-    "header 'seq': '5\n' is not an integer of type bigint": headers(seq=b"5\n"),
-    "header 'seq': '9223372036854775808' is not an integer of type bigint": headers(seq=b"9223372036854775808"),
-    "header 'epoch': '2147483648' is not an integer of type int": headers(epoch=b"2147483648"),
-    "header 'seq': '0xFF00' is not an integer of type bigint": headers(seq=b"\xff\x00"),
+    "header 'pid': 'seven' .*integer of type bigint": headers(pid=b"seven"),
+    "header 'pid': '' .*integer of type bigint": headers(pid=b""),
+    "header 'seq': ' 5' .*integer of type bigint": headers(seq=b" 5"),
+    "header 'seq': '5\n' .*integer of type bigint": headers(seq=b"5\n"),
+    "header 'seq': '9223372036854775808' .*integer of type bigint": headers(seq=b"9223372036854775808"),
+    "header 'epoch': '2147483648' .*integer of type int": headers(epoch=b"2147483648"),
+    "header 'seq': '0xFF00' .*integer of type bigint": headers(seq=b"\xff\x00"),
     "header 'seq': is absent, but 'pid' is there": [("pid", b"7"), ("epoch", b"0")],
     "header 'epoch': is absent, but 'pid' is there": headers(epoch=None),
-    "header 'seq': stands there several times with different values": [*(headers() or []), ("seq", b"6")],
-    "header 'pid': stands there several times with different values": [("pid", None), *(headers() or [])],
+    "header 'seq': .*several times": [*(headers() or []), ("seq", b"6")],
+    "header 'pid': .*several times": [("pid", None), *(headers() or [])],
 }
 
 
 @pytest.mark.parametrize("message", WRONG)
 def test_malformed_identities_are_errors_that_name_them(spark: SparkSession, message: str) -> None:
-    with pytest.raises(SparkRuntimeException) as caught:
+    with pytest.raises(SparkRuntimeException, match=rf"fencepost: {message}.* \(topic t, partition 0, offset 1\)"):
         from_headers(frame(spark, headers(), WRONG[message])).collect()
-    assert f"fencepost: {message} (topic t, partition 0, offset 1)" in str(caught.value)
 
 
 def test_malformed_identities_may_be_untracked(spark: SparkSession) -> None:
@@ -117,9 +116,9 @@ MORE = {"a": {"0": 9}, "b": {"0": 8}}
 @pytest.mark.parametrize(
     ("start", "end", "topics", "before", "message"),
     [
-        (OFFSETS, {"a": {"0": 9}}, {}, BEFORE, "topic b: was deleted, with all its rows after {'0': 7}. Nothing was"),
-        (OFFSETS, {**MORE, "b": {"0": 6}}, {}, BEFORE, "topic b, partition 0: ends at offset 6, but was read up to 7"),
-        (OFFSETS, MORE, {"b": Topic("z", {0: 0})}, BEFORE, "topic b: was recreated: its id is z, but was y"),
+        (OFFSETS, {"a": {"0": 9}}, {}, BEFORE, r"topic b: was deleted, .*after \{'0': 7\}"),
+        (OFFSETS, {**MORE, "b": {"0": 6}}, {}, BEFORE, "topic b, partition 0: ends at offset 6, .*up to 7"),
+        (OFFSETS, MORE, {"b": Topic("z", {0: 0})}, BEFORE, "topic b: was recreated: .* z, .* y"),
         (OFFSETS, MORE, {"a": Topic("x", {0: 6})}, BEFORE, "topic a, partition 0: offsets 5 to 5 were deleted"),
         (OFFSETS, MORE, {"a": Topic("x", {0: 10})}, None, "topic a, partition 0: offsets 5 to 8 were deleted"),
     ],
@@ -127,9 +126,8 @@ MORE = {"a": {"0": 9}, "b": {"0": 8}}
 def test_topics_that_are_not_what_they_were(
     start: Any, end: Any, topics: dict[str, Topic], before: dict[str, Any] | None, message: str
 ) -> None:
-    with pytest.raises(fp.SourceError) as error:
+    with pytest.raises(fp.SourceError, match=message):
         check_continuity("state", [KafkaSource({}, start, end)], topics, before, same=True)
-    assert message in str(error.value)
 
 
 def test_offsets_of_a_recreated_topic_are_different_rows() -> None:
@@ -152,7 +150,7 @@ def test_a_topic_that_is_away_for_a_while_stays_known() -> None:
     said = away.position({"a": Topic("x", {0: 0})}, BEFORE["kafka"][0], same=True)
     assert said == {"start": {"a": {"0": 5}}, "end": {"a": {"0": 9}, "b": {"0": 7}}, "ids": {"a": "x", "b": "y"}}
     again = KafkaSource({}, {"a": {"0": 9}}, {"a": {"0": 9}, "b": {"0": 3}})
-    with pytest.raises(fp.SourceError, match="topic b, partition 0: ends at offset 3, but was read up to 7 before"):
+    with pytest.raises(fp.SourceError, match=r"topic b, partition 0: ends at offset 3, .*up to 7 "):
         check_continuity("state", [again], {}, {"kafka": [said]}, same=True)
     elsewhere = away.position({}, BEFORE["kafka"][0], same=False)
     assert (elsewhere["end"], elsewhere["ids"]) == ({"a": {"0": 9}}, {"a": "x", "b": "y"})

@@ -37,7 +37,7 @@ def test_version_and_pin_are_those_of_the_workspace(tmp_path: Path) -> None:
 
 def test_a_wheel_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp, "__version__", "0.0.0")
-    with pytest.raises(ImportError, match=r"needs fencepost .*, found 0\.0\.0: install both in the same version"):
+    with pytest.raises(ImportError, match=r"needs fencepost .*, found 0\.0\.0: install both"):
         importlib.reload(versions)
 
 

@@ -239,7 +239,8 @@ class TestThePlan:
 
     def test_the_strategy_is_reported(self, df: DataFrame) -> None:
         rows = len(stream())
-        assert choose_strategy(df) == ("files", f"it reads 3 Parquet files with {rows:,} rows, and nothing else")
+        assert choose_strategy(df).name == "files"
+        assert f"3 Parquet files with {rows:,} rows" in choose_strategy(df).reason
         assert choose_strategy(df, co_located=True) == ("co_located", "asked for")
         with pytest.raises(fp.PolicyError, match="pass order_by"):
             choose_strategy(df, "kafka")
@@ -389,11 +390,11 @@ class TestTheGeneralWay:
             (lambda df: df.join(df.select("pid").distinct(), "pid"), "it has a "),
             (lambda df: df.withColumn("note", F.explode(F.array("note", "note"))), "it has a Generate"),
             (lambda df: df.withColumn("note", F.udf(str.upper)(F.lit("x"))), "EvalPython"),
-            (lambda df: df.withColumn("note", F.rand()), "some columns get other values with every use"),
-            (lambda df: df.withColumn("seq", F.col("seq") + 1), "column 'seq' is computed, or stands in the"),
-            (lambda df: df.withColumn("source", F.lit("x")), "column 'source' is never null, so it is not a column"),
+            (lambda df: df.withColumn("note", F.rand()), "get other values"),
+            (lambda df: df.withColumn("seq", F.col("seq") + 1), "column 'seq' is computed"),
+            (lambda df: df.withColumn("source", F.lit("x")), "column 'source' is never null"),
             (lambda df: df.withColumn("partition", F.lit(1)), "column 'partition' is computed"),
-            (lambda df: df.withColumn("partition", F.col("pid")), "two identity columns are one column of the files"),
+            (lambda df: df.withColumn("partition", F.col("pid")), "are one column of"),
             (lambda df: df.sparkSession.createDataFrame(df.toArrow()), "it has a "),
         ],
     )
@@ -414,8 +415,8 @@ class TestTheGeneralWay:
         df.write.parquet(f"{folder}/../tracked")
         tracked = spark.read.parquet(f"{folder}/../tracked")
         for policy in ("in_order", "kafka", "strict"):
-            self.check(tracked, "the verdicts of the policy depend on the order", policy=policy, order_by="seq")
-        self.check(tracked, "rows without identity are to fail", untracked="fail")
+            self.check(tracked, "depend on the order", policy=policy, order_by="seq")
+        self.check(tracked, "rows without identity", untracked="fail")
 
     def test_texts_that_are_equal_in_other_ways(self, spark: SparkSession, folder: str) -> None:
         df = spark.read.schema("pid bigint, epoch short, partition int, seq int, note string").parquet(folder)
@@ -424,7 +425,7 @@ class TestTheGeneralWay:
 
     def test_other_formats(self, spark: SparkSession, folder: str) -> None:
         spark.read.parquet(folder).write.orc(f"{folder}/../orc")
-        self.check(spark.read.orc(f"{folder}/../orc"), "the files are read by OrcFileFormat, not as plain Parquet")
+        self.check(spark.read.orc(f"{folder}/../orc"), "read by OrcFileFormat")
         with settings(spark, spark_sql_sources_useV1SourceList=""):
             self.check(spark.read.parquet(folder), "it has a ")
 
@@ -434,7 +435,7 @@ class TestTheGeneralWay:
             df.write.bucketBy(2, "pid").saveAsTable("bucketed")
             self.check(spark.table("bucketed"), "the table is bucketed")
             df.write.partitionBy("note").saveAsTable("partitioned")
-            self.check(spark.table("partitioned"), "the files are listed by CatalogFileIndex")
+            self.check(spark.table("partitioned"), "listed by CatalogFileIndex")
             df.write.saveAsTable("plain")
             check(spark.table("plain"))
         finally:
@@ -443,15 +444,15 @@ class TestTheGeneralWay:
 
     def test_identities_in_the_names_of_folders(self, spark: SparkSession, folder: str) -> None:
         spark.read.parquet(folder).where("pid >= 0").write.partitionBy("partition").parquet(f"{folder}/../in-folders")
-        self.check(spark.read.parquet(f"{folder}/../in-folders"), "or stands in the names of folders")
+        self.check(spark.read.parquet(f"{folder}/../in-folders"), "names of folders")
 
     def test_options_that_pass_over_files(self, spark: SparkSession, folder: str) -> None:
         for name in ("ignoreCorruptFiles", "ignoreMissingFiles"):
-            self.check(spark.read.option(name.lower(), True).parquet(folder), f"{name} lets Spark pass over files")
+            self.check(spark.read.option(name.lower(), True).parquet(folder), f"{name} lets Spark")
             with settings(spark, **{f"spark_sql_files_{name}": True}):
-                self.check(spark.read.parquet(folder), f"{name} lets Spark pass over files")
+                self.check(spark.read.parquet(folder), f"{name} lets Spark")
         with settings(spark, spark_sql_parquet_fieldId_read_enabled=True):
-            self.check(spark.read.parquet(folder), "lets columns have other names in the files")
+            self.check(spark.read.parquet(folder), "have other names")
 
     def test_files_that_lack_a_column_or_have_another_type(self, spark: SparkSession, tmp_path: Path) -> None:
         rows = stream()
@@ -475,7 +476,8 @@ class TestTheGeneralWay:
         rows = found(deduplicate(df))
         assert rows == found(deduplicate(shuffled(df)))
         assert df.count() == 2 * spark.read.parquet(f"{folder}/0.parquet").count()
-        assert choose_strategy(df) == ("shuffle", "a file is listed twice")
+        assert choose_strategy(df).name == "shuffle"
+        assert "listed twice" in choose_strategy(df).reason
 
     def test_a_frame_above_a_limit_is_not_a_plain_scan(
         self, spark: SparkSession, folder: str, monkeypatch: pytest.MonkeyPatch
@@ -489,7 +491,7 @@ class TestTheGeneralWay:
             self.check(df, f"the files have {len(stream())} rows, more than 9")
         with monkeypatch.context() as patch:
             patch.setattr(plain_scan, "WORD_BITS", 63)
-            self.check(df, "two files have the same hash")
+            self.check(df, "the same hash")
 
     def test_no_files(self, spark: SparkSession, tmp_path: Path) -> None:
         (tmp_path / "rows").mkdir()
@@ -526,7 +528,7 @@ class TestChanges:
             if is_used:
                 kept.collect()
             write(folder / "1.parquet", stream(seed=1))
-            self.check(kept, "ChangedError", "rows/1.parquet: changed while it was read")
+            self.check(kept, "ChangedError", "rows/1.parquet: changed while")
 
     def test_a_file_of_the_same_size_and_time(self, spark: SparkSession, folder: Path) -> None:
         path, rows = folder / "1.parquet", [(7, 0, 0, seq, None) for seq in range(40)]
@@ -554,7 +556,7 @@ class TestChanges:
         spark.catalog.refreshByPath(str(folder))
         df.unpersist()
         assert df.count() > len(stream())
-        self.check(kept.select("seq"), "rows/9.parquet was not there when deduplicate(df) was called")
+        self.check(kept.select("seq"), "rows/9.parquet was not there")
 
     def test_a_file_of_bad_rows(self, spark: SparkSession, folder: Path) -> None:
         write(folder / "1.parquet", [(7, 0, 0, 1, None), (7, 0, 0, None, None)])

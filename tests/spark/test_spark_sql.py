@@ -110,9 +110,9 @@ def test_columns_of_the_registration(spark: SparkSession) -> None:
         ("TABLE(events), policy => 'kafka', order_by => 'nowhere'", "column 'nowhere': missing"),
         ("TABLE(events), seq => 'nowhere'", "column 'nowhere': missing"),
         ("TABLE(events), seq => 'payload'", "column 'payload'"),
-        ("TABLE(events), seq => 1", "seq: expected a constant text"),
+        ("TABLE(events), seq => 1", "seq: expected a constant"),
         ("TABLE(events), colour => 'red'", "colour: expected policy, columns, order_by"),
-        ("1", "the first argument is the table"),
+        ("1", "first argument is the"),
     ],
 )
 def test_invalid_calls(spark: SparkSession, events: str, arguments: str, message: str) -> None:
@@ -122,7 +122,7 @@ def test_invalid_calls(spark: SparkSession, events: str, arguments: str, message
 
 def test_fields_of_structs_are_refused(spark: SparkSession, events: str) -> None:
     table = "TABLE(SELECT *, struct(seq) AS head FROM events)"
-    with pytest.raises(AnalysisException, match=r"column 'head.seq': a field of a struct column"):
+    with pytest.raises(AnalysisException, match=r"column 'head\.seq': a field of"):
         spark.sql(f"SELECT * FROM fencepost_deduplicate({table}, seq => 'head.seq')")
 
 
@@ -181,5 +181,5 @@ def test_no_rows(spark: SparkSession, events: str) -> None:
 
 def test_a_session_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
-    with pytest.raises(RuntimeError, match=r"^no Spark session is active"):
+    with pytest.raises(RuntimeError, match=r"^no Spark session"):
         register()

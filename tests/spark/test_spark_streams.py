@@ -217,11 +217,11 @@ def test_a_state_that_is_gone(spark: SparkSession, tmp_path: Path, sink_too: boo
         shutil.rmtree(tmp_path / "sink")
     before = hashes(tmp_path / "sink")
     land_some(tmp_path, 1)
-    with pytest.raises(StreamingQueryException, match=r"the state is empty, but the checkpoint of query .* up to 0"):
+    with pytest.raises(StreamingQueryException, match=r"state is empty, .*checkpoint of query .* up to 0"):
         stream(spark, tmp_path, writer(tmp_path))
     assert hashes(tmp_path / "sink") == before
     if not sink_too:
-        with pytest.raises(StreamingQueryException, match=r"the state .* is empty: it was lost"):
+        with pytest.raises(StreamingQueryException, match=r"the state .* is empty: "):
             stream(spark, tmp_path, writer(tmp_path, adopt_checkpoint=True))
         shutil.rmtree(tmp_path / "sink")
     stream(spark, tmp_path, writer(tmp_path, adopt_checkpoint=True))
@@ -244,7 +244,7 @@ def test_a_checkpoint_that_was_taken_back(spark: SparkSession, tmp_path: Path) -
         stream(spark, tmp_path, writer(tmp_path))
     take_back(tmp_path)
     land_some(tmp_path, 3)
-    with pytest.raises(StreamingQueryException, match=r"knows batch 2 of this query up to .*; this is batch 1 of"):
+    with pytest.raises(StreamingQueryException, match=r"knows batch 2 .*up to .*; .*batch 1 of"):
         stream(spark, tmp_path, writer(tmp_path), files=9)
     assert state.open(tmp_path / "state").decided() == 3
     stream(spark, tmp_path, writer(tmp_path, adopt_checkpoint=True), files=9)
@@ -263,7 +263,7 @@ def test_a_batch_under_an_old_number_that_holds_more(spark: SparkSession, tmp_pa
     stream(spark, tmp_path, writer(tmp_path))
     take_back(tmp_path)
     land_some(tmp_path, 2)
-    with pytest.raises(StreamingQueryException, match=r"knows batch 1 of this query up to .*; this is batch 1 of"):
+    with pytest.raises(StreamingQueryException, match=r"knows batch 1 .*up to .*; .*batch 1 of"):
         stream(spark, tmp_path, writer(tmp_path), files=9)
 
 
@@ -358,9 +358,9 @@ def test_invalid_arguments(tmp_path: Path) -> None:
         foreach_batch(tmp_path / "state", lambda kept, version, attempt: None, folder=tmp_path / "a{b[c]")
     with pytest.raises(ValueError, match=r"expected a function \(kept, version, attempt\): too many positional"):
         foreach_batch(tmp_path / "state", lambda kept, version: None, folder=tmp_path / "kept")  # type: ignore[misc]
-    with pytest.raises(ValueError, match="this sink has its own folder"):
+    with pytest.raises(ValueError, match="has its own folder"):
         writer(tmp_path, folder=tmp_path / "kept")
-    with pytest.raises(ValueError, match="a sink in an object store needs a folder"):
+    with pytest.raises(ValueError, match="store needs a folder"):
         foreach_batch(tmp_path / "state", "s3://bucket/kept")
 
 
@@ -448,8 +448,8 @@ def test_with_offsets_hidden_the_same_batch_is_known_in_any_order(
     [
         (make_rows(0, 299), "it had 300 rows, and now has 299"),
         (pa.concat_tables([make_rows(0, 300), make_rows(1, 1)]), "it had 300 rows, and now has 301"),
-        (make_rows(1, 300), "it had 300 rows, as now, but other ones"),
-        *((other_rows(make_rows(0, 300), **{name: 99}), "it had 300 rows, as now, but other ones") for name in KEYS),
+        (make_rows(1, 300), "it had 300 rows, .*other ones"),
+        *((other_rows(make_rows(0, 300), **{name: 99}), "it had 300 rows, .*other ones") for name in KEYS),
         (make_rows(0, 0), "it had 300 rows, and now has 0"),
     ],
 )
@@ -459,7 +459,7 @@ def test_with_offsets_hidden_another_batch_under_a_known_number_is_refused(
     """A checkpoint that was restored by one batch, and a source that grew or was replaced meanwhile."""
     deliver(spark, tmp_path, make_rows(0, 300), 0)
     before = hashes(tmp_path)
-    with pytest.raises(fp.SourceError, match=rf"batch 0 of this query up to null; {message}; .*adopt_checkpoint=True"):
+    with pytest.raises(fp.SourceError, match=rf"batch 0 .*up to null; {message}; .*adopt_checkpoint=True"):
         deliver(spark, tmp_path, rows, 0)
     assert hashes(tmp_path) == before
     deliver(spark, tmp_path, rows, 0, adopt_checkpoint=True)
@@ -471,7 +471,7 @@ def test_with_offsets_hidden_another_batch_under_a_known_number_is_refused(
 def test_rows_without_an_identity_are_compared_whole(spark: SparkSession, tmp_path: Path) -> None:
     deliver(spark, tmp_path, UNTRACKED, 0)
     assert deliver(spark, tmp_path, UNTRACKED.take([1, 0]), 0).report is None
-    with pytest.raises(fp.SourceError, match="as now, but other ones"):
+    with pytest.raises(fp.SourceError, match="but other ones"):
         deliver(spark, tmp_path, UNTRACKED.take([0, 0]), 0)
 
 
@@ -479,7 +479,7 @@ def test_the_content_outlives_versions_of_other_kinds(spark: SparkSession, tmp_p
     deliver(spark, tmp_path, make_rows(0, 300), 0)
     state.open(tmp_path / "state").reshard(3)
     assert deliver(spark, tmp_path, make_rows(0, 300), 0).report is None
-    with pytest.raises(fp.SourceError, match="as now, but other ones"):
+    with pytest.raises(fp.SourceError, match="but other ones"):
         deliver(spark, tmp_path, make_rows(1, 300), 0)
 
 
@@ -495,7 +495,7 @@ def test_offsets_that_are_seen_now_prove_nothing_if_they_were_hidden(
         monkeypatch.setattr("fencepost_spark.streams._bounds", lambda execution, now=now: (None, now))
         monkeypatch.setattr("fencepost_spark.streams.kafka_sources", lambda execution: [NoKafka()])
         assert deliver(spark, root, make_rows(0, 30), 0).report is None
-        with pytest.raises(fp.SourceError, match="it had 30 rows, as now, but other ones"):
+        with pytest.raises(fp.SourceError, match=r"it had 30 rows, .*other ones"):
             deliver(spark, root, make_rows(1, 30), 0)
         monkeypatch.undo()
 
@@ -511,7 +511,7 @@ def test_a_decision_without_the_content_proves_nothing(
 ) -> None:
     monkeypatch.setattr("fencepost_spark.streams.content_of", lambda observation: None)
     deliver(spark, tmp_path, make_rows(0, 300), 0)
-    with pytest.raises(fp.SourceError, match="its offsets do not tell what is in it, and the state does not either"):
+    with pytest.raises(fp.SourceError, match=r"batch 0 .*offsets do not tell"):
         deliver(spark, tmp_path, make_rows(0, 300), 0)
 
 
@@ -530,7 +530,7 @@ def test_a_checkpoint_taken_back_by_one(
     take_back(tmp_path)
     (tmp_path / "source" / "1.parquet").unlink()
     land_some(tmp_path, 2)
-    with pytest.raises(StreamingQueryException, match="it had 300 rows, as now, but other ones"):
+    with pytest.raises(StreamingQueryException, match=r"it had 300 rows, .*other ones"):
         stream(spark, tmp_path, writer(tmp_path))
     assert_kept(tmp_path, 0, 1)
     stream(spark, tmp_path, writer(tmp_path, adopt_checkpoint=True))
@@ -585,9 +585,9 @@ def test_recovery_does_not_call_for_a_version_that_is_fenced(spark: SparkSession
     land_some(tmp_path, 0)
 
     def refusing(kept: DataFrame, version: int, attempt: str) -> None:
-        raise OSError("too long for the column")
+        raise OSError("refused by the column")
 
-    with pytest.raises(StreamingQueryException, match="too long for the column"):
+    with pytest.raises(StreamingQueryException, match="refused by the column"):
         stream(spark, tmp_path, foreach_batch(tmp_path / "state", refusing, folder=folder))
     opened = state.open(tmp_path / "state")
     assert RunFolders(folder, Disk()).fence(opened.version(1)) == "abandoned"
@@ -624,7 +624,7 @@ def test_arguments_are_checked_when_they_are_given(
 def test_missing_columns_are_refused_at_the_first_batch_even_if_it_is_empty(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    with pytest.raises(fp.BatchError, match="column 'number': missing in the batch, which has pid, epoch") as error:
+    with pytest.raises(fp.BatchError, match=r"column 'number': missing in the batch, .*pid, epoch") as error:
         deliver(spark, tmp_path, spark.createDataFrame([], DDL), 0, columns=fp.Columns(seq="number"))
     assert error.value.column == "number"
 

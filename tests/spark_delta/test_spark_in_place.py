@@ -252,7 +252,7 @@ def test_a_stream_of_the_table_needs_it_clean_before(spark: SparkSession, tmp_pa
 @pytest.mark.parametrize(
     ("more", "match"),
     [
-        ("'delta.appendOnly' = 'true'", "rows are only ever added"),
+        ("'delta.appendOnly' = 'true'", "appendOnly"),
         ("'delta.enableChangeDataFeed' = 'true'", "change data feed"),
         ("'delta.enableRowTracking' = 'true'", "row tracking"),
         ("'delta.enableInCommitTimestamps' = 'true'", "timestamps in commits"),
