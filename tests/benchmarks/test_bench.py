@@ -511,7 +511,7 @@ def test_the_driver_costs_little_per_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_the_cost_of_metadata_at_full_size(tmp_path: Path) -> None:
+def test_the_cost_of_metadata_is_bounded_at_full_size(tmp_path: Path) -> None:
     """10^6 versions, 10^7 files in the ledger, 10^6 new files, with rows for 4096 shards too."""
     few, many = (metadata.history(tmp_path / str(versions), versions) for versions in (1_000, 1_000_000))
     assert {name: it.requests for name, it in few.items()} == {name: it.requests for name, it in many.items()}

@@ -426,7 +426,9 @@ def test_files_below_the_floor_do_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["hint", "log/", pytest.param("done/", marks=pytest.mark.matrix)])
-def test_versions_that_fold_during_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_read_finds_the_newest_version_while_others_fold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     go_on(tmp_path, 3)
     own = opened(tmp_path)
     if name != "hint":

@@ -218,7 +218,9 @@ def break_footer(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, replace_by_text, empty, break_footer])
-def test_a_file_that_is_not_parquet(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_a_file_that_is_not_parquet_is_deferred_then_quarantined(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     land_some(tmp_path)
     make_job(tmp_path).run()
     land_some(tmp_path, [5])

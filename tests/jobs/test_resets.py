@@ -190,7 +190,7 @@ def test_a_threshold_below_one_row(tmp_path: Path, wrong: int) -> None:
             act()
 
 
-def test_without_timestamps_the_reports_say_that_resets_were_not_searched(tmp_path: Path) -> None:
+def test_without_timestamps_the_reports_say_that_resets_are_unknown(tmp_path: Path) -> None:
     land_all(tmp_path, {"a": life(0, range(3)), "b": life(DAY_MS, range(3))})
     report = make_job(tmp_path).run()
     assert not report.resets_looked_for

@@ -272,7 +272,7 @@ def test_several_paths_are_one_source(tmp_path: Path) -> None:
     assert DedupJob(one, tmp_path / "other", tmp_path / "out").seed().files == 2
 
 
-def test_invalid_source_and_sink_folders(tmp_path: Path) -> None:
+def test_invalid_source_and_sink_folders_are_refused(tmp_path: Path) -> None:
     root = tmp_path / "data"
     inside = [root / "eu", root / "us"]
     DedupJob(inside, tmp_path / "state", root / "clean")

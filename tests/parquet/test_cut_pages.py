@@ -160,7 +160,7 @@ def test_readers_that_pass_over_pages_find_every_row(form: str, tmp_path: Path) 
             assert pq.read_table(target, filters=[(name, "==", value)])["rising"].to_pylist() == expected
 
 
-def test_lists_that_span_many_pages(tmp_path: Path) -> None:
+def test_rows_of_lists_that_span_many_pages_are_cut_out(tmp_path: Path) -> None:
     """Rows of one item, of none, of null, and of more items than a page has: a page may begin within a row."""
     source, target = tmp_path / "source.parquet", tmp_path / "target.parquet"
     rng = random.Random(3)

@@ -513,7 +513,7 @@ def test_positions_that_are_there_are_dropped_row_by_row(tmp_path: Path) -> None
     assert transport.send(positions(8, 0, [6, 2**40])) == Answer(fp.Verdict.DUPLICATE), "the name counts, not the pid"
 
 
-def test_positions_without_a_name_are_not_an_entry(tmp_path: Path) -> None:
+def test_an_entry_of_cursor_mode_needs_the_name_of_its_producer(tmp_path: Path) -> None:
     """Entries of an old format without an owner: their rows would be accepted again."""
     LandingTransport(tmp_path, sync=False).send(positions(7, 0, [0, 1]))
     path = tmp_path / entry_name(0)

@@ -475,7 +475,7 @@ def test_a_table_at_its_limit_of_holes_refuses_every_call() -> None:
 # Forgetting and merging
 
 
-def test_calls_that_need_timestamps_say_so() -> None:
+def test_invalid_evictions_are_refused() -> None:
     with pytest.raises(fp.PolicyError) as caught:
         fp.StateTable("any_order").evict(1000, 0)
     assert_says(caught.value, "evict|timestamps")
@@ -713,7 +713,7 @@ BAD_ENTRIES: dict[str, tuple[Callable[[pa.Table], Any], type[fp.FencepostError],
 
 
 @pytest.mark.parametrize("name", BAD_ENTRIES)
-def test_invalid_entries(name: str) -> None:
+def test_invalid_entries_are_refused(name: str) -> None:
     change, error, message = BAD_ENTRIES[name]
     entries = pa.table(fp.StateTable.restore(snapshot()).entries())
     with pytest.raises(error) as caught:

@@ -138,7 +138,7 @@ def test_offsets_of_a_recreated_topic_are_different_rows() -> None:
     assert not are_the_same(read, {"b": Topic("z", {0: 0})}, BEFORE)
 
 
-def test_topics_that_continue() -> None:
+def test_topics_that_continue_are_accepted() -> None:
     topics = {"a": Topic("x", {0: 5}), "b": Topic("y", {0: 0})}
     check_continuity("state", [KafkaSource({}, OFFSETS, MORE)], topics, BEFORE, same=True)
     check_continuity("state", [KafkaSource({}, {}, {"a": {"0": 1}})], {}, BEFORE, same=False)

@@ -246,7 +246,7 @@ def test_rows_that_are_named_beforehand(spark: SparkSession, some: Path, unfilte
         "pid = 3 AND",
     ],
 )
-def test_invalid_conditions(condition: str) -> None:
+def test_invalid_conditions_are_refused(condition: str) -> None:
     with pytest.raises(ValueError, match="where: "):
         KafkaLogReader({"path": "p", "where": condition}, KafkaLog({}).schema())
 

@@ -632,7 +632,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(it, marks=pytest.mark.matrix) for it in range(4, 100))])
-def test_random_faults(orders: Engine, seed: int) -> None:
+def test_each_message_is_applied_once_under_random_faults(orders: Engine, seed: int) -> None:
     """Processes die and restart, work on partitions of others, meet outages and poison messages; partitions move."""
     chance = random.Random(seed)
     cluster = Cluster()

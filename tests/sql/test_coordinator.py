@@ -220,7 +220,7 @@ def test_two_workers_of_one_input_cannot_both_commit(coordinator: TransactionCoo
     assert coordinator.positions("group") == Positions({0: 100, 1: 60}, frozenset())
 
 
-def test_positions_of_one_transaction_continue_where_it_is(coordinator: TransactionCoordinator) -> None:
+def test_later_positions_of_a_transaction_continue_at_the_staged_ones(coordinator: TransactionCoordinator) -> None:
     identity = coordinator.init_producer("worker")
     coordinator.add_offsets(identity, "group", {0: (0, 10)})
     coordinator.add_offsets(identity, "group", {0: (0, 10)})
@@ -500,7 +500,7 @@ def test_a_bad_call_gives_the_reason_and_changes_nothing(coordinator: Transactio
     assert coordinator.positions("group") == Positions({}, frozenset())
 
 
-def test_an_unknown_identity(coordinator: TransactionCoordinator) -> None:
+def test_an_unknown_identity_is_refused(coordinator: TransactionCoordinator) -> None:
     stranger = ProducerIdentity(coordinator.registry.init_producer().pid, 0)
     message = (
         f"no transactional id has the pid {stranger.pid}: it expired, or was never assigned; "

@@ -118,7 +118,7 @@ def test_names_are_as_long_as_an_index_takes(engine: Engine) -> None:
     assert [sink.handle({"id": ids}, lambda *_: None).rows_kept for _ in range(2)] == [3, 0]
 
 
-def test_epochs_of_a_claim_may_exceed_64_kib(engine: Engine) -> None:
+def test_claims_and_responses_may_exceed_64_kib(engine: Engine) -> None:
     """MariaDB's TEXT and BLOB end there."""
     sink = SqlSink(engine, None, "c")
     rows = pa.table({"pid": [7] * 4000, "epoch": range(4000), "partition": [0] * 4000, "seq": [0] * 4000})

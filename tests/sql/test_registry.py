@@ -126,7 +126,7 @@ def fp_positions(decided: dict[Any, int], *pending: Any) -> Any:
     return Positions(decided, frozenset(pending))
 
 
-def test_a_transaction_without_markers_makes_a_new_producer_wait(engine: Engine) -> None:
+def test_a_transaction_that_waits_for_markers_makes_a_new_producer_wait(engine: Engine) -> None:
     registry = ProducerRegistry(engine)
     written: list[Any] = []
     coordinator = TransactionCoordinator(

@@ -252,7 +252,7 @@ def test_a_response_that_cannot_be_sent(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_invalid_calls(requests: IdempotentRequests, engine: Engine) -> None:
+def test_invalid_arguments_of_requests_are_refused(requests: IdempotentRequests, engine: Engine) -> None:
     for scope, key, name in ((7, "k", "scope"), ("s", "", "key"), ("s", "k" * 256, "key"), ("s", "\0", "key")):
         with pytest.raises(fp.PolicyError, match=f"{name}=.*1 to 255 characters"):
             requests.claim(scope, key, BODY)  # type: ignore[arg-type]

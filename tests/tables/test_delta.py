@@ -417,7 +417,7 @@ def test_a_column_that_files_do_not_have_is_null(tmp_path: Path) -> None:
     polars.testing.assert_frame_equal(rows_of(tmp_path), expected_of(tmp_path))
 
 
-def test_folder_values_that_the_column_cannot_hold(tmp_path: Path) -> None:
+def test_folder_values_that_the_column_cannot_hold_stop_the_run(tmp_path: Path) -> None:
     DeltaTable.create(tmp_path / "sink", SCHEMA.append(pa.field("day", pa.date32())), partition_by=["day"])
     land(tmp_path / "source" / "day=2026-11-01", "0.parquet", make_rows(0))
     make_job(tmp_path).run()

@@ -239,7 +239,7 @@ def take_a_deletion_back(root: Path) -> None:
         (take_a_deletion_back, r"\(RESTORE\) restores rows"),
     ],
 )
-def test_commits_that_cannot_be_read(tmp_path: Path, harm: Callable[[Path], None], match: str) -> None:
+def test_commits_that_cannot_be_read_stop_the_run(tmp_path: Path, harm: Callable[[Path], None], match: str) -> None:
     append(tmp_path, 0)
     make_job(tmp_path).run()
     harm(tmp_path)

@@ -360,7 +360,7 @@ def test_a_change_of_settings_between_check_and_listing_is_noticed(
         assert rows_of(tmp_path).height == 300
 
 
-def test_files_that_are_added_twice(tmp_path: Path, way: str) -> None:
+def test_files_that_are_added_again_need_a_rebase(tmp_path: Path, way: str) -> None:
     """Readers see nothing new; judged as new rows all of them would be repeats."""
     append(tmp_path, 0, way=way)
     make_job(tmp_path).run()

@@ -116,7 +116,7 @@ def test_workers_that_share_no_folder(bucket: Bucket, plan: Any, monkeypatch: py
     [{}, {"partition_by": "pid", "sort_by": ["partition", "payload"]}],
     ids=["merged", "in folders"],
 )
-def test_outputs_with_another_layout(bucket: Bucket, layout: dict[str, Any]) -> None:
+def test_laid_out_outputs_are_the_same_on_both_engines(bucket: Bucket, layout: dict[str, Any]) -> None:
     land_some(bucket)
     options = {"target_file_bytes": 1 << 20, "rejects": "all", **layout}
     reports = [job.run() for job in (bucket.near(**options), bucket.job(**options, engine=ProcessEngine()))]
@@ -295,7 +295,9 @@ def test_files_that_are_not_those_that_were_decided(bucket: Bucket, monkeypatch:
 
 
 @pytest.mark.parametrize("what", ["a file", "the list"])
-def test_prepared_files_are_gone(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_a_version_whose_prepared_files_are_gone_stops_the_run(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     decision = decided(bucket, monkeypatch, "apply")
     store = bucket.store("sink")
     folder = decision.prepared.rpartition("/")[0]

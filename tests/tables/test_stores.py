@@ -217,7 +217,7 @@ def test_no_bucket_and_no_server(endpoint: str, monkeypatch: pytest.MonkeyPatch)
         ("s3://key:word@bucket/x", "s3://...@bucket/x: the URI contains"),
     ],
 )
-def test_invalid_uris(uri: str, message: str) -> None:
+def test_invalid_uris_are_refused(uri: str, message: str) -> None:
     with pytest.raises(fp.StoreError) as caught:
         open_store(uri)
     assert caught.value.message.startswith(message)
