@@ -887,7 +887,7 @@ def test_rows_at_the_border_of_the_wrap_are_counted() -> None:
     assert verdicts.border == 1
 
 
-def test_impossible_spans() -> None:
+def test_impossible_spans_are_refused() -> None:
     """Lines are what errors name, and nothing changes."""
 
     def of_one_key(seqs: list[int]) -> pa.Table:

@@ -72,7 +72,7 @@ def test_a_table_keeps_its_state_between_calls(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS | OTHERS)
-def test_input_without_rows_and_results_without_rows(kind: str) -> None:
+def test_results_without_rows_keep_their_columns(kind: str) -> None:
     make = OTHERS.get(kind) or KINDS[kind][0]
     tracked = ROWS[:3]
     table = StateTable("any_order")

@@ -65,7 +65,7 @@ def test_against_a_table_that_is_not_advanced() -> None:
     assert table.snapshot() == before
 
 
-def test_a_short_sequence_that_wraps() -> None:
+def test_the_kept_row_is_in_the_newest_lap() -> None:
     rules = Policy.any_order().replace(wrap=4)
     seq = [0, 1, 2, 3, 0, 1, 0]
     rows = pa.table({"pid": [1] * 7, "epoch": [0] * 7, "partition": [0] * 7, "seq": seq})
@@ -73,7 +73,7 @@ def test_a_short_sequence_that_wraps() -> None:
     assert found["kept_row"].to_pylist() == [None] * 6 + [4]
 
 
-def test_rows_that_already_have_a_column_of_the_result() -> None:
+def test_rows_with_a_column_of_the_result_are_refused() -> None:
     rows = make_rows(1, 10).append_column("reason", pa.array(["x"] * 10))
     with pytest.raises(fp.BatchError, match=r"column 'reason'.*rename"):
         fp.explain(rows)

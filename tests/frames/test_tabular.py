@@ -116,7 +116,7 @@ def test_a_truncated_arrow_file_is_an_error(tmp_path: Path) -> None:
             lake.audit(tmp_path / "cut.arrow")
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(fp.SourceError, match=r"none\.csv"):
         lake.audit(tmp_path / "none.csv")
 

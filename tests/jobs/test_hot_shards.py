@@ -460,7 +460,7 @@ def clean_rows(root: Path) -> int:
     return sum(pq.read_metadata(file).num_rows for file in (root / "sink").glob("run=1/*.parquet"))
 
 
-def test_an_invalid_limit(tmp_path: Path) -> None:
+def test_invalid_limits_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="task_spans_max=0: expected at least 1"):
         DedupJob(tmp_path / "a", tmp_path / "b", tmp_path / "c", task_spans_max=0)
     for name in ("driver_spans_max", "driver_state_bytes_max"):

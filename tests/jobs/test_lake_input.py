@@ -170,7 +170,7 @@ def test_a_folder_of_text_after_numbers(tmp_path: Path, region: str) -> None:
     assert job.run().counts == {"ACCEPTED": 2}
 
 
-def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     land(tmp_path / "source", "a.parquet", few(1, [1]))
     Path(os.fsdecode(os.fsencode(tmp_path / "source") + b"/\xff.parquet")).touch()
     with pytest.raises(fp.SourceError, match=r"\\xff.parquet: the name is not UTF-8"):

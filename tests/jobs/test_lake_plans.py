@@ -367,7 +367,7 @@ def test_restarted_counters_stop_the_run(tmp_path: Path) -> None:
     ]
 
 
-def test_without_timestamps_the_report_says_that_resets_were_not_searched(tmp_path: Path) -> None:
+def test_without_timestamps_the_report_says_that_resets_are_unknown(tmp_path: Path) -> None:
     land(tmp_path / "source", "1.parquet", timed(1, list(range(3_000)), list(range(3_000))))
     assert "not looked for" not in str(make_job(tmp_path).run())
     land(tmp_path / "source", "2.parquet", timed(1, list(range(2_000)), list(range(10_000, 12_000))))

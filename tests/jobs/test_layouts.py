@@ -93,7 +93,7 @@ def test_a_large_file_is_cut_between_row_groups(tmp_path: Path) -> None:
     assert report.kept == 1000
 
 
-def test_row_groups_without_a_change_are_copied_as_bytes(tmp_path: Path) -> None:
+def test_files_without_a_change_are_copied_as_bytes(tmp_path: Path) -> None:
     rows = rows_of(0).slice(0, 50)
     land(tmp_path / "source", "one.parquet", rows)
     land(tmp_path / "source/day=2", "two.parquet", rows_of(1).slice(0, 50))

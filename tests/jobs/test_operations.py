@@ -589,7 +589,7 @@ def test_reshard_after_a_horizon_that_not_every_shard_has_seen(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("count", [0, operations.SHARDS_MAX + 1])
-def test_invalid_numbers_of_shards(world: World, count: int) -> None:
+def test_invalid_numbers_of_shards_are_refused(world: World, count: int) -> None:
     with pytest.raises(ValueError, match=f"shards={count}: expected 1 to {operations.SHARDS_MAX}"):
         world.state.reshard(count)
 

@@ -198,7 +198,7 @@ def test_how_files_are_split() -> None:
     assert groups_of_files([gb, 1, 1, gb], 1, gb // 4) == [(0, 1), (1, 3), (3, 4)], "a large one is alone"
 
 
-def test_the_aligned_plan_on_request(tmp_path: Path) -> None:
+def test_a_large_file_is_aligned_only_on_request(tmp_path: Path) -> None:
     """It judges and writes at once, so a file is one task's."""
     land(tmp_path / "source", "a.parquet", make_rows(1), row_group_size=GROUP_ROWS)
     plans = {}

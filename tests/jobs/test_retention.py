@@ -196,7 +196,7 @@ def test_a_crash_at_any_change_to_the_disk(tmp_path: Path, clock: list[int], mon
     assert newest.oldest == newest.version - 1
 
 
-def test_the_description_of_a_collected_version(
+def test_a_collected_version_is_still_described(
     tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its log: what it did is told still, and nobody goes back to where its rows would have to be looked for."""

@@ -323,7 +323,7 @@ def listing(*numbers: int, mtime_ns: int = 5) -> pa.Table:
     return file_table(columns)
 
 
-def test_files_that_are_new_to_a_ledger(store: MemoryStore) -> None:
+def test_a_ledger_finds_new_and_changed_files(store: MemoryStore) -> None:
     ledger = None
     assert new_files(store, ledger, listing(2, 4)) == ([0, 1], {})
     ledger = extend_ledger(store, ledger, 1, "a", [listing(3), listing(1, 2)])

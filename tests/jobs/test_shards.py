@@ -110,7 +110,7 @@ def test_a_large_state_is_split_by_tasks(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("options", [{"shards": 4, "shard_bytes_max": 1}, {"shard_bytes_max": None}, {}])
-def test_without_a_limit_shards_are_not_split(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_shards_of_a_fixed_number_or_small_size_are_not_split(tmp_path: Path, options: dict[str, Any]) -> None:
     for seed in range(2):
         land_some(tmp_path, [seed])
         assert make_job(tmp_path, **options).run().shards_all == options.get("shards", SHARDS)

@@ -60,7 +60,7 @@ def test_the_columns_are_those_of_the_connector(spark: SparkSession, broker: Bro
     assert "headers" not in read(spark, broker, "columns").columns
 
 
-def test_a_landing_zone_that_repeats_rows(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
+def test_rows_that_a_landing_zone_repeats_are_kept_once(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
     """The sink died after it had written and before it had noted so, and wrote the same rows again."""
     names = {"topic": "kafka_topic", "partition": "kafka_partition", "offset": "kafka_offset"}
 

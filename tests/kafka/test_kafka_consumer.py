@@ -302,7 +302,7 @@ def test_killed_at_each_step(broker: Broker, server: PostgresServer, client: str
 
 
 @pytest.mark.matrix
-def test_a_round_of_random_faults(broker: Broker, server: PostgresServer) -> None:
+def test_the_loop_survives_one_fault_of_each_kind(broker: Broker, server: PostgresServer) -> None:
     """One of each kind, the broker's death too; `make faults FAMILY=loop` has a hundred long ones."""
     one = Round(broker, server, seed=7, events=3_000, more_faults=0)
     one.run()

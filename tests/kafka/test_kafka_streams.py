@@ -57,7 +57,7 @@ def positions(root: Path) -> list[Any]:
     return [opened.version(it).source_position for it in range(1, opened.decided() + 1)]
 
 
-def test_a_stream_that_continues_where_it_stopped(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
+def test_a_stream_continues_where_it_stopped(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
     broker.create("orders", 2)
     broker.send("orders", *"abc")
     broker.send("orders", *"de", partition=1)

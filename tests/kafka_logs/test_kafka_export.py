@@ -41,7 +41,7 @@ def test_a_file_per_segment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert found.equals(pa.table(kafka.read_batches(DATA / name)))
 
 
-def test_a_folder_that_is_not_below_another(
+def test_an_export_accepts_relative_paths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paths as they are typed: relative ones, a slash at the end, a segment by its name alone."""

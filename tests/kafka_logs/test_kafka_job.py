@@ -188,7 +188,7 @@ def test_a_log_that_ends_before_its_position(tmp_path: Path, isolation: Isolatio
     assert report.source_position == {"offsets": {"clicks": {"0": 480}}, "ids": {}}
 
 
-def test_a_topic_that_was_recreated_and_has_grown(tmp_path: Path) -> None:
+def test_a_recreated_topic_that_has_grown_is_recognized_by_its_id(tmp_path: Path) -> None:
     """Only its id distinguishes it from the previous topic; the folder of a broker has the id."""
 
     def lay(source: str, name: str, topic_id: str) -> None:

@@ -472,7 +472,7 @@ def test_errors_name_the_columns_of_the_input() -> None:
     assert refused.value.column == "first"
 
 
-def test_columns_without_information_are_refused() -> None:
+def test_invalid_columns_of_a_transaction_index_are_refused() -> None:
     with pytest.raises(fp.PolicyError, match=r"BatchColumns\(control=None\)"):
         TransactionIndex().apply(SOME, fp.BatchColumns(control=None))
     with pytest.raises(fp.PolicyError, match=r"columns=Columns\(.*fencepost.BatchColumns"):

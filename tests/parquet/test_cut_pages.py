@@ -106,7 +106,9 @@ def chunk_bytes(path: Path, column: int) -> bytes:
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("has_nulls", [False, True])
-def test_files_that_lose_nothing_are_copied_as_bytes(version: str, has_nulls: bool, tmp_path: Path) -> None:
+def test_the_dictionary_and_pages_that_lose_no_row_are_copied_as_bytes(
+    version: str, has_nulls: bool, tmp_path: Path
+) -> None:
     """The dictionary, and the pages before and after the one that loses a row."""
     source, target = tmp_path / "source.parquet", tmp_path / "target.parquet"
     rng = random.Random(version)

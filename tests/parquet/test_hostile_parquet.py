@@ -273,7 +273,7 @@ BOTH_VERSIONS = [(codec, "1.0") for codec in CODECS] + [
 
 
 @pytest.mark.parametrize(("codec", "version"), BOTH_VERSIONS)
-def test_highly_compressed_batches_are_read(codec: str, version: str, tmp_path: Path) -> None:
+def test_highly_compressed_pages_are_read(codec: str, version: str, tmp_path: Path) -> None:
     """Pages of 32 MiB of one value, rows of a hundred thousand equal items, and a million nulls: a few kilobytes."""
     rows = 1 << 22
     path, target = tmp_path / "dense.parquet", tmp_path / "new.parquet"

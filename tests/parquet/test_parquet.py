@@ -121,7 +121,7 @@ def test_bloom_filters_stay_and_serve(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("has_index", [False, True])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_copied_and_written_row_groups_in_one_file(has_index: bool, version: str, tmp_path: Path) -> None:
+def test_row_groups_of_one_file_are_copied_or_rewritten(has_index: bool, version: str, tmp_path: Path) -> None:
     source, target = tmp_path / "source.parquet", tmp_path / "target.parquet"
     table = everything(2000, 8, [pa.int32(), pa.string(), pa.timestamp("us"), pa.list_(pa.int64()), pa.float64()])
     pq.write_table(
@@ -197,7 +197,7 @@ def test_files_of_other_writers(tmp_path: Path) -> None:
         assert duckdb.sql(f"select * from '{target}'").fetchall() == [before[row] for row in kept]
 
 
-def test_only_the_requested_rows(tmp_path: Path) -> None:
+def test_a_rewrite_with_keep_writes_only_the_requested_rows(tmp_path: Path) -> None:
     source, target = tmp_path / "source.parquet", tmp_path / "target.parquet"
     pq.write_table(everything(700, 11), source, row_group_size=200)
     kept = lose(700, 12, 0.4)

@@ -163,7 +163,7 @@ def test_columns_that_are_missing_or_taken_are_refused() -> None:
     assert dealt(Router(2, partition_by="partition"), pa.table({"partition": [1], "v": [5]})) == {1: [5]}
 
 
-def test_accepted_types_of_rows() -> None:
+def test_rows_of_all_tabular_types_are_accepted() -> None:
     wanted = pa.table({"a": [1, 2], "b": ["x", None]})
     batch = wanted.to_batches()[0]
     given = [wanted, batch, wanted.to_reader(), pl.DataFrame({"a": [1, 2], "b": ["x", None]}), wanted.to_pandas()]

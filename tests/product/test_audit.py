@@ -435,7 +435,7 @@ def missing_in(report: AuditReport) -> set[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("policy", [FENCED, Policy.in_order()], ids=["any", "forward"])
-def test_open_ranges_of_a_replaced_epoch_never_came(policy: Policy) -> None:
+def test_open_ranges_of_a_replaced_epoch_count_as_missing(policy: Policy) -> None:
     rows = pa.table({"pid": [7] * 6, "epoch": [0, 0, 1, 1, 2, 2], "partition": [0] * 6, "seq": [0, 5, 0, 2, 4, 6]})
     assert missing_in(fp.audit(rows, policy)) == {(7, 0, 0, 1, 4, 4), (7, 0, 1, 1, 1, 1), (7, 0, 2, 5, 5, 1)}
     table = StateTable(policy)
@@ -875,7 +875,7 @@ def test_a_bad_file_is_named_and_the_others_are_audited(tmp_path: Path, kind: st
     assert json.loads(report.to_json())["unreadable"] == [[path, reason]]
 
 
-def test_a_file_that_is_damaged_after_rows_that_were_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_before_the_damage_of_a_file_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is named; rows before the damage count, and later files follow them in the order."""
     monkeypatch.setattr(auditing, "RUNS", 20_000)
     rows = stream(1, range(0, 600_000, 2), range(300_000))

@@ -428,7 +428,7 @@ BAD_POLICIES: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_POLICIES)
-def test_an_invalid_policy(name: str) -> None:
+def test_invalid_policies_are_refused(name: str) -> None:
     make, message = BAD_POLICIES[name]
     with pytest.raises(fp.PolicyError) as caught:
         make()

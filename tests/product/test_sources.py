@@ -55,7 +55,7 @@ def test_several_text_files(zone: Path, texts: list[Path]) -> None:
     assert lake.audit(again).rows == sum(both.values())  # a file that is named twice is read once, as among Parquet
 
 
-def test_invalid_combinations_of_sources(zone: Path, texts: list[Path], tmp_path: Path) -> None:
+def test_invalid_combinations_of_sources_are_refused(zone: Path, texts: list[Path], tmp_path: Path) -> None:
     deltalake.write_deltalake(tmp_path / "table", pq.read_table(next(zone.glob("*.parquet"))))
     (tmp_path / "other.csv").write_text("pid,epoch,partition\n1,0,0\n")
     (tmp_path / "words.csv").write_text("pid,epoch,partition,seq\n1,0,0,one\n")

@@ -142,7 +142,9 @@ class TestShuffled:
             lambda df: df.union(df.limit(100)),
         ],
     )
-    def test_any_division_of_rows_by_spark(self, spark: SparkSession, df: DataFrame, cut: Any) -> None:
+    def test_the_result_does_not_depend_on_the_division_by_spark(
+        self, spark: SparkSession, df: DataFrame, cut: Any
+    ) -> None:
         """Adaptive execution joins and splits partitions before ours, and not ours."""
         with settings(spark, spark_sql_adaptive_advisoryPartitionSizeInBytes=2000):
             assert identities(deduplicate(cut(df))) == sorted({row[:4] for row in ROWS if row[0] not in (None, -1)})

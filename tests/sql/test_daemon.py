@@ -376,7 +376,7 @@ def test_the_settings_of_the_example() -> None:
         ("[recover", "not a TOML file"),
     ],
 )
-def test_invalid_settings(text: str, said: str, tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "fencepost.toml"
     path.write_text(text)
     with pytest.raises(fp.PolicyError, match=said):

@@ -340,6 +340,6 @@ def test_a_lock_that_another_holds_is_an_outage(database: Database, new_engine: 
 @pytest.mark.parametrize("bound", [0, -1, True, 1.5, 2**31, "5"])
 @pytest.mark.parametrize("name", ["lock_timeout_ms", "idle_timeout_ms"])
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_invalid_time_outs(engine: Engine, name: str, bound: Any) -> None:
+def test_invalid_time_outs_are_refused(engine: Engine, name: str, bound: Any) -> None:
     with pytest.raises(fp.PolicyError, match=f"{name}={bound!r}: expected milliseconds"):
         Database(engine, **{name: bound})

@@ -21,7 +21,7 @@ def make(engine: Engine, *producers: tuple[str, int, int, list[str], bool]) -> N
 
 
 @without_mariadb
-def test_claims_of_the_first_version_are_known(engine: Engine) -> None:
+def test_transactions_in_the_first_tables_are_known(engine: Engine) -> None:
     make(
         engine,
         ("done", 7, State.COMPLETE_COMMIT, [], True),

@@ -184,7 +184,7 @@ def test_a_retention_shorter_than_what_is_in_flight(events: Engine) -> None:
 
 
 @pytest.mark.parametrize("retention", [0, -5, 1.5, True])
-def test_invalid_retentions(events: Engine, retention: Any) -> None:
+def test_invalid_retentions_are_refused(events: Engine, retention: Any) -> None:
     with pytest.raises(fp.PolicyError, match="expected a positive number of milliseconds"):
         SqlSink(events, None, "c", columns=TIMED).reap(retention)
 

@@ -120,7 +120,7 @@ def test_rows_of_any_shape(events: Engine) -> None:
 
 
 @without_mariadb
-def test_a_constraint_that_the_commit_checks(database_url: str) -> None:
+def test_a_constraint_that_the_commit_checks_is_reported(database_url: str) -> None:
     engine = sqlalchemy.create_engine(database_url)
     if engine.dialect.name == "sqlite":
 
@@ -709,7 +709,7 @@ def test_missing_tables_and_columns_are_errors(events: Engine) -> None:
         SqlSink(events, "events", "c", insert=["sum"])
 
 
-def test_missing_columns(events: Engine) -> None:
+def test_missing_columns_are_refused(events: Engine) -> None:
     sink = SqlSink(events, "events", "c")
     with pytest.raises(fp.SinkError, match=r"table events: has no column 'sum'; .* or list the columns to write"):
         sink.apply(run(0, 2).append_column("sum", pa.array([1, 2])))

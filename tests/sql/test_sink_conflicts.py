@@ -152,7 +152,7 @@ def test_content_is_compared_only_on_request(payments: Engine) -> None:
         ({"on_conflict": "keep"}, "on_conflict='keep' is neither"),
     ],
 )
-def test_invalid_combinations_of_options(payments: Engine, options: dict[str, Any], error: str) -> None:
+def test_invalid_combinations_of_options_are_refused(payments: Engine, options: dict[str, Any], error: str) -> None:
     with pytest.raises(fp.PolicyError) as info:
         SqlSink(payments, **{"table": "payments", "consumer_id": "x", **options})
     assert error in str(info.value)

@@ -118,7 +118,9 @@ def test_types_are_widened_where_the_table_allows_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["integer", "string"])
-def test_other_writers_change_the_table_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_the_same_new_column_of_another_writer_is_not_a_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """The same column by another writer is not a conflict. One of another type stops the version."""
     land(tmp_path, "a.parquet", events(0))
     run(tmp_path)

@@ -650,7 +650,7 @@ def test_a_table_without_the_feature_gets_no_vector(tmp_path: Path, monkeypatch:
     assert table_of(tmp_path).version() == 0
 
 
-def test_written_records_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_was_written_incompletely_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(tmp_path, 0)
     real = in_place.put_commit
 

@@ -198,7 +198,7 @@ def test_killed_at_every_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("has_plan", [False, True], ids=["", "by a plan"])
 @pytest.mark.parametrize("prepared", ["there", "gone", "gone, files too"])
-def test_finished_by_another_process(
+def test_a_paused_driver_finds_its_version_finished(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, prepared: str, has_plan: bool
 ) -> None:
     """A driver that is paused before any of its copies goes on when others have finished the version, though the plan

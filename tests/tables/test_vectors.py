@@ -138,7 +138,7 @@ def test_removed_rows_are_not_read(tmp_path: Path, storage: str, plan: Any) -> N
     assert sum(state.open(tmp_path / "state").version(1).inputs.rows) == len(rows)
 
 
-def test_vectors_that_differ_from_the_table(tmp_path: Path) -> None:
+def test_vectors_that_differ_from_the_table_are_refused(tmp_path: Path) -> None:
     land(tmp_path, 0)
     take_away(tmp_path, [[1, 2, 3]], "u")
     file = next((tmp_path / "source" / "ab").iterdir())
