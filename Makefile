@@ -160,8 +160,8 @@ test-aarch64: tools ## The core on an emulated ARM processor
 		CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" \
 		$(TIMED) cargo test --locked --package fencepost-core --lib $(PORTABLE_PART) --target aarch64-unknown-linux-gnu -- --skip every_short
 
-# Cargo builds one thing at a time in a folder: the wheel, which most suites wait for, goes first.
-test-portable-part: $(if $(TIMED),| dist/tests)
+# Most suites wait for the wheel: nothing else is compiled before it.
+test-portable-part asan-part: $(if $(TIMED),| dist/tests)
 test-portable test-portable-part: tools ## The core without the CPU's wide instructions
 	$(TIMED) cargo test --locked --package fencepost-core --features portable $(if $(findstring part,$@),$(PORTABLE_PART)) \
 		-- $(RUST_TIMES) $(if $(findstring part,$@),--skip every_short --skip more_long)

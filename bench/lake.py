@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from bench.spark import (
     STEP,
     THREADS,
     Answer,
+    copy_contestants,
     session,
     settle,
     take_answer,
@@ -97,7 +97,7 @@ SYNCED, LOCAL, LINKED, INTERVAL = (
     f"{JOB}, source immutable",
     f"{JOB}, interval plan",
 )
-AUDIT, COPY = "audit", "copying the files"
+AUDIT = "audit"
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def _contestants(
         *(_job(name, landed, scratch, reports, options) for name, options in jobs.items()),
         _audit(landed),
         _drop_duplicates(spark, landed, scratch),
-        _copy(landed, scratch),
+        *copy_contestants(landed.folder, landed.landed, scratch),
     ]
 
 
@@ -278,18 +278,6 @@ def _drop_duplicates(spark: SparkSession, landed: Landed, scratch: Path) -> Cont
         return scratch / "out"
 
     return Contestant(name=DROP_DUPLICATES.name, threads=THREADS, run=run, expected=landed.kept, answer=take_answer)
-
-
-def _copy(landed: Landed, scratch: Path) -> Contestant:
-    """Every row, as bytes: who may link files, or writes none, can be faster."""
-
-    def run() -> Path:
-        (scratch / "out").mkdir(parents=True)
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda file: shutil.copyfile(file, scratch / "out" / file.name), landed.folder.iterdir()))
-        return scratch / "out"
-
-    return Contestant(name=COPY, threads=THREADS, run=run, expected=landed.landed, answer=take_answer, role="limit")
 
 
 FACTS = (

@@ -24,7 +24,8 @@ CONTESTANTS = {
     lake.LINKED: "source immutable",
     lake.INTERVAL: "interval plan",
     lake.AUDIT: "audit",
-    lake.COPY: "copying",
+    spark.COPY: "copying",
+    spark.COPY_SYNCED: "copying, synced",
 }
 """As the heads of columns."""
 STATE_TIMES_MAX, DRIVER_SECONDS_MAX, WORKER_BYTES_MAX = 1.5, 10, 300e6

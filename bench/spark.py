@@ -244,6 +244,7 @@ JOB = "DedupJob, Spark engine"
 SYNCED = f"{JOB}, synced"
 """With default settings."""
 COPY = "copying the files"
+COPY_SYNCED = f"{COPY}, synced"
 FILES = SparkPlan("deduplicate()", deduplicate_files, role="ours")
 SHUFFLED = SparkPlan("deduplicate() behind a filter", deduplicate_shuffled, role="ours")
 
@@ -297,7 +298,7 @@ def _to_parquet(spark: SparkSession, landed: Landing, scratch: Path) -> list[Con
         _job_contestant(JOB, on_spark, False, landed, scratch),
         _job_contestant("DedupJob, local engine", local, False, landed, scratch),
         *(_parquet_contestant(spark, landed, scratch, it) for it in plans),
-        copy_contestant(landed.files, landed.landed, scratch),
+        *copy_contestants(landed.files, landed.landed, scratch),
     ]
 
 
@@ -326,16 +327,25 @@ def _job_contestant(name: str, engine: Engine, sync: bool, landed: Landing, scra
     return Contestant(name=name, threads=THREADS, run=run, expected=landed.kept, answer=take_answer, role="ours")
 
 
-def copy_contestant(files: Path, landed: Answer, scratch: Path) -> Contestant:
-    """Every row, as bytes: no job that writes rows is faster."""
+def copy_contestants(files: Path, landed: Answer, scratch: Path) -> list[Contestant]:
+    """Every row, as bytes: the limits of jobs that write rows, without and with sync."""
+    return [_copy_contestant(COPY, files, landed, scratch), _copy_contestant(COPY_SYNCED, files, landed, scratch)]
+
+
+def _copy_contestant(name: str, files: Path, landed: Answer, scratch: Path) -> Contestant:
+    def copy(file: Path) -> None:
+        shutil.copyfile(file, scratch / "out" / file.name)
+        if name == COPY_SYNCED:
+            with (scratch / "out" / file.name).open("rb") as copied:
+                os.fsync(copied.fileno())
 
     def run() -> Path:
         (scratch / "out").mkdir(parents=True)
         with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda file: shutil.copyfile(file, scratch / "out" / file.name), files.iterdir()))
+            list(pool.map(copy, files.iterdir()))
         return scratch / "out"
 
-    return Contestant(name=COPY, threads=THREADS, run=run, expected=landed, answer=take_answer, role="limit")
+    return Contestant(name=name, threads=THREADS, run=run, expected=landed, answer=take_answer, role="limit")
 
 
 def take_answer(folder: Path) -> Answer:
