@@ -60,7 +60,7 @@ def test_invalid_combinations_of_sources_are_refused(zone: Path, texts: list[Pat
     (tmp_path / "other.csv").write_text("pid,epoch,partition\n1,0,0\n")
     (tmp_path / "words.csv").write_text("pid,epoch,partition,seq\n1,0,0,one\n")
     cases: list[tuple[Any, str]] = [
-        ([zone, texts[0]], "pass them to separate calls"),
+        ([zone, texts[0]], "separately"),
         (f"{tmp_path}/table/*.parquet", "is a table"),
         ([tmp_path / "table", zone], "is a table"),
         ([zone, zone.parent / "nowhere"], "nowhere: no .parquet file matches"),
@@ -116,7 +116,7 @@ def test_errors_of_a_job_name_the_text_file(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_text_file_cannot_be_one_of_several_sources_of_a_job(zone: Path, texts: list[Path], tmp_path: Path) -> None:
     job = [f"{tmp_path}/state", f"{tmp_path}/clean"]
-    assert cli.main(["dedup", str(texts[0]), str(zone), *job]) == 2
+    assert cli.main(["dedup", str(texts[0]), str(zone), *job]) == cli.main(["audit", str(texts[0]), str(zone)]) == 1
     assert cli.main(["dedup", str(texts[0]), *job, "--watch", "1s"]) == 2
     assert not any(tmp_path.iterdir())
 

@@ -310,8 +310,6 @@ def _converted(source: list[str], timestamp: str | None) -> Iterator[list[str]]:
     if not texts:
         yield source
         return
-    if other := next((it for it in source if not tabular_files([it])), None):
-        raise typer.BadParameter(f"{other}: is Parquet or a table, but {texts[0]} is not: pass them to separate runs")
     with TemporaryDirectory(prefix="fencepost-") as folder:
         paths = {write_as_parquet(it, folder, timestamp): it for it in texts}
         try:

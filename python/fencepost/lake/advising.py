@@ -14,10 +14,10 @@ from fencepost._native import RunScan, parquet_footer
 from fencepost.advice import Advice, Named, advise_table, base_policy, named_timestamp, resolve_named
 from fencepost.errors import SourceError
 from fencepost.findings import ADVICE_ROWS
-from fencepost.lake.auditing import Sources, list_source, streamed
+from fencepost.lake.auditing import Sources, list_source, places_of
 from fencepost.lake.files import Constants, constants_of
 from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
-from fencepost.lake.tabular import open_rows
+from fencepost.lake.tabular import open_rows, tabular_files
 from fencepost.policy import Columns
 from fencepost.state.hive import hive_values
 
@@ -45,7 +45,7 @@ def advise(
         PolicyError: No column looks like a sequence number or a producer.
         BatchError: Invalid values.
     """
-    streams = streamed(source)
+    streams = tabular_files(places_of(source))
     if streams:
         advice = fencepost.advise(open_rows(streams, named_timestamp(columns)), columns, rows_max=rows_max)
         return dataclasses.replace(advice, source=", ".join(streams))

@@ -93,7 +93,7 @@ def audit(
         BatchError: All files have wrong columns or values (column, row, file).
         PolicyError: Contradictory arguments.
     """
-    streams = streamed(source)
+    streams = tabular_files(places_of(source))
     if streams:
         found = resolve_columns(resolve(policy), columns)
         names = () if columns_to_compare(compare_content) is not None else found.read(_keep(found))
@@ -219,26 +219,12 @@ def _keep(columns: Columns) -> tuple[str, ...]:
     return ("timestamp",) if columns.timestamp is not None else ()
 
 
-def streamed(source: Sources) -> list[str]:
-    """Return the files to read as streams, if the source is CSV, JSON lines, Arrow IPC or standard input.
-
-    Raises SourceError if only some of several sources are.
-    """
-    places = _places(source)
-    found = tabular_files(places)
-    other = next((place for place in places if not tabular_files([place])), None) if found else None
-    if other is not None:
-        text = f"{other}: is Parquet or a table, but {found[0]} is not: pass them to separate calls"
-        raise SourceError(text, path=other)
-    return found
-
-
-def _places(source: Sources) -> list[str]:
+def places_of(source: Sources) -> list[str]:
     return [os.fspath(it) for it in ([source] if isinstance(source, str | os.PathLike) else source)]
 
 
 def _shown(source: Sources) -> str:
-    return ", ".join(_places(source))
+    return ", ".join(places_of(source))
 
 
 def list_source(source: Sources, options: Mapping[str, Any] | None) -> tuple[Stored, Files, str]:
@@ -254,11 +240,11 @@ def list_source(source: Sources, options: Mapping[str, Any] | None) -> tuple[Sto
     except ValueError as problem:
         raise SourceError(str(problem).removeprefix("source: ")) from None
     opened = open_place(root, options)
-    tables = [root] if not isinstance(opened, Folder) else [it for it in _places(source) if _is_table(it, options)]
+    tables = [root] if not isinstance(opened, Folder) else [it for it in places_of(source) if _is_table(it, options)]
     if tables:
         raise SourceError(f"{_shown(source)}: {tables[0]} is a table: pass it alone", path=tables[0])
     files = opened.files()
-    for place, pattern in zip(_places(source), patterns, strict=False):
+    for place, pattern in zip(places_of(source), patterns, strict=False):
         if not any(map(Slice(of_source=(pattern,)).matches, files.paths)):
             raise SourceError(f"{place}: no .parquet file matches", path=place)
     belongs = Slice(of_source=patterns).matches

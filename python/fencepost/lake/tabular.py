@@ -29,9 +29,13 @@ CSV = {".csv", ".tsv"}
 def tabular_files(sources: Sequence[str]) -> list[str]:
     """Return the sources that are standard input ("-") or local files of one of these kinds, by their names, each once.
 
-    Globs are expanded in the order of file names. Raises SourceError for a glob without matches.
+    Globs are expanded in the order of file names. Raises SourceError for a glob without matches, or if only some of
+    the sources are of these kinds.
     """
-    found = [path for place in sources if _is_tabular(place) for path in _expanded(place)]
+    tabular = [place for place in sources if _is_tabular(place)]
+    if tabular and (other := next((place for place in sources if not _is_tabular(place)), None)) is not None:
+        raise SourceError(f"{other}: is Parquet or a table, but {tabular[0]} is not: pass them separately", path=other)
+    found = [path for place in tabular for path in _expanded(place)]
     once: dict[str, str] = {}
     for path in found:
         once.setdefault(path if path == STDIN else os.path.abspath(path), path)
