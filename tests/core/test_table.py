@@ -204,7 +204,7 @@ def test_get_of_composites() -> None:
     ]:
         assert table.get(*unknown) is None
     for wrong in [("eu", ("orders", 0)), (("eu", 7, 1), ("orders", 0)), ((7, "eu"), ("orders", 0)), (7, 0)]:
-        with pytest.raises(fp.BatchError, match="not a key of this table"):
+        with pytest.raises(fp.BatchError, match="not a key"):
             table.get(*wrong)
 
 
@@ -382,10 +382,10 @@ def test_entries_name_their_own_policy(table: StateTable) -> None:
     assert again.policy == table.policy
     assert (again.keep, again.horizon_ms) == (table.keep, table.horizon_ms)
     assert again.snapshot() == table.snapshot()
-    with pytest.raises(fp.PolicyError, match=r"the schema metadata has no 'fencepost\.policy': pass a policy$"):
+    with pytest.raises(fp.PolicyError, match=r"no 'fencepost\.policy'.*pass a policy$"):
         StateTable.from_entries(pa.table(table.entries()).replace_schema_metadata(None))
     damaged = pa.table(table.entries()).replace_schema_metadata({"fencepost.policy": "admit=any"})
-    with pytest.raises(fp.SnapshotError, match=r"the policy of its metadata cannot be read: 'admit=any'$"):
+    with pytest.raises(fp.SnapshotError, match=r"metadata cannot be read: 'admit=any'$"):
         StateTable.from_entries(damaged)
 
 
@@ -446,7 +446,7 @@ def test_forget_accepts_the_same_keys_as_get() -> None:
     assert binary().forget(bytes(16), b"\0") == 1
     assert without_partition().forget(7) == 1
     assert empty().forget("whatever", ("its", "type")) == 0
-    with pytest.raises(fp.BatchError, match="not a key of this table"):
+    with pytest.raises(fp.BatchError, match="not a key"):
         composite().forget("eu")
     table.forget(7)
     table.forget(2)
@@ -550,7 +550,7 @@ def test_declared_partitions_change_no_verdict(name: str, partitions: Any) -> No
 
 
 def test_other_partitions_are_an_error() -> None:
-    with pytest.raises(fp.PolicyError, match="partitions='few' must be one of one, many"):
+    with pytest.raises(fp.PolicyError, match=r"partitions='few'.* one, many"):
         StateTable("any_order", partitions="few")  # type: ignore[arg-type]
 
 
@@ -901,8 +901,8 @@ def test_impossible_spans_are_refused() -> None:
         return of_one_key(seq).append_column("_length", pa.array(lengths))
 
     for bad, problem in [
-        (lines([1, 0], [5, 9]), "column 'seq', row 1: a span of 0 rows from 9 on; needed are 1 and above"),
-        (lines([1, 3], [5, 2**31 - 2]), "and the last row within 0..=2147483647"),
+        (lines([1, 0], [5, 9]), "column 'seq', row 1: a span of 0 rows from 9"),
+        (lines([1, 3], [5, 2**31 - 2]), "last row within 0..=2147483647"),
         (lines([1, -1], [5, 9]), "column '_length', row 1: value -1 is outside 1..=4294967295"),
         (lines([2**32 - 1, 1], [0, 9]), "column 'seq', row 0: a span of 4294967295 rows"),
         (of_one_key([1]), "column '_length': missing"),

@@ -103,9 +103,7 @@ def test_columns() -> None:
         assert payload(fp.deduplicate(make(renamed), Policy.any_order().replace(columns=columns))) == KEPT
         table = StateTable(Policy.any_order().replace(columns=columns))
         assert payload(fp.deduplicate(make(renamed), table=table)) == KEPT
-        with pytest.raises(
-            fp.BatchError, match=r"column 'pid': missing; the rows have the columns payload, who, e, shard"
-        ):
+        with pytest.raises(fp.BatchError, match=r"column 'pid': missing.* columns payload, who, e, shard"):
             fp.deduplicate(make(renamed))
 
 
@@ -113,7 +111,7 @@ def test_a_policy_and_a_table_must_agree() -> None:
     table = StateTable("any_order")
     before = table.snapshot()
     for other in ("kafka", Policy.any_order().replace(window=6), Policy.any_order().replace(columns=Columns(seq="n"))):
-        with pytest.raises(fp.PolicyError, match=r"the table has another policy") as caught:
+        with pytest.raises(fp.PolicyError, match=r"another policy") as caught:
             fp.deduplicate(ROWS, other, table=table)
         assert table.snapshot() == before
     assert "seq='seq'" in caught.value.message
@@ -185,12 +183,9 @@ def test_subclasses_keep_their_class() -> None:
 def test_pandas_makes_floats_of_integers_with_nulls() -> None:
     rows = pandas_rows()
     rows.loc[1, "seq"] = None
-    with pytest.raises(fp.BatchError) as caught:
+    with pytest.raises(fp.BatchError, match=r"column 'seq'.*Float64.*pandas.*nulls.*the dtype Int64$") as caught:
         fp.deduplicate(rows)
-    assert caught.value.message == (
-        "column 'seq': is of type Float64, integers are needed; "
-        "pandas makes floats of integers with nulls: use the dtype Int64"
-    )
+    assert (caught.value.column, caught.value.row) == ("seq", None)
 
 
 def test_chunks_of_polars_and_pyarrow() -> None:

@@ -5,6 +5,7 @@ What would end the interpreter is tried in one of its own, with a bound on its m
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -62,8 +63,8 @@ def test_a_snapshot_without_keys_takes_no_room_for_them(tmp_path: Path) -> None:
         """,
         *(tmp_path / str(width) for width in WIDTHS),
     )
-    refused = "a key part of kind 3 and {} bytes, which does not exist"
-    assert said.split("\n") == ["0 0 0" if width <= 1 << 30 else refused.format(width) for width in WIDTHS]
+    for width, line in zip(WIDTHS, said.split("\n"), strict=True):
+        assert re.search("^0 0 0$" if width <= 1 << 30 else rf"key part of kind 3.* {width} bytes", line), line
 
 
 def test_lengths_of_runs_take_no_room_before_every_row_is_valid() -> None:
@@ -129,7 +130,7 @@ def test_a_full_log_accepts_no_more_batches(version: str, offsets: str) -> None:
     table.apply(last)
     assert table.log_end(0) == TOP
     assert fp.BrokerTable.restore(table.snapshot()).log_end(0) == TOP
-    with pytest.raises(fp.PolicyError, match=f"a log that ends at {TOP} takes no more batches"):
+    with pytest.raises(fp.PolicyError, match=f"ends at {TOP} takes no more"):
         table.apply(pa.table(BATCH | {"offset": pa.array([None], pa.int64())}))
 
 

@@ -488,9 +488,9 @@ def test_a_column_of_nulls_and_no_type(name: str) -> None:
         assert table.apply(ROWS.set_column(0, "pid", pa.array(NAMES))).counts[ACCEPTED] == 8
         assert table.apply(rows).counts[UNTRACKED] == len(ROWS)
     else:
-        with pytest.raises(fp.BatchError) as caught:
+        with pytest.raises(fp.BatchError, match=f"column '{name}', row 0: null") as caught:
             fp.StateTable("any_order").apply(rows)
-        assert caught.value.message == f"column '{name}', row 0: null, but a row with a producer needs a value"
+        assert (caught.value.column, caught.value.row) == (name, 0)
     untracked = rows.set_column(0, "pid", pa.nulls(len(ROWS)))
     assert codes(untracked) == [UNTRACKED] * len(ROWS)
 
@@ -640,10 +640,8 @@ def test_a_column_that_is_not_numeric_is_refused_by_name(kind: str, name: str) -
         "Int64Scalar": "pyarrow.lib.Int64Scalar",
     }
     found = class_.get(type(values).__name__, type(values).__name__)
-    assert caught.value.message == (
-        f"column '{name}': {found}{dtype} is neither an Arrow array nor a one-dimensional NumPy array of numbers "
-        "(of strings or with nulls: make it an Arrow array)"
-    )
+    assert caught.value.message.startswith(f"column '{name}': {found}{dtype} is neither")
+    assert "one-dimensional NumPy array" in caught.value.message
     assert (caught.value.column, caught.value.row) == (name, None)
     assert len(table) == 0
 
@@ -679,9 +677,9 @@ def test_a_stream_that_fails_changes_nothing() -> None:
 
     def batches_that_fail() -> Any:
         yield ROWS.to_batches()[0]
-        raise RuntimeError("the disk is on fire")
+        raise RuntimeError("disk on fire")
 
-    with pytest.raises(fp.BatchError, match="the disk is on fire"):
+    with pytest.raises(fp.BatchError, match="disk on fire"):
         table.apply(pa.RecordBatchReader.from_batches(ROWS.schema, batches_that_fail()))
     assert table.snapshot() == before
     assert table.apply(ROWS).counts[ACCEPTED] == 8
@@ -871,7 +869,7 @@ def test_identity_columns_that_occur_twice(function: Callable[[Any], Any], is_la
     names = ["pid", "epoch", "partition", "seq", *(["note", "seq"] if is_last else ["seq", "note"])]
     rows = pa.Table.from_arrays([pa.array([0, 1])] * len(names), names=names)
     for kind in (rows, rows.to_batches()[0]):
-        with pytest.raises(fp.BatchError, match="column 'seq': occurs twice in the rows") as error:
+        with pytest.raises(fp.BatchError, match=r"column 'seq'.* twice") as error:
             function(kind)
         assert error.value.column == "seq"
 

@@ -286,14 +286,14 @@ def test_a_segment_has_any_name(tmp_path: Path) -> None:
 
 
 def test_readers_refuse_other_sources_and_invalid_arguments(tmp_path: Path) -> None:
-    with pytest.raises(fp.SourceError, match="no such file or folder") as caught:
+    with pytest.raises(fp.SourceError, match="no such file") as caught:
         kafka.read_batches(tmp_path / "nowhere")
     assert caught.value.path == str(tmp_path / "nowhere")
     with pytest.raises(fp.SourceError, match=r"no segments .* carts-0, clicks-0, clicks-1, \.\.\.: read each"):
         kafka.read_records(DATA, isolation="read_uncommitted")
     with pytest.raises(fp.SourceError, match=r"no segments \(\*.log\) in this folder$"):
         kafka.read_records(tmp_path, isolation="read_uncommitted")
-    with pytest.raises(fp.SourceError, match="cannot be read: No such file"):
+    with pytest.raises(fp.SourceError, match=r"cannot be read.* No such file"):
         kafka.read_snapshot(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="isolation='none'"):
         kafka.read_records(tmp_path, isolation="none")  # type: ignore[arg-type]
@@ -381,10 +381,10 @@ def put(at: int, field: bytes) -> Any:
 
 THIRD = rows_of(kafka.read_batches(DATA / "orders-0"))[2]["position"]
 DAMAGE = {
-    "torn": (lambda data: data[: THIRD + 30], "30 bytes are left, less than a batch's header: torn"),
+    "torn": (lambda data: data[: THIRD + 30], "30 bytes are left.* header: torn"),
     "torn in a payload": (lambda data: data[: THIRD + 70], r"the file has 70 left"),
-    "zeros": (lambda data: data[:THIRD] + bytes(9000), "nothing but zeros from here to the end, 9000 bytes"),
-    "magic 0": (put(THIRD + 16, b"\0"), r"format version 0 \(magic 0\), which brokers wrote before 0.11"),
+    "zeros": (lambda data: data[:THIRD] + bytes(9000), "nothing but zeros.* 9000 bytes"),
+    "magic 0": (put(THIRD + 16, b"\0"), r"format version 0 \(magic 0\)"),
     "magic 1": (put(THIRD + 16, b"\1"), r"format version 1 \(magic 1\)"),
     "magic 7": (put(THIRD + 16, b"\7"), r"\(magic 7\) is unknown"),
     "longer than the file": (put(THIRD + 8, struct.pack(">i", 10**6)), "1000012 bytes"),
@@ -492,7 +492,7 @@ def test_a_segment_that_is_cut_while_it_is_read_is_an_error() -> None:
             return len(data)
 
     stream = fp._native.kafka_records([("object", None, Cut(data[:200]))])
-    with pytest.raises(fp.SourceError, match=r"object, byte 0: the file ends before .* cut while it was read"):
+    with pytest.raises(fp.SourceError, match=r"object, byte 0: .* ends before .* cut while"):
         pa.table(stream)
 
 
@@ -512,13 +512,14 @@ def test_segments_that_overlap_or_leave_gaps_are_reported(tmp_path: Path) -> Non
     second.unlink()
     stream = kafka.read_batches(folder, damage="report")
     rows_of(stream)
-    offsets = f"offsets {int(second.stem)} to {int(third.stem) - 1} are in no segment: removed by compaction, or lost"
-    assert stream.findings == [("gap", str(third), 0, offsets)]
+    [gap] = stream.findings
+    assert (gap.kind, gap.path, gap.position) == ("gap", str(third), 0)
+    assert gap.reason.startswith(f"offsets {int(second.stem)} to {int(third.stem) - 1} are in no segment")
     assert rows_of(kafka.read_batches(folder))[0]["base_offset"] == 0, "which is no error"
 
     overlapping = folder / f"{int(third.stem) + 1:020}.log"
     shutil.copy(third, overlapping)
-    with pytest.raises(fp.SourceError, match=f"{overlapping.name}, byte 0: the segment begins at offset"):
+    with pytest.raises(fp.SourceError, match=f"{overlapping.name}, byte 0: .*begins at offset"):
         pa.table(kafka.read_batches(folder))
     stream = kafka.read_batches(folder, damage="report")
     rows_of(stream)
@@ -554,7 +555,7 @@ def test_a_snapshot_that_is_damaged_or_newer_is_refused(tmp_path: Path) -> None:
         with pytest.raises(fp.SourceError):
             kafka.read_snapshot(path)
     path.write_bytes(put(0, b"\0\2")(whole))
-    with pytest.raises(fp.SourceError, match=r"a snapshot of version 2, of a newer broker; version 1 is read"):
+    with pytest.raises(fp.SourceError, match=r"snapshot of version 2.* version 1 is read"):
         kafka.read_snapshot(path)
 
 
@@ -629,7 +630,7 @@ def test_files_are_opened_with_the_first_row(tmp_path: Path) -> None:
     last.unlink()
     rows, error = before_error(stream)
     assert rows
-    assert error.message == f"{last}: cannot be read: No such file or directory"
+    assert error.message.startswith(f"{last}: cannot be read: ")
     assert len(open_log(folder).segments) == 1
 
 

@@ -192,11 +192,11 @@ def test_markers_and_fences_have_a_poisoned_log_opened_again(transport: Partitio
     table = pa.table({"user": ["ann"], "value": [b"x"]})
     transport.send(batch(7, 0, 0, table)).result(10)
     poison(transport)
-    with pytest.raises(fp.errors.StoreError, match="has to be opened again: sync failed"):
+    with pytest.raises(fp.errors.StoreError, match="opened again: sync failed"):
         transport.write_marker(7, 1, 0, "commit")
     assert transport.write_marker(7, 1, 0, "commit") is fp.Verdict.ACCEPTED
     poison(transport)
-    with pytest.raises(fp.errors.StoreError, match="has to be opened again: sync failed"):
+    with pytest.raises(fp.errors.StoreError, match="opened again: sync failed"):
         transport.fence(7, 2, [0])
     assert transport.fence(7, 2, [0]) == {0: (0, 0)}
 
@@ -212,11 +212,11 @@ def test_a_log_that_cannot_be_opened_again_is_tried_each_time(transport: Partiti
         return reopen()
 
     writer._reopen = fails
-    with pytest.raises(fp.errors.StoreError, match="has to be opened again: sync failed"):
+    with pytest.raises(fp.errors.StoreError, match="opened again: sync failed"):
         transport.send(batch(7, 0, 0, table)).result(10)
-    with pytest.raises(fp.errors.StoreError, match="could not be opened again: disk full"):
+    with pytest.raises(fp.errors.StoreError, match=r"could not be opened.* disk full"):
         transport.send(batch(7, 0, 0, table)).result(10)
-    with pytest.raises(fp.errors.StoreError, match="could not be opened again: disk full"):
+    with pytest.raises(fp.errors.StoreError, match=r"could not be opened.* disk full"):
         transport.fence(7, 1, [0])
     assert transport.send(batch(7, 0, 0, table)).result(10).offset == 0
 
@@ -243,7 +243,7 @@ def test_a_zombie_is_kept_out_by_a_marker(transport: PartitionLogTransport) -> N
     assert transport.write_marker(5, 0, 0, "abort") is fp.Verdict.FENCED
     transport.fence(5, 3, [0])
     transport.fence(5, 3, [0])
-    with pytest.raises(fp.FencedError, match="pid 5 epoch 2, partition 0: a higher epoch has written there"):
+    with pytest.raises(fp.FencedError, match="pid 5 epoch 2, partition 0: a higher epoch"):
         transport.fence(5, 2, [0])
     with pytest.raises(fp.FencepostError):
         first.close()

@@ -106,7 +106,7 @@ def test_a_full_disk_is_retried_and_then_reported() -> None:
     with PartitionLogTransport([StandIn((full,) * 10_000)]) as transport:
         settings = {"delivery_timeout_ms": 100, "request_timeout_ms": 100, **QUICK}
         producer = fp.SequencedProducer(transport, **settings)
-        with pytest.raises(fp.DeliveryError, match="No space left on device"):
+        with pytest.raises(fp.DeliveryError, match="No space left"):
             producer.send([{"n": 1}])[0].result(PATIENCE_SECONDS)
         with pytest.raises(fp.DeliveryError):
             producer.close()

@@ -401,59 +401,60 @@ def changed(column: str, row: int, value: Any) -> pa.Table:
 REFUSED: dict[str, tuple[Any, str, int | None, str]] = {
     "an offset that does not rise": (
         *(changed("offset", 2, 1), "offset", 2),
-        "column 'offset', row 2: value 1 is below 2, the offset after the row before in its partition",
+        "value 1 .*below 2",
     ),
     "no offset": (
         *(changed("offset", 2, None), "offset", 2),
-        "column 'offset', row 2: null, but every row of a log has an offset",
+        "null, but every row",
     ),
     "no column of offsets": (
         *(SOME.drop_columns("offset"), "offset", None),
-        "column 'offset': missing; the rows have the columns pid, epoch, partition, control",
+        "missing.* pid, epoch, partition, control$",
     ),
     "no column of markers": (
         *(SOME.drop_columns("control"), "control", None),
-        "column 'control': missing; the rows have the columns pid, epoch, partition, offset",
+        "missing.* pid, epoch, partition, offset$",
     ),
     "an unknown marker": (
         *(changed("control", 4, "ABORT"), "control", 4),
-        "column 'control', row 4: value 'ABORT' must be one of commit, abort, empty, other",
+        "value 'ABORT' .* commit, abort, empty, other$",
     ),
     "markers as booleans": (
         *(SOME.set_column(4, "control", pa.array([False] * 6)), "control", None),
-        "column 'control': is of type Boolean, strings are needed",
+        "is of type Boolean, strings",
     ),
     "a marker of no producer": (
         *(changed("pid", 4, None), "control", 4),
-        "column 'control', row 4: a marker needs a producer id",
+        "marker needs a producer",
     ),
     "a producer by name": (
         *(SOME.set_column(0, "pid", pa.array(["a"] * 6)), "pid", None),
-        "column 'pid': is of type Utf8, integers are needed",
+        "is of type Utf8, integers",
     ),
     "no epoch": (
         *(changed("epoch", 1, None), "epoch", 1),
-        "column 'epoch', row 1: null, but a row with a producer needs a value",
+        "null, but a row",
     ),
     "flags as numbers": (
         *(SOME.append_column("transactional", pa.array([1] * 6)), "transactional", None),
-        "column 'transactional': is of type Int64, booleans are needed",
+        "is of type Int64, booleans",
     ),
     "a range that ends before it begins": (
         *(SOME.append_column("last_offset", pa.array([0, 0, 3, 4, 5, 6])), "last_offset", 1),
-        "column 'last_offset', row 1: value 0 is outside 1..=9223372036854775806, from the row's offset on",
+        r"value 0 .* 1\.\.=9223372036854775806\b",
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_bad_rows_are_refused_and_leave_no_trace(name: str) -> None:
-    rows, column, row, message = REFUSED[name]
+    rows, column, row, problem = REFUSED[name]
+    where = f"column '{column}'" if row is None else f"column '{column}', row {row}"
     index = TransactionIndex()
     for _ in range(2):
-        with pytest.raises(fp.BatchError) as refused:
+        with pytest.raises(fp.BatchError, match=f"{where}: .*{problem}") as refused:
             index.apply(rows)
-        assert (refused.value.message, refused.value.column, refused.value.row) == (message, column, row)
+        assert (refused.value.column, refused.value.row) == (column, row)
     assert index.log_end(0) is None
     assert outcomes(index, SOME) == SOME_OUTCOMES
 
@@ -477,7 +478,7 @@ def test_invalid_columns_of_a_transaction_index_are_refused() -> None:
         TransactionIndex().apply(SOME, fp.BatchColumns(control=None))
     with pytest.raises(fp.PolicyError, match=r"columns=Columns\(.*fencepost.BatchColumns"):
         TransactionIndex().apply(SOME, fp.Columns())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"^rows of type int are not tabular"):
+    with pytest.raises(TypeError, match=r"^rows of type int"):
         TransactionIndex().apply(7)  # type: ignore[arg-type]
 
 

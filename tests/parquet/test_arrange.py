@@ -181,12 +181,12 @@ def test_a_failed_layout_leaves_no_file(tmp_path: Path) -> None:
     there = [(one, *ranges([(0, 1)])), (two, *ranges([(1, 1)]))]
     with pytest.raises(fp.SourceError, match=r"other.parquet: another schema than .*source0.parquet"):
         arrange([sources[0], other], there)
-    with pytest.raises(fp.SourceError, match=r"damaged.parquet, byte \d+: cannot be read as Parquet"):
+    with pytest.raises(fp.SourceError, match=r"damaged.parquet, byte \d+: cannot be read"):
         arrange([sources[0], damaged], there)
     for wrong in ([(2, 0)], [(0, 20)]):
         with pytest.raises(ValueError, match="no such rows"):
             arrange(sources, [there[0], (two, *ranges(wrong))])
-    with pytest.raises(ValueError, match="one of each a range"):
+    with pytest.raises(ValueError, match="one of each"):
         arrange(sources, [(one, np.array([0]), np.array([0]), np.array([1, 2]))])
     with pytest.raises(FileNotFoundError):
         arrange([*sources, tmp_path / "gone.parquet"], there)

@@ -223,7 +223,7 @@ BAD: dict[str, tuple[Sequence[bytes], str]] = {
     "index": ([raw.data_page(4, indexes(0, 1, 2, 0), encoding=raw.RLE_DICTIONARY)], "index 2 into a dictionary of 2"),
     "width": ([raw.data_page(4, b"\x21\x03", encoding=raw.RLE_DICTIONARY)], "indexes of 33 bits"),
     "nothing": ([raw.data_page(4, b"", encoding=raw.RLE_DICTIONARY)], "no indexes"),
-    "end": ([raw.data_page(4, b"\x08\x03", encoding=raw.RLE_DICTIONARY)], "packed indexes end too early"),
+    "end": ([raw.data_page(4, b"\x08\x03", encoding=raw.RLE_DICTIONARY)], "indexes end too early"),
     "values": ([raw.data_page(4, raw.integers(1, 2, 3))], "ends before its values"),
     "two dictionaries": (
         [

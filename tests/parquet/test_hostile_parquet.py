@@ -125,7 +125,7 @@ HOSTILE = {
     ),
     "fewer values than rows": (
         file_with(pid(raw.data_page(2, NUMBERS))),
-        "the pages of a chunk have 1 values fewer than its footer declares",
+        "have 1 values fewer than",
     ),
     "fewer deltas than values": (
         file_with(pid(raw.data_page(3, raw.deltas(2, NO_DELTAS), encoding=raw.DELTA_PACKED))),
@@ -141,23 +141,23 @@ HOSTILE = {
     ),
     "statistics of a page": (
         file_with(pid(raw.data_page(3, NUMBERS, statistics={1: raw.Claimed(MANY, b"abc")}))),
-        "the header of a page is longer than its chunk",
+        "is longer than its chunk",
     ),
     "values of a fixed length": (
         file_with(pid(raw.data_page(3, NUMBERS), physical=raw.FIXED, length=MANY)),
         "has values of 2147483647 bytes",
     ),
-    "children": (wide_schema(), "has 2147483647 children, more than the footer can hold"),
-    "elements": (many_elements(), "a count in it is too high"),
-    "levels of groups": (deep_schema(), "its schema has more than 128 levels"),
-    "row groups": (raw.File([good("pid")], rows=3, groups=MANY).bytes(), "a count in it is too high"),
+    "children": (wide_schema(), "has 2147483647 children"),
+    "elements": (many_elements(), "count in it is too high"),
+    "levels of groups": (deep_schema(), "more than 128 levels"),
+    "row groups": (raw.File([good("pid")], rows=3, groups=MANY).bytes(), "count in it is too high"),
 }
 REWRITTEN = {
     "page index": (
         file_with(pid(raw.data_page(3, NUMBERS), index=raw.struct_of({1: raw.Claimed(MANY, [{1: raw.Long(4)}])}))),
-        "a count in it is too high",
+        "count in it is too high",
     ),
-    "items of a row": (list_of_many(), "a row has 2147483647 values, and all rows of its chunk have"),
+    "items of a row": (list_of_many(), "a row has 2147483647 values"),
 }
 
 
@@ -236,7 +236,7 @@ def test_pages_without_removed_rows_have_the_declared_number_of_values(
     columns = [raw.Column(name, [raw.data_page(4, raw.integers(0, 1, 2, 3))]) for name in ("pid", "seq")]
     path.write_bytes(raw.File([*columns, raw.Column("t", pages, raw.BYTE_ARRAY)], rows=4).bytes())
     for row in range(4):
-        with pytest.raises(fp.SourceError, match=r"its chunk only|values fewer than its footer"):
+        with pytest.raises(fp.SourceError, match=r"its chunk only|values fewer than"):
             rewrite(path, tmp_path / "b.parquet", np.array([row]), np.array([1]), keep=True)
 
 

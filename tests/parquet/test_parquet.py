@@ -325,11 +325,11 @@ def test_ranges_must_make_sense(tmp_path: Path) -> None:
     source, target = tmp_path / "source.parquet", tmp_path / "target.parquet"
     pq.write_table(pa.table({"row": range(10)}), source)
     for first, counts, problem in [
-        ([3, 2], [1, 1], r"range 1 \(2, 1\): ranges must be sorted and disjoint"),
-        ([1, 2], [2, 1], r"range 1 \(2, 1\): ranges must be sorted and disjoint"),
+        ([3, 2], [1, 1], r"range 1 \(2, 1\).* sorted and disjoint"),
+        ([1, 2], [2, 1], r"range 1 \(2, 1\).* sorted and disjoint"),
         ([1], [], "1 first rows and 0 counts"),
-        ([8], [3], "a range ends at row 11, the file has 10"),
-        ([-1], [1], "first_rows: a row is null or below 0"),
+        ([8], [3], "ends at row 11.* has 10"),
+        ([-1], [1], "first_rows.* null or below 0"),
         ([0.5], [1], "first_rows: is of type double|first_rows: is of type Float64"),
     ]:
         with pytest.raises(ValueError, match=problem):
@@ -461,11 +461,8 @@ def test_checksums_of_pages_are_checked(tmp_path: Path) -> None:
 def test_no_file_no_parquet_and_encrypted_ones(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     for data, problem in [
-        (
-            b"PAR1 this is no parquet",
-            "no Parquet footer at its end: cut short, still being written, or no Parquet file",
-        ),
-        (b"PARE" + bytes(20) + b"PARE", "its footer is encrypted, which is not supported"),
+        (b"PAR1 this is no parquet", "no Parquet footer"),
+        (b"PARE" + bytes(20) + b"PARE", "footer is encrypted"),
         (b"PAR1" + b"\xff\xff\xff\x00PAR1", "the file has 12"),
     ]:
         path.write_bytes(data)
@@ -473,11 +470,11 @@ def test_no_file_no_parquet_and_encrypted_ones(tmp_path: Path) -> None:
             parquet_footer(path)
         assert problem in str(raised.value)
         assert raised.value.path == str(path)
-    with pytest.raises(fp.errors.SourceError, match="cannot be read: it is not a regular file"):
+    with pytest.raises(fp.errors.SourceError, match="not a regular file"):
         parquet_footer(tmp_path)
     path.unlink()
     for door in (lambda: parquet_footer(path), lambda: RunScan(path, Columns(), 1)):
-        with pytest.raises(FileNotFoundError, match="No such file or directory") as gone:
+        with pytest.raises(FileNotFoundError, match="No such file") as gone:
             door()
         assert gone.value.filename == str(path)
 
@@ -726,7 +723,7 @@ def test_columns_of_folder_names(tmp_path: Path) -> None:
     untracked = RunScan(path, Columns(epoch=None), 3, constants={"pid": None})
     assert untracked.next(1) is None
     assert (untracked.untracked, untracked.runs, untracked.rows) == (3, 0, 3)
-    with pytest.raises(fp.BatchError, match="null, but a row with a producer needs a value"):
+    with pytest.raises(fp.BatchError, match="null, but"):
         RunScan(path, Columns(epoch=None), 3, constants={"pid": 1, "seq": None}).next(1)
 
 
@@ -734,12 +731,12 @@ BAD = [
     ("seq", pa.array([0, -1, 2]), "value -1 is outside 0..=9223372036854775807", {}),
     ("seq", pa.array([0, -1, 2], pa.int32()), "value -1 is outside 0..=9223372036854775807", {}),
     ("seq", pa.array([0, 2**31, 2]), "value 2147483648 is outside 0..=2147483647, the p", {"policy": "any_order"}),
-    ("seq", pa.array([0, None, 2]), "null, but a row with a producer needs a value", {}),
+    ("seq", pa.array([0, None, 2]), "null, but", {}),
     ("pid", pa.array([0, -2, 2]), "value -2 is outside 0..=9223372036854775807 (-1", {}),
     ("partition", pa.array([0, 2**31, 2]), "value 2147483648 is outside 0..=2147483647", {}),
     ("epoch", pa.array([0, 2**15, 2]), "value 32768 is outside 0..=32767", {}),
-    ("epoch", pa.array([0, None, 2]), "null, but a row with a producer needs a value", {}),
-    ("timestamp", pa.array([0, None, 2]), "null, but a row with a producer needs a value", {"timestamp": True}),
+    ("epoch", pa.array([0, None, 2]), "null, but", {}),
+    ("timestamp", pa.array([0, None, 2]), "null, but", {"timestamp": True}),
     ("source", pa.array(["a", None, "b"]), "null", {"order_by": ["source"]}),
 ]  # fmt: skip
 
@@ -777,7 +774,7 @@ def test_missing_or_unusable_columns_are_refused(tmp_path: Path) -> None:
     with pytest.raises(fp.BatchError, match="column 'nothing': missing; it has pid, epoch, partition, seq") as raised:
         RunScan(path, Columns(seq="nothing"), 1)
     assert raised.value.column == "nothing"
-    with pytest.raises(fp.BatchError, match="column 'pid': is of type Float64, integers, strings or binary are needed"):
+    with pytest.raises(fp.BatchError, match=r"column 'pid'.* Float64, integers, strings or binary"):
         RunScan(path, IDENTITY, 1).next(1)
     with pytest.raises(fp.BatchError, match="column 'partition': is of type List"):
         RunScan(path, Columns(pid="epoch"), 1).next(1)

@@ -18,7 +18,8 @@ EDGES = "'\"`.,;:!?()[]{}^$\\"
 
 # How a test gets at a text that is said: the call, the attribute, or the name of a variable.
 SAID_CALLS = {"str", "message_of"}
-SAID_ATTRIBUTES = {"message", "stdout", "stderr", "out", "err", "output", "title", "detail", "readouterr"}
+SAID_METHODS = {"readouterr", "to_text"}
+SAID_ATTRIBUTES = {"message", "reason", "title", "detail", "stdout", "stderr", "out", "err", "output"} | SAID_METHODS
 SAID_NAMES = {"message", "stdout", "stderr", "out", "err", "output", "complaints"}
 SEARCHES = {"search", "match", "fullmatch", "startswith", "endswith"}
 
