@@ -195,6 +195,7 @@ def test_a_part_of_a_key_has_at_most_4_mebibytes(kind: pa.DataType) -> None:
     fp.StateTable("any_order").apply(rows(pa.array([b"k" * (4 << 20)], pa.binary())))
 
 
+@pytest.mark.matrix
 def test_missing_ranges_have_as_many_batches_as_their_keys_need() -> None:
     """An array of more than 2 GiB exceeds its 32-bit offsets."""
     count = 520

@@ -609,7 +609,7 @@ def test_progress_bars_go_to_a_terminal_and_not_to_stdout(zone: Path, tmp_path: 
 
 
 def test_an_interrupt_is_reported_in_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fencepost.cli", "generate", str(tmp_path), "--rows", "100_000_000"]
+    command = [sys.executable, "-m", "fencepost.cli", "generate", str(tmp_path), "--rows", "20_000_000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: list(tmp_path.glob("landing/*")), "nothing is generated")
     process.send_signal(signal.SIGINT)

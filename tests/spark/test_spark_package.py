@@ -74,7 +74,8 @@ print("found", found)
 """
 
 
-@pytest.mark.parametrize("which", ["engine", "frame", "udf"])
+# Each needs a driver of its own.
+@pytest.mark.parametrize("which", ["frame", *(pytest.param(it, marks=pytest.mark.matrix) for it in ("engine", "udf"))])
 def test_local_workers_run_the_python_of_the_driver(which: str, tmp_path: Path) -> None:
     python = tmp_path / "python3"  # what Spark would start: it lacks the packages
     python.write_text("#!/bin/sh\necho 'No module named fencepost_spark' >&2; exit 1\n")

@@ -87,7 +87,8 @@ def complaints(streams: list[Stream], judged: Judged) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows_max"), [("arrow", 3), ("pandas", 3), pytest.param("arrow", 10_000, marks=pytest.mark.matrix)]
+    ("kind", "rows_max"),
+    [("arrow", 3), *(pytest.param(*it, marks=pytest.mark.matrix) for it in (("pandas", 3), ("arrow", 10_000)))],
 )
 def test_the_book_holds(spark: SparkSession, tmp_path: Path, whole_files: None, kind: str, rows_max: int) -> None:
     """However Spark cuts its Arrow batches."""
