@@ -38,7 +38,7 @@ def passages() -> Iterator[Passage]:
     yield Passage(
         "delta.md", r"A table of [^|]+ rows with a 90-byte payload.*?\| a MERGE that deletes [^\n]*\n", _delta
     )
-    stream = r"[^\n]+ rows of [^|]+\(`bench/results/streams.md`\).*?A version of the state has [^\n]*?MB\."
+    stream = r"[^\n]+ rows of [^|]+\(`bench/results/streams.md`\).*?A version of fencepost's state has [^\n]*?MB\."
     yield Passage("streams.md", stream, _streams)
     yield Passage("large-clusters.md", r"Measured on an S3 server .*?\| rewritten, one row group [^\n]*\n", _requests)
     yield Passage("large-clusters.md", r"On this server, a run took .*? s\)", _times_of_the_disk)
@@ -126,11 +126,11 @@ def _streams() -> str:
     producers = facts["streams"]["producers"]
     newest, left = weighed[streams.OURS]["newest_version_bytes"], weighed[streams.ROCKSDB]["bytes"]
     return (
-        f"{_millions(rows)} rows of {producers:,} producers with a 90-byte payload, files to files in "
-        f"{facts['streams']['batches']} batches on two cores\n(`bench/results/streams.md`):\n\n"
+        f"The measured query has {_millions(rows)} rows of {producers:,} producers with a 90-byte payload. It reads "
+        f"files and writes files, in {facts['streams']['batches']} batches\non two cores (`bench/results/streams.md`):\n\n"
         f"| | time |\n|---|---:|\n{table}\n\n"
         f"For {_millions(events)} events of {producers * streams.MANY_PRODUCERS:,} producers, RocksDB leaves "
-        f"{left / 1e6:,.0f} MB on disk. A version of the state has {newest / 1e6:.2g} MB."
+        f"{left / 1e6:,.0f} MB on disk. A version of fencepost's state has {newest / 1e6:.2g} MB."
     )
 
 
