@@ -127,7 +127,8 @@ def _streams() -> str:
     newest, left = weighed[streams.OURS]["newest_version_bytes"], weighed[streams.ROCKSDB]["bytes"]
     return (
         f"The measured query has {_millions(rows)} rows of {producers:,} producers with a 90-byte payload. It reads "
-        f"files and writes files, in {facts['streams']['batches']} batches\non two cores (`bench/results/streams.md`):\n\n"
+        f"files and writes files, in {facts['streams']['batches']} batches\n"
+        "on two cores (`bench/results/streams.md`):\n\n"
         f"| | time |\n|---|---:|\n{table}\n\n"
         f"For {_millions(events)} events of {producers * streams.MANY_PRODUCERS:,} producers, RocksDB leaves "
         f"{left / 1e6:,.0f} MB on disk. A version of fencepost's state has {newest / 1e6:.2g} MB."
