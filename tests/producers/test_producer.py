@@ -99,7 +99,7 @@ def test_a_retry_has_the_same_numbers_and_a_copy_is_a_success() -> None:
 def test_invalid_rows_do_not_change_the_producer(rows: Any) -> None:
     transport = MemoryTransport(partitions=1)
     with fp.SequencedProducer(transport) as producer:
-        with pytest.raises((fp.BatchError, TypeError), match=r"'value'.*(; nothing of this call was sent|as a list)"):
+        with pytest.raises((fp.BatchError, TypeError), match=r"'value'.*(; nothing of this call|as a list)"):
             producer.send(rows)
         producer.send([{"value": 1}])
     assert transport.log == {0: [1]}
@@ -122,7 +122,7 @@ def test_refusals_are_reported_by_delivery_and_flush() -> None:
     transport = Script(Answer(ErrorCode.INVALID_RECORD, message="too odd"), Answer(offset=0))
     producer = fp.SequencedProducer(transport, **QUICK)
     refused, taken = producer.send(rows(1))[0], producer.send(rows(2))[0]
-    with pytest.raises(fp.DeliveryError, match=r"INVALID_RECORD \(too odd\). It is not in the log") as caught:
+    with pytest.raises(fp.DeliveryError, match=r"INVALID_RECORD \(too odd\)\. .*not in the log") as caught:
         refused.result(10)
     assert (caught.value.partition, caught.value.is_refused) == (0, True)
     with pytest.raises(fp.DeliveryError, match="too odd"):
@@ -148,10 +148,10 @@ def test_a_full_buffer_makes_send_wait_and_then_fail() -> None:
     transport = Script(Future())
     producer = fp.SequencedProducer(transport, buffer_rows=3, max_block_ms=50, linger_ms=0)
     producer.send(rows(1, 2))
-    with pytest.raises(fp.CapacityError, match="2 rows have no outcome yet, and 2 more would exceed buffer_rows=3"):
+    with pytest.raises(fp.CapacityError, match=r"2 rows have no outcome .* 2 more would exceed buffer_rows=3"):
         producer.send(rows(3, 4))
     producer.send(rows(5))
-    with pytest.raises(TimeoutError, match=r"2 batches have no outcome after 0\.01 s"):
+    with pytest.raises(TimeoutError, match=r"2 batches .* 0\.01 s"):
         producer.close(0.01)
     with pytest.raises(fp.PolicyError, match="the producer is closed"):
         producer.send(rows(6))
@@ -232,7 +232,7 @@ def test_bytes_bound_a_batch_and_the_buffer() -> None:
     producer = fp.SequencedProducer(transport, linger_ms=60_000, batch_bytes=3000, buffer_bytes=8000, max_block_ms=50)
     assert len(producer.send(rows(*[text] * 5))) > 1
     assert producer.metrics()["buffered_bytes"] > 5000
-    with pytest.raises(fp.CapacityError, match=r"bytes of rows have no outcome yet, .* would exceed buffer_bytes=8000"):
+    with pytest.raises(fp.CapacityError, match=r"bytes of rows .* would exceed buffer_bytes=8000"):
         producer.send(rows(*[text] * 5))
     assert max(it.rows.nbytes for it in transport.batches) < 3500
     with pytest.raises(TimeoutError):
@@ -371,17 +371,17 @@ def test_a_registry_that_gives_the_same_epoch_again_is_refused() -> None:
 
     with fp.SequencedProducer(MemoryTransport(), name="a", registry=Stuck()) as producer:
         checkpoint = producer.checkpoint()
-    with pytest.raises(fp.TransportError, match="gives pid 5 epoch 3, which is not above epoch 3 of the checkpoint"):
+    with pytest.raises(fp.TransportError, match=r"pid 5 epoch 3, .*not above epoch 3 of the checkpoint"):
         fp.SequencedProducer(MemoryTransport(), name="a", registry=Stuck(), resume=checkpoint)
 
 
 @pytest.mark.parametrize(
     ("checkpoint", "name", "message"),
     [
-        ({"version": 2}, "a", "not a checkpoint of version 1"),
-        ("text", "a", "not a checkpoint of version 1"),
+        ({"version": 2}, "a", "checkpoint of version 1"),
+        ("text", "a", "checkpoint of version 1"),
         ({"version": 1, "name": "b", "pid": 1, "epoch": 0}, "a", "from the producer 'b', but this one is 'a'"),
-        ({"version": 1, "name": None, "pid": 1, "epoch": 0}, None, "only a producer with the same name can resume"),
+        ({"version": 1, "name": None, "pid": 1, "epoch": 0}, None, "with the same name"),
     ],
 )
 def test_invalid_checkpoints_and_those_of_other_producers_are_refused(checkpoint: Any, name: Any, message: str) -> None:
@@ -552,7 +552,7 @@ def test_a_coordinator_may_be_the_registry_and_takes_work_along() -> None:
 def test_calls_out_of_turn_are_refused() -> None:
     transport = MemoryTransport()
     with fp.SequencedProducer(transport, name="t", coordinator=Coordinator(transport), topic="out") as producer:
-        with pytest.raises(fp.PolicyError, match="sends only inside a transaction"):
+        with pytest.raises(fp.PolicyError, match="only inside a transaction"):
             producer.send(rows(1))
         for call in (producer.commit, producer.abort):
             with pytest.raises(fp.PolicyError, match="no transaction is open"):
@@ -583,14 +583,14 @@ def test_calls_out_of_turn_are_refused() -> None:
         ({"delivery_timeout_ms": 1000}, "delivery_timeout_ms=1000 is less than request_timeout_ms=30000"),
         ({"batch_rows": 0}, "batch_rows=0: expected 1 to 2147483647"),
         ({"threads": True}, "threads=True: expected 1 to 256"),
-        ({"linger": 5}, "linger: unknown setting; settings are acks, retries"),
+        ({"linger": 5}, "linger: unknown setting"),
         ({"linger_ms": 120_000}, "linger_ms=120000 is not less than delivery_timeout_ms=120000"),
         ({"batch_bytes": 0}, "batch_bytes=0: expected 1 to"),
         ({"key": "a", "partition_by": "b"}, "key='a' and partition_by='b'"),
         ({"partitions": 0}, "partitions=0: expected 1 to 2147483647"),
-        ({"name": "\udc80"}, "name='\\udc80': expected a text of at least one character in UTF-8"),
+        ({"name": "\udc80"}, "name='\\udc80': expected a text"),
         ({"name": ""}, "at least one character"),
-        ({"coordinator": object()}, "a coordinator needs a name"),
+        ({"coordinator": object()}, "coordinator needs a name"),
         ({"position": "p"}, "position='p' needs a name"),
         ({"coordinator": object(), "name": "a"}, "topic=None with a coordinator"),
         ({"topic": "out"}, "topic='out' needs a coordinator"),
@@ -598,7 +598,7 @@ def test_calls_out_of_turn_are_refused() -> None:
             {"position": "p", "name": "a", "coordinator": object(), "topic": "out"},
             "position='p' with a coordinator",
         ),
-        ({"position": "p", "name": "a"}, "position='p' with 2 partitions, but neither key nor partition_by"),
+        ({"position": "p", "name": "a"}, "position='p' with 2 partitions"),
     ],
 )
 def test_settings_that_contradict_the_promise_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -618,7 +618,7 @@ class Remembers(MemoryTransport):
 def test_a_name_needs_a_registry() -> None:
     with pytest.raises(fp.PolicyError, match="name='a' needs a registry"):
         fp.SequencedProducer(Script(Answer()), name="a")
-    with pytest.raises(fp.PolicyError, match="object is not a transport"):
+    with pytest.raises(fp.PolicyError, match="is not a transport"):
         fp.SequencedProducer(object())  # type: ignore[arg-type]
 
 
@@ -632,11 +632,11 @@ def test_settings_that_say_the_same_are_taken() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (None, "None is not an Answer"),
+        (None, "None is not an"),
         ("ok", "'ok' is not an Answer"),
-        (Answer(4711), "error 4711 is not an error of a produce response"),
+        (Answer(4711), "error 4711 is not"),
         (Answer(fp.Verdict.FORGOTTEN), "neither an ErrorCode nor a Verdict"),
-        (Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 5), "offset 5 for a batch that was refused"),
+        (Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 5), "offset 5 for a batch"),
         (Answer(offset=-7), "offset -7 is not an offset"),
         (Answer(offset="3"), "offset '3' is not an offset"),  # type: ignore[arg-type]
         (KeyError("oops"), "KeyError"),

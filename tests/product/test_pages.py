@@ -127,7 +127,7 @@ def test_charts_have_the_numbers_of_the_report(zone: Path) -> None:
     }  # fmt: skip
     assert report.plot().name == "over_time"
     assert report.plot("distances").to_svg() == report.charts["distances"].to_svg()
-    with pytest.raises(ValueError, match="chart 'pie' does not exist; charts of this report: over_time, distances"):
+    with pytest.raises(ValueError, match=r"chart 'pie' does not exist; .*: over_time, distances"):
         report.plot("pie")
     over_time = report.charts["over_time"].numbers
     drawn = dict(zip(over_time.columns, map(sum, zip(*over_time.rows, strict=True)), strict=True))
@@ -244,9 +244,7 @@ def test_every_report_has_its_charts(tmp_path: Path) -> None:
             assert (tmp_path / f"{name}.svg").read_text().startswith("<svg")
             assert report.plot(name)._repr_svg_() == chart.to_svg()
         assert "srcdoc" in (report._repr_html_() or "")
-        with pytest.raises(
-            ValueError, match=f"chart 'pie' does not exist; charts of this report: {report.plot().name}"
-        ):
+        with pytest.raises(ValueError, match=f"chart 'pie' does not exist; .*: {report.plot().name}"):
             report.plot("pie")
 
 
@@ -262,7 +260,7 @@ def test_files_of_a_chart(tmp_path: Path) -> None:
     assert charts.COLORS["duplicates"][1] in (tmp_path / "dark.svg").read_text()
     assert (tmp_path / "chart.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "var(--c-duplicates)" in chart.to_svg("page")
-    with pytest.raises(ValueError, match=r"must end in \.svg or \.png"):
+    with pytest.raises(ValueError, match=r"\.svg or \.png"):
         chart.save(tmp_path / "chart.gif")
 
 
@@ -304,7 +302,7 @@ def test_pages_of_runs_and_states(zone: Path, tmp_path: Path, capsys: pytest.Cap
     assert f"{kept:,} rows" in check_page(page.read_text()).text
     opened = fencepost.state.open(state)
     assert opened.charts == {}
-    with pytest.raises(ValueError, match="charts of this report: none"):
+    with pytest.raises(ValueError, match=r"charts .*: none"):
         opened.plot()
     assert cli.main([*job, "-q"]) == 0
     assert cli.main([*job, "-q"]) == 0

@@ -63,12 +63,12 @@ def test_invalid_combinations_of_sources_are_refused(zone: Path, texts: list[Pat
         ([zone, texts[0]], "separately"),
         (f"{tmp_path}/table/*.parquet", "is a table"),
         ([tmp_path / "table", zone], "is a table"),
-        ([zone, zone.parent / "nowhere"], "nowhere: no .parquet file matches"),
+        ([zone, zone.parent / "nowhere"], r"nowhere: no \.parquet file"),
         (f"{zone}/nothing*", "no .parquet file matches"),
         (f"{tmp_path}/nothing*.csv", "no file matches"),
         ([texts[0], tmp_path / "other.csv"], "column 'seq': missing"),
         ([texts[0], tmp_path / "words.csv"], "column 'seq': not convertible to int64"),
-        ([zone, "s3://bucket/prefix"], "must be in one store"),
+        ([zone, "s3://bucket/prefix"], "in one store"),
     ]
     for source, text in cases:
         with pytest.raises(SourceError, match=text):
@@ -196,7 +196,7 @@ def test_times_of_nanoseconds_and_in_structs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["events.jsonl", "events.csv"])
 def test_a_text_that_is_not_a_time(name: str, tmp_path: Path) -> None:
     path = write_events(tmp_path / name, ["2026-11-20T10:00:00.5Z", "2026-11-20 10:00", "yesterday", "2026-13-01"])
-    with pytest.raises(SourceError, match=r"column 'at', row 2: 'yesterday' is not a time such as '2026-") as error:
+    with pytest.raises(SourceError, match=r"column 'at', row 2: 'yesterday' is not a time .* '2026-") as error:
         lake.audit(path, columns=Columns(timestamp="at"))
     assert error.value.path == str(path)
     assert lake.audit(path).rows == 4

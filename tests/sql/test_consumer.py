@@ -186,7 +186,7 @@ def test_positions_that_are_forgotten_meanwhile_stop_it(orders: Engine) -> None:
         sink.forget_positions("orders-0")
         return decode(message)
 
-    with pytest.raises(fp.PolicyError, match="orders-0: its position was deleted while the partition was read"):
+    with pytest.raises(fp.PolicyError, match="orders-0: its position was deleted"):
         new_loop(sink, FakeClient(cluster, [P0]), decode=forgetting).run()
 
 
@@ -431,7 +431,7 @@ def test_messages_that_were_deleted_unread(orders: Engine) -> None:
     new_loop(sink, FakeClient(cluster, [P0])).run()
     cluster.send("orders", *map(order, range(3, 9)))
     cluster.cut("orders", 6)
-    with pytest.raises(fp.SourceError, match="orders-0: offsets 3 to 5 were deleted before they were applied"):
+    with pytest.raises(fp.SourceError, match=r"orders-0: offsets 3 to 5 .* before they were applied"):
         new_loop(sink, FakeClient(cluster, [P0])).run()
     assert len(stored(orders)) == 3
     client = FakeClient(cluster, [P0])
@@ -449,7 +449,7 @@ def test_a_topic_that_was_created_again(orders: Engine) -> None:
     new_loop(sink, FakeClient(cluster, [P0])).run()
     again = Cluster()
     again.send("orders", order(0))
-    with pytest.raises(fp.SourceError, match="applied it up to offset 3, but it ends at 1"):
+    with pytest.raises(fp.SourceError, match=r"up to offset 3.* ends at 1"):
         new_loop(sink, FakeClient(again, [P0]), on_reset="report").run()
 
 
@@ -465,7 +465,7 @@ def test_kafka_that_does_not_answer_is_asked_again(orders: Engine) -> None:
 def test_a_fatal_error_of_the_client(orders: Engine) -> None:
     client = FakeClient(Cluster(), [P0])
     client.errors = [Error("_FATAL", is_fatal=True)]
-    with pytest.raises(fp.StoreError, match="the Kafka client reports a fatal error: _FATAL"):
+    with pytest.raises(fp.StoreError, match="fatal error: _FATAL"):
         new_loop(new_sink(orders), client).run()
 
 

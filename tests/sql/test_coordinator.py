@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_a_transaction_counts_at_once(coordinator: TransactionCoordinator) -> No
     assert coordinator.decision(second.pid, second.epoch) == "abort"
     assert coordinator.positions("group") == Positions({0: 100, ("in", 1): 7}, frozenset())
     assert coordinator.abort(second) == third
-    with pytest.raises(fp.TransactionStateError, match="cannot commit: its last transaction has another outcome"):
+    with pytest.raises(fp.TransactionStateError, match=r"cannot commit: .*another outcome"):
         coordinator.commit(second)
 
 
@@ -115,12 +116,12 @@ def test_begin_is_the_same_call_until_something_is_added(coordinator: Transactio
         add(identity)
         with pytest.raises(fp.TransactionStateError) as caught:
             coordinator.begin(identity)
-        assert caught.value.message == ("transactional id 'an id': a transaction is open already: commit or abort it")
+        assert caught.value.message.startswith("transactional id 'an id': a transaction is open")
         identity = coordinator.abort(identity)
-    with pytest.raises(fp.TransactionStateError, match="cannot commit: its last transaction has another outcome"):
+    with pytest.raises(fp.TransactionStateError, match=r"cannot commit: .*another outcome"):
         coordinator.commit(identity)
     fresh = coordinator.init_producer("another id")
-    with pytest.raises(fp.TransactionStateError, match="cannot commit: no transaction is open"):
+    with pytest.raises(fp.TransactionStateError, match="cannot commit: no transaction"):
         coordinator.commit(fresh)
 
 
@@ -202,12 +203,8 @@ def test_two_workers_of_one_input_cannot_both_commit(coordinator: TransactionCoo
     coordinator.add_offsets(other, "group", {1: (0, 60), 2: (0, 5)})
     assert coordinator.positions("group").pending == {0, 1, 2}
     coordinator.commit(one, work=insert("one"))
-    with pytest.raises(fp.TransactionAbortableError) as caught:
+    with pytest.raises(fp.TransactionAbortableError, match=r"group 'group', partition 1: .* is 50, not 0 .*; abort"):
         coordinator.commit(other, work=insert("other"))
-    assert caught.value.message == (
-        "group 'group', partition 1: the position is 50, not 0 as expected: another transaction has moved it; "
-        "abort, and read positions again"
-    )
     assert output(coordinator) == ["one"]
     assert coordinator.decision(other.pid, other.epoch) is None, "it is open until it is aborted"
     assert coordinator.positions("group") == Positions({0: 100, 1: 50}, frozenset({1, 2}))
@@ -271,16 +268,15 @@ def test_a_marker_that_cannot_be_written_leaves_the_decision(engine: Engine) -> 
     for _ in range(2):
         with pytest.raises(fp.ConcurrentTransactionError) as caught:
             coordinator.commit(identity)
-        assert caught.value.message == (
-            f"transactional id 'an id': commit of producer {identity.pid} is decided, but the marker for topic "
-            "'out', partition 1 could not be written (no space left): call again, or recover()"
-        )
+        decided = rf"transactional id 'an id': commit of producer {identity.pid} is decided, .*"
+        marker = r"marker for topic 'out', partition 1 .* \(no space left\): .*recover\(\)"
+        assert re.fullmatch(decided + marker, caught.value.message)
         assert isinstance(caught.value.__cause__, OSError)
         assert coordinator.decision(identity.pid, identity.epoch) == "commit"
         assert state(coordinator, identity.pid) == "PREPARE_COMMIT"
-    with pytest.raises(fp.TransactionStateError, match="cannot abort: its last transaction has another outcome"):
+    with pytest.raises(fp.TransactionStateError, match=r"cannot abort: .*another outcome"):
         coordinator.abort(identity)
-    with pytest.raises(fp.ConcurrentTransactionError, match="1 transactions are decided and not completed, the first:"):
+    with pytest.raises(fp.ConcurrentTransactionError, match="1 transactions are decided"):
         coordinator.recover()
     with pytest.raises(fp.ConcurrentTransactionError):
         coordinator.add_partitions(identity, [("out", 2)])
@@ -299,7 +295,7 @@ def test_a_coordinator_without_a_route_cannot_complete(engine: Engine, routes: d
     identity = with_route.init_producer("an id")
     with_route.add_partitions(identity, [("out", 0)])
     for call in (lambda: without.commit(identity), lambda: without.init_producer("an id")):
-        with pytest.raises(fp.ConcurrentTransactionError, match=r"is decided, and markers for 'out' have no route"):
+        with pytest.raises(fp.ConcurrentTransactionError, match=r"is decided, .*'out' have no route"):
             call()
     assert without.decision(identity.pid, identity.epoch) == "commit"
     assert without.recover() == Recovered(0, 0, (Unrouted("an id", ("out",)),))
@@ -416,43 +412,41 @@ def test_decisions_are_kept_until_they_are_dropped(coordinator: TransactionCoord
 # Bad calls
 
 
-PAIR = "(the position at which reading began, or None; the next one to read), 64-bit integers"
+NAMED = r"expected \(topic, number\), .* 0 to 2147483647$"
+PAIR = r"\(the position at .*None; .*\), 64-bit integers$"
 
 
 BAD_CALLS: dict[str, tuple[Callable[[TransactionCoordinator, ProducerIdentity], object], str]] = {
     **{
         f"{bad!r} as a partition of an output": (
             lambda it, who, bad=bad: it.add_partitions(who, [("clicks", 0), bad]),
-            f"partition {bad!r}: expected (topic, number), the topic a name of at least one character, the number "
-            "0 to 2147483647",
+            f"partition {re.escape(repr(bad))}: {NAMED}",
         )
         for bad in (0.5, 0, "clicks", (), ("clicks",), ("clicks", -1), ("clicks", 2**31), ("clicks", True), ("", 0))
     },
     "a question about none": (
         lambda it, who: it.verify(who, ["clicks"]),  # type: ignore[list-item]
-        "partition 'clicks': expected (topic, number), the topic a name of at least one character, the number "
-        "0 to 2147483647",
+        f"partition 'clicks': {NAMED}",
     ),
     "a topic without a route": (
         lambda it, who: it.add_partitions(who, [("clicks", 0), ("sales", 0)]),
-        "topic 'sales' has no route here (routes: 'clicks', 'views'): readers would wait for its markers forever. "
-        "Create the coordinator with routes={topic: transport}, or None for a topic whose readers ask for decisions",
+        r"topic 'sales' has no route .*\(routes: 'clicks', 'views'\): .* routes=\{topic: transport\}, or None for",
     ),
     "an input that is a truth": (
         lambda it, who: it.add_offsets(who, "group", {True: (0, 5)}),
-        "partition True: expected a number, a name, or a tuple of numbers and names",
+        "partition True: expected",
     ),
     "an input of no name": (
         lambda it, who: it.add_offsets(who, "group", {(): (0, 5)}),
-        "partition (): expected a number, a name, or a tuple of numbers and names",
+        r"partition \(\): expected",
     ),
     "a position below 0": (
         lambda it, who: it.add_offsets(who, "group", {0: (0, 5), 1: (-1, 5)}),
-        "group 'group', partition 1: next position 5 after -1: positions are at least 0 and do not go back",
+        r"group 'group', partition 1: next position 5 after -1: .* at least 0",
     ),
     "backwards": (
         lambda it, who: it.add_offsets(who, "group", {0: (5, 4)}),
-        "group 'group', partition 0: next position 4 after 5: positions are at least 0 and do not go back",
+        r"group 'group', partition 0: next position 4 after 5: .* not go back",
     ),
     "no pair": (
         lambda it, who: it.add_offsets(who, "group", {0: 5}),
@@ -460,31 +454,31 @@ BAD_CALLS: dict[str, tuple[Callable[[TransactionCoordinator, ProducerIdentity], 
     ),
     "a pair of three": (
         lambda it, who: it.add_offsets(who, "group", {0: (0, 5, 6)}),
-        f"group 'group', partition 0: (0, 5, 6) is not a pair {PAIR}",
+        rf"group 'group', partition 0: \(0, 5, 6\) is not a pair {PAIR}",
     ),
     "a pair of texts": (
         lambda it, who: it.add_offsets(who, "group", {0: ("0", "5")}),
-        f"group 'group', partition 0: ('0', '5') is not a pair {PAIR}",
+        rf"group 'group', partition 0: \('0', '5'\) is not a pair {PAIR}",
     ),
     "a pair without its end": (
         lambda it, who: it.add_offsets(who, "group", {0: (0, None)}),
-        f"group 'group', partition 0: (0, None) is not a pair {PAIR}",
+        rf"group 'group', partition 0: \(0, None\) is not a pair {PAIR}",
     ),
     "a pair beyond 64 bits": (
         lambda it, who: it.add_offsets(who, "group", {0: (0, 2**63)}),
-        f"group 'group', partition 0: (0, {2**63}) is not a pair {PAIR}",
+        rf"group 'group', partition 0: \(0, {2**63}\) is not a pair {PAIR}",
     ),
     "a list of offsets": (
         lambda it, who: it.add_offsets(who, "group", [(0, 5)]),
-        f"offsets=[(0, 5)]: expected a mapping of partitions to pairs {PAIR}",
+        rf"offsets=\[\(0, 5\)\]: expected a mapping .* pairs {PAIR}",
     ),
     "a group with a lone surrogate": (
         lambda it, who: it.add_offsets(who, "\udc80", {0: (0, 5)}),
-        "group='\\udc80': expected a non-empty text of UTF-8",
+        r"group='\\udc80': .*non-empty text",
     ),
     "no group": (
         lambda it, who: it.add_offsets(who, "", {0: (0, 5)}),
-        "group='': expected a non-empty text of UTF-8",
+        r"group='': .*non-empty text",
     ),
 }
 
@@ -493,28 +487,23 @@ BAD_CALLS: dict[str, tuple[Callable[[TransactionCoordinator, ProducerIdentity], 
 def test_a_bad_call_gives_the_reason_and_changes_nothing(coordinator: TransactionCoordinator, name: str) -> None:
     call, message = BAD_CALLS[name]
     identity = coordinator.init_producer("an id")
-    with pytest.raises(fp.PolicyError) as caught:
+    with pytest.raises(fp.PolicyError, match=rf"^\[FP102\] {message}"):
         call(coordinator, identity)
-    assert caught.value.message == message
     assert state(coordinator, identity.pid) == "EMPTY"
     assert coordinator.positions("group") == Positions({}, frozenset())
 
 
 def test_an_unknown_identity_is_refused(coordinator: TransactionCoordinator) -> None:
     stranger = ProducerIdentity(coordinator.registry.init_producer().pid, 0)
-    message = (
-        f"no transactional id has the pid {stranger.pid}: it expired, or was never assigned; "
-        "call init_producer with the id and expected="
-    )
+    message = f"has the pid {stranger.pid}: .*; call init_producer with the id and expected=$"
     for call in (
         coordinator.begin, coordinator.commit, coordinator.abort,
         lambda it: coordinator.add_partitions(it, [("clicks", 1)]),
         lambda it: coordinator.verify(it, [("clicks", 1)]),
         lambda it: coordinator.add_offsets(it, "group", {0: (0, 1)}),
     ):  # fmt: skip
-        with pytest.raises(fp.MappingError) as caught:
+        with pytest.raises(fp.MappingError, match=message):
             call(stranger)
-        assert caught.value.message == message
 
 
 @pytest.mark.parametrize("routes", [{"": None}, {"clicks": object()}, {7: None}])
@@ -525,7 +514,7 @@ def test_a_route_that_leads_nowhere_is_refused(engine: Engine, routes: Any) -> N
 
 
 def test_registry_and_coordinator_are_on_one_engine(engine: Engine, new_engine: NewEngine) -> None:
-    with pytest.raises(fp.PolicyError, match="the registry is on another engine"):
+    with pytest.raises(fp.PolicyError, match="registry is on another"):
         TransactionCoordinator(engine, ProducerRegistry(new_engine()))
 
 

@@ -144,7 +144,7 @@ def test_tasks_of_the_daemon_do_their_work(engine: Engine, coordinator: Transact
     assert work.recover() == "0 completed, 1 aborted, 0 left to other routes"
     assert state_of(engine, "late") == ABORTED
     assert work.delete_requests() == "1 requests deleted"
-    with pytest.raises(fp.PolicyError, match="consumer 'nobody' does not exist in this database"):
+    with pytest.raises(fp.PolicyError, match="consumer 'nobody' does not exist"):
         work.reap_claims()
     assert [it.metrics()["claims"] for it in sinks] == [0, 1], "one that fails keeps no other from being done"
     time.sleep(0.05)
@@ -162,7 +162,7 @@ def test_a_row_that_is_held_holds_up_no_other(
     with new_engine().connect() as holder:
         held = select(tables.PRODUCERS).where(tables.PRODUCERS.c.transactional_id == "a").with_for_update()
         holder.execute(held)
-        with pytest.raises(fp.ConcurrentTransactionError, match="'a': another session holds its row"):
+        with pytest.raises(fp.ConcurrentTransactionError, match="'a': another session holds"):
             Maintenance(engine, Settings("")).recover()
         assert state_of(engine, "b") == ABORTED
 
@@ -366,7 +366,7 @@ def test_the_settings_of_the_example() -> None:
     [
         ("", "database: missing"),
         ("database = 1", "database=1: expected a text"),
-        ("databas = 'x'", "databas: unknown key; known keys are database, listen"),
+        ("databas = 'x'", r"databas: unknown key; .* database, listen"),
         ("[recover]\nevry = '1s'", "recover.evry: unknown key"),
         ("[recover]\nevery = 10", "recover.every=10: expected a duration"),
         ("[recover]\nevery = '0s'", "recover.every='0s': expected a duration"),

@@ -153,7 +153,7 @@ def test_one_connection_for_all_threads_is_refused(tmp_path: Path) -> None:
     """Transactions of two threads were one: 450 rows for 200 events."""
     for url in ("sqlite://", f"sqlite:///{tmp_path}/shared.db"):
         engine = sqlalchemy.create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
-        with pytest.raises(fp.PolicyError, match="an engine with the pool StaticPool: all users share one connection"):
+        with pytest.raises(fp.PolicyError, match=r"pool StaticPool: .* one connection"):
             Database(engine)
         engine.dispose()
     engine = sqlalchemy.create_engine("sqlite://")
@@ -206,7 +206,7 @@ def test_an_ignored_error_prevents_the_commit_on_postgresql(database: Database) 
         database.transaction(work)
         assert value(database, 1) == 1
         return
-    with pytest.raises(fp.UndoneError, match=r"has ignored an error of a statement\. Nothing of it is in the database"):
+    with pytest.raises(fp.UndoneError, match=r"ignored an error .*Nothing of it"):
         database.transaction(work)
     assert value(database, 1) == 0
 
@@ -230,7 +230,7 @@ def test_work_does_not_end_its_transaction(database: Database, end: str) -> None
         getattr(connection, end)()
         increment(connection, 2)
 
-    with pytest.raises(fp.UndoneError, match="the work has ended its transaction by itself"):
+    with pytest.raises(fp.UndoneError, match="has ended its transaction"):
         database.transaction(work)
     assert (value(database, 1), value(database, 2)) == (int(end == "commit"), 0)
 
@@ -240,7 +240,7 @@ def test_a_statement_that_ends_the_transaction(database: Database) -> None:
         increment(connection, 1)
         connection.execute(text("COMMIT"))
 
-    with pytest.raises(fp.UndoneError, match="the work has ended its transaction by itself"):
+    with pytest.raises(fp.UndoneError, match="has ended its transaction"):
         database.transaction(work)
     assert value(database, 1) == 1
 
@@ -251,7 +251,7 @@ def test_a_call_within_a_call_would_wait_for_itself(database: Database) -> None:
         increment(connection, 1)
         value(database, 2)
 
-    with pytest.raises(fp.PolicyError, match="would wait for itself, because SQLite has one writer"):
+    with pytest.raises(fp.PolicyError, match="wait for itself, because SQLite"):
         database.transaction(work)
     assert value(database, 1) == 0
 
@@ -330,7 +330,7 @@ def test_work_that_is_too_slow_is_an_outage(database: Database, new_engine: Call
 def test_a_lock_that_another_holds_is_an_outage(database: Database, new_engine: Callable[[], Engine]) -> None:
     with new_engine().connect() as holder:
         holder.execute(text("LOCK TABLE counter"))
-        with pytest.raises(fp.StoreError, match="held the lock for longer than lock_timeout_ms"):
+        with pytest.raises(fp.StoreError, match="lock for longer than lock_timeout_ms"):
             Database(database.engine, lock_timeout_ms=20).transaction(lambda it: it.execute(select(COUNTER)).all())
     settings = [text(f"SHOW {name}") for name in ("lock_timeout", "idle_in_transaction_session_timeout")]
     with database.engine.connect() as connection:

@@ -163,7 +163,7 @@ def test_a_reap_that_broke_off_has_decided(events: Engine, monkeypatch: pytest.M
 
 def test_a_retention_that_is_too_short(events: Engine) -> None:
     sink = SqlSink(events, None, "c", columns=TIMED, replay_ms=86_400_000)
-    with pytest.warns(RetentionWarning, match="3600000 ms is shorter than the slowest replay"):
+    with pytest.warns(RetentionWarning, match="3600000 ms is shorter"):
         done = sink.reap(3_600_000)
     assert done.warning is not None
     with warnings.catch_warnings():
@@ -176,7 +176,7 @@ def test_a_retention_shorter_than_what_is_in_flight(events: Engine) -> None:
     with events.connect() as connection:
         now = sink._database.now_ms(connection)
     sink.handle(rows(0, 1, time=now - 500_000), nothing)
-    with pytest.raises(fp.PolicyError, match=r"shorter than what is in flight: 1 of its claims .* up to 50\d{4} ms"):
+    with pytest.raises(fp.PolicyError, match=r"shorter .* in flight: 1 of its claims .* up to 50\d{4} ms"):
         sink.reap(400_000)
     assert sink.metrics()["horizon_ms"] is None
     assert sink.reap(600_000).claims == 0
@@ -185,7 +185,7 @@ def test_a_retention_shorter_than_what_is_in_flight(events: Engine) -> None:
 
 @pytest.mark.parametrize("retention", [0, -5, 1.5, True])
 def test_invalid_retentions_are_refused(events: Engine, retention: Any) -> None:
-    with pytest.raises(fp.PolicyError, match="expected a positive number of milliseconds"):
+    with pytest.raises(fp.PolicyError, match="positive number of milliseconds"):
         SqlSink(events, None, "c", columns=TIMED).reap(retention)
 
 
@@ -229,16 +229,16 @@ def test_a_retention_by_processing_that_is_too_short(events: Engine) -> None:
     sink = SqlSink(events, None, "c", replay_ms=20_000)
     sink.handle(rows(0), nothing)
     pass_time(events, CLAIMS, 15_000)
-    with pytest.raises(fp.PolicyError, match=r"events that it delivers again will be applied again\. Choose a longer"):
+    with pytest.raises(fp.PolicyError, match=r"be applied again\. Choose"):
         sink.reap(10_000, by="processed_time")
     assert count(events, CLAIMS) == 1
     with pytest.warns(RetentionWarning, match="will be applied again"):
         assert sink.reap(10_000, by="processed_time", force=True).claims == 1
-    with pytest.raises(fp.PolicyError, match="keeps the events' own time: reap by='event_time'"):
+    with pytest.raises(fp.PolicyError, match="events' own time: reap by='event_time'"):
         SqlSink(events, None, "timed", columns=TIMED).reap(10_000, by="processed_time")
     with pytest.raises(fp.PolicyError, match="by='size' is neither"):
         sink.reap(10_000, by="size")  # type: ignore[arg-type]
-    with pytest.raises(fp.PolicyError, match="expected a positive number of milliseconds"):
+    with pytest.raises(fp.PolicyError, match="positive number of milliseconds"):
         sink.reap(0, by="processed_time")
 
 
@@ -508,10 +508,10 @@ def test_a_long_source_is_read_a_batch_at_a_time(sink: SqlSink) -> None:
 
 def test_nothing_stays_after_a_comparison(sink: SqlSink, events: Engine) -> None:
     sink.apply(rows(0, 1))
-    with pytest.raises(fp.BatchError, match="column 'seq': missing; the rows have the columns pid, epoch"):
+    with pytest.raises(fp.BatchError, match=r"column 'seq': missing; .* pid, epoch"):
         sink.reconcile(rows(0).drop_columns("seq"))
     other = SqlSink(events, "events", "d")
-    with pytest.raises(fp.BatchError, match="a batch of the source has the columns"):
+    with pytest.raises(fp.BatchError, match="a batch of the"):
         other.reconcile([rows(0).drop_columns(["time", "note"]), rows(0).drop_columns("time")])
     for _ in range(2):
         assert sink.reconcile(rows(0, 1)).is_clean
@@ -520,10 +520,10 @@ def test_nothing_stays_after_a_comparison(sink: SqlSink, events: Engine) -> None
 
 
 def test_tables_that_cannot_be_compared(events: Engine) -> None:
-    with pytest.raises(fp.PolicyError, match="this sink has no table: there is nothing to compare with"):
+    with pytest.raises(fp.PolicyError, match="sink has no table"):
         SqlSink(events, None, "c").reconcile(rows(0))
     sink = SqlSink(events, "orders", "d", insert=["state"])
-    with pytest.raises(fp.SinkError, match="table orders: has no column 'pid' of the identity"):
+    with pytest.raises(fp.SinkError, match="orders: has no column 'pid'"):
         sink.reconcile(rows(0))
 
 
@@ -589,9 +589,9 @@ def test_derived_keys_differ_by_event_and_purpose() -> None:
 @pytest.mark.parametrize(
     ("event", "purpose", "message"),
     [
-        (1.5, "charge", "event_id: 1.5 is of type float. Expected UTF-8 text, bytes, integers or UUIDs"),
-        (True, "charge", "event_id: True is of type bool"),
-        ((), "charge", r"event_id=\(\): expected at least one part"),
+        (1.5, "charge", r"event_id: 1.5 .* float. Expected UTF-8 text, bytes, integers or UUIDs"),
+        (True, "charge", r"event_id: True .* bool"),
+        ((), "charge", r"event_id=\(\): .*at least one"),
         ("a", "", "purpose='': expected a text"),
         ("a", "\udc80", "purpose='.*': expected a text"),
         ("\udc80", "charge", "event_id: .* Expected UTF-8 text"),
@@ -631,7 +631,7 @@ def test_a_transition_happens_once(orders: Engine) -> None:
         (
             (2, "new", "sent"),
             fp.TransitionError,
-            r"orders \(id=2\): the state is 'paid'; expected one row in state 'new'",
+            r"orders \(id=2\): .*'paid'; expected .* state 'new'",
         ),
         ((3, "new", "sent"), fp.TransitionError, r"orders \(id=3\): 0 rows have this key"),
         ((2, ["new", "sent"], "sent"), fp.PolicyError, "'sent' is in from_states"),

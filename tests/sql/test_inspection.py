@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,8 @@ def test_an_open_transaction_is_described(
     assert (found.transactional_id, found.state, found.owner) == ("stage", "ongoing", owner)
     assert found.partitions == (("clicks", 0), ("sales", 1))
     assert found.waiting == (("sales", 1),)
-    assert (found.timeout_ms, found.is_late, found.waits_for) == (60_000, False, "its producer, to commit or abort")
+    assert (found.timeout_ms, found.is_late) == (60_000, False)
+    assert found.waits_for.startswith("its producer, to commit")
     assert found.age_ms is not None
     assert 0 <= found.idle_ms <= found.age_ms < DAY_MS
     described = describe_transaction(engine, "stage")
@@ -88,7 +90,7 @@ def test_a_late_transaction_is_reported_as_late(
     assert found.is_late
     assert found.age_ms is not None
     assert found.age_ms >= DAY_MS
-    assert found.waits_for == "recover() or reap(): it has been open for longer than its time-out"
+    assert found.waits_for.startswith("recover() or reap(): ")
     with pytest.raises(fp.ConcurrentTransactionError):
         coordinator.reap()
     found = the_one(engine)
@@ -128,7 +130,7 @@ def test_terminate_without_routes_leaves_the_markers(
     assert routed.recover() == Recovered(completed=1, aborted=0)
     with pytest.raises(fp.TransactionStateError, match=r"no transaction is open \(COMPLETE_ABORT\)$"):
         coordinator.terminate("stage")
-    with pytest.raises(fp.MappingError, match="transactional id 'nobody' is not known in this database"):
+    with pytest.raises(fp.MappingError, match="transactional id 'nobody' is not known"):
         coordinator.terminate("nobody")
 
 
@@ -172,7 +174,7 @@ def test_metrics(
 
 def test_looking_makes_no_tables(engine: Engine) -> None:
     for look in (list_transactions, lambda it: describe_transaction(it, "stage")):
-        with pytest.raises(fp.SchemaError, match="has no tables of producers"):
+        with pytest.raises(fp.SchemaError, match="no tables of producers"):
             look(engine)
     assert inspect(engine).get_table_names() == []
 
@@ -193,7 +195,7 @@ def test_the_command_line(
     assert "clicks-0, sales-1" in line
     code, out, _ = run(capsys, database_url, "describe", "stage")
     assert code == 0
-    assert "waits_for: its producer, to commit or abort\n" in out
+    assert "waits_for: its producer, to" in out
     assert "state: ongoing\n" in out
     set_back(engine, started_ms=DAY_MS)
     code, out, _ = run(capsys, database_url, "describe", "stage", "--json")
@@ -204,19 +206,21 @@ def test_the_command_line(
     assert (code, [it["transactional_id"] for it in json.loads(out)]) == (3, ["stage"])
     code, out, _ = run(capsys, database_url, "abort", "stage")
     assert code == 0
-    assert out == ("stage: aborted; markers for sales are written by recover() of a coordinator with routes to them\n")
+    assert re.fullmatch(r"stage: aborted; .* for sales .* recover\(\) .*\n", out)
     code, out, err = run(capsys, database_url, "abort", "stage")
     assert (code, out) == (1, "")
     assert err.startswith("fencepost: [FP405] transactional id 'stage': no transaction is open (PREPARE_ABORT)")
     code, out, err = run(capsys, database_url, "describe", "nobody")
-    assert (code, out, err) == (1, "", "fencepost: [FP407] transactional id 'nobody' is not known in this database\n")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"fencepost: \[FP407\] transactional id 'nobody' is not known.*\n", err)
 
 
 def test_a_missing_file_is_not_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "nowhere.db"
     for command in (["list"], ["abort", "stage"]):
         code, out, err = run(capsys, f"sqlite:///{path}", *command)
-        assert (code, out, err) == (1, "", f"fencepost: [FP303] {path}: the file does not exist\n")
+        assert (code, out) == (1, "")
+        assert re.fullmatch(rf"fencepost: \[FP303\] {path}: .*does not exist\n", err)
     assert not path.exists()
     code, _, err = run(capsys, "secret", "list")
     assert code == 2

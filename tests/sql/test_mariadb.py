@@ -142,7 +142,7 @@ def test_claims_and_responses_may_exceed_64_kib(engine: Engine) -> None:
             {"init_command": "SET sql_mode = 'NO_ENGINE_SUBSTITUTION'"},
             "without STRICT_TRANS_TABLES the server silently changes",
         ),
-        ({"charset": "latin1"}, "the session has the character set 'latin1'"),
+        ({"charset": "latin1"}, "the character set 'latin1'"),
     ],
 )
 def test_sessions_that_would_change_values_are_refused(engine: Engine, settings: dict[str, str], problem: str) -> None:
@@ -200,22 +200,22 @@ COLUMNS: list[tuple[str, Any, Any, str]] = [
     ("MEDIUMINT", -(2**23), 2**23, "the column takes -8388608…8388607"),
     ("TINYINT", -128, 128, "the column takes -128…127"),
     ("BOOLEAN", True, False, ""),
-    ("DECIMAL(6,2)", Decimal("1234.50"), Decimal("0.125"), "the database would round it"),
+    ("DECIMAL(6,2)", Decimal("1234.50"), Decimal("0.125"), "would round it"),
     ("DOUBLE", 0.1, float("nan"), "MariaDB has neither NaN nor infinity"),
     ("DOUBLE", -1.5e300, float("-inf"), "MariaDB has neither NaN nor infinity"),
-    ("FLOAT", 0.5, 1e300, "the column takes up to 3.40282e"),
+    ("FLOAT", 0.5, 1e300, "takes up to 3.40282e"),
     ("DATETIME", dt.datetime(2024, 2, 29, 12), dt.datetime(2024, 2, 29, 12, 0, 0, 5), "takes 0 digits of a second"),
     ("DATETIME(6)", dt.datetime(2024, 2, 29, 12, 0, 0, 5), None, ""),
     ("TIME(3)", dt.time(1, 2, 3, 4000), dt.time(1, 2, 3, 4), "takes 3 digits of a second"),
     ("DATE", dt.date(2024, 2, 29), None, ""),
-    ("BINARY(4)", b"\x00'\\%", b"abc", "the column takes 4 bytes, and would pad the value with zeros"),
+    ("BINARY(4)", b"\x00'\\%", b"abc", "takes 4 bytes, and would pad"),
     ("BLOB", bytes(range(256)), None, ""),
     ("VARCHAR(4)", "ä'\\%", "abcde", "the column takes 4 characters"),
     ("VARCHAR(4)", "a\0b ", None, ""),
     ("TEXT", "\N{GHOST}\n%s :x", None, ""),
-    ("TINYTEXT", "b", "x" * 300, "Data too long for column 'value'"),
+    ("TINYTEXT", "b", "x" * 300, "too long for column 'value'"),
     ("VARCHAR(9) CHARACTER SET latin1", "é", "\N{GHOST}", "Incorrect string value"),
-    ("ENUM('a', 'b')", "a", "A", "the column takes a, b"),
+    ("ENUM('a', 'b')", "a", "A", "column takes a, b"),
     ("UUID", "6ba7b810-9dad-11d1-80b4-00c04fd430c8", "6ba7", "is not a UUID"),
     ("JSON", '{"a": [1]}', "{", "CONSTRAINT `events.value` failed"),
 ]
@@ -243,7 +243,7 @@ def test_a_row_in_the_middle_of_many_is_named(engine: Engine) -> None:
     execute(engine, "CREATE TABLE events (id INTEGER PRIMARY KEY, value INTEGER CHECK (value < 25000))")
     sink = SqlSink(engine, "events", "c", "message_id", message_id="id")
     rows = pa.table({"id": range(30_000), "value": range(30_000)})
-    with pytest.raises(fp.BatchError, match=r"row 25000: the table events refuses it: CONSTRAINT") as caught:
+    with pytest.raises(fp.BatchError, match=r"row 25000: .* events refuses it: CONSTRAINT") as caught:
         sink.apply(rows)
     assert caught.value.row == 25_000
     assert sink.apply(rows.slice(0, 25_000)).rows_kept == 25_000
@@ -257,7 +257,7 @@ def test_instants_go_to_timestamps_in_utc_alone(engine: Engine, zone: str) -> No
     sink = SqlSink(zoned, "events", "c", "message_id", message_id="id")
     row = {"id": 1, "at": dt.datetime(2024, 10, 27, 0, 30, 0, 5, tzinfo=dt.UTC)}
     if zone == "+02:00":
-        with pytest.raises(fp.SinkError, match=r"'at' is a TIMESTAMP, and the session's time zone is \+02:00"):
+        with pytest.raises(fp.SinkError, match=r"'at' is a TIMESTAMP, .* time zone is \+02:00"):
             sink.apply([row])
     else:
         sink.apply([row])
@@ -330,7 +330,7 @@ def test_time_outs_are_of_the_transaction_alone(engine: Engine, new_engine: Call
 
     with new_engine().connect() as holder:
         holder.execute(text("SELECT id FROM things FOR UPDATE"))
-        with pytest.raises(fp.StoreError, match="held the lock for longer than lock_timeout_ms"):
+        with pytest.raises(fp.StoreError, match="lock for longer than lock_timeout_ms"):
             Database(engine, lock_timeout_ms=1, idle_timeout_ms=2001).transaction(work)
     assert inside == [(1, 1, 3)], "whole seconds, rounded up"
     assert rows_of(engine, query) == before

@@ -122,7 +122,7 @@ def test_every_function_reports_that_the_database_is_unavailable(
     server.halt("immediate")
     try:
         for name, call in (doors.makers | doors.calls).items():
-            with pytest.raises(fp.StoreError, match=r"does not respond or cannot continue \(.+\)") as caught:
+            with pytest.raises(fp.StoreError, match=r"not respond .*cannot continue \(.+\)") as caught:
                 call()
             assert isinstance(caught.value.__cause__, sa.exc.DBAPIError), name
     finally:
@@ -150,16 +150,14 @@ def test_a_statement_that_takes_too_long_is_an_outage(engine: sa.Engine) -> None
             connection.execute(text("SET LOCAL statement_timeout = 1"))
             connection.execute(text("SELECT pg_sleep(60)"))
 
-    with pytest.raises(
-        fp.StoreError, match=r"canceling statement due to statement timeout|max_statement_time exceeded"
-    ):
+    with pytest.raises(fp.StoreError, match=r"due to statement timeout|max_statement_time exceeded"):
         Database(engine).transaction(work)
 
 
 def test_a_file_that_cannot_be_opened_is_an_outage(tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path}/missing/stage.db")
     for make in (ProducerRegistry, TransactionCoordinator, lambda it: SqlSink(it, "t", "c")):
-        with pytest.raises(fp.StoreError, match="unable to open database file"):
+        with pytest.raises(fp.StoreError, match="unable to open database"):
             make(engine)
     (tmp_path / "missing").mkdir()
     ProducerRegistry(engine)
@@ -436,7 +434,7 @@ def test_a_decision_that_could_not_be_completed_is_not_called_undone(engine: sa.
     identity = coordinator.init_producer("stage")
     coordinator.add_partitions(identity, [("out", 0)])
     try:
-        with pytest.raises(fp.ConcurrentTransactionError, match="is decided, but the database was lost"):
+        with pytest.raises(fp.ConcurrentTransactionError, match=r"is decided, .*database was lost"):
             coordinator.commit(identity)
     finally:
         server.start_again()

@@ -134,9 +134,9 @@ def test_a_transaction_that_waits_for_markers_makes_a_new_producer_wait(engine: 
     )
     old = registry.init_producer("an id")
     coordinator.add_partitions(old, [("clicks", 0), ("clicks", 1)])
-    with pytest.raises(fp.ConcurrentTransactionError, match="its open transaction is aborted now, and partitions wait"):
+    with pytest.raises(fp.ConcurrentTransactionError, match=r"is aborted now, .*partitions wait"):
         registry.init_producer("an id")
-    with pytest.raises(fp.ConcurrentTransactionError, match=r"its transaction is decided \(abort\) and not"):
+    with pytest.raises(fp.ConcurrentTransactionError, match=r"is decided \(abort\)"):
         registry.init_producer("an id")
     assert coordinator.decision(old.pid, old.epoch) == "abort", "it is decided all the same"
     new = coordinator.init_producer("an id")
@@ -168,7 +168,7 @@ def test_an_unused_id_expires_and_sees_its_old_pid(engine: Engine, is_reaped: bo
     set_back(registry, "updated_ms", 7 * DAY_MS)
     if is_reaped:
         assert registry.expire() == 1
-        with pytest.raises(fp.MappingError, match=f"no transactional id has the pid {old.pid}: it expired"):
+        with pytest.raises(fp.MappingError, match=f"has the pid {old.pid}: it expired"):
             TransactionCoordinator(engine, registry).begin(old)
     new = registry.init_producer("an id")
     assert new == ProducerIdentity(new.pid, 0, old.pid)
@@ -313,7 +313,7 @@ def test_bad_calls_change_nothing(engine: Engine, name: str) -> None:
 @pytest.mark.parametrize("value", [0, -1, "5"])
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_bad_bounds(engine: Engine, name: str, value: Any) -> None:
-    with pytest.raises(fp.PolicyError, match=f"{name}={value!r} is not a whole number of at least 1"):
+    with pytest.raises(fp.PolicyError, match=rf"{name}={value!r} .*at least 1"):
         ProducerRegistry(engine, **{name: value})
 
 

@@ -77,7 +77,7 @@ def test_a_key_identifies_one_request(requests: IdempotentRequests, engine: Engi
     claim = claimed(requests)
     if is_complete:
         claim.complete(lambda _: CREATED)
-    with pytest.raises(fp.KeyReusedError, match="'k' was used for another request"):
+    with pytest.raises(fp.KeyReusedError, match="'k' was used for another"):
         requests.claim(SCOPE, KEY, b"POST /orders?")
     let_pass(engine, "leased_until_ms")
     with pytest.raises(fp.KeyReusedError):
@@ -118,7 +118,7 @@ def test_a_slow_worker_whose_lease_was_taken_commits_nothing(
 
     if engine.dialect.name == "sqlite" or call == "renew":
         take()
-    with pytest.raises(fp.FencedError, match="no longer has the claim"):
+    with pytest.raises(fp.FencedError, match="no longer has the"):
         slow.renew() if call == "renew" else (slow.complete(work) if call == "complete" else slow.step("slow", work))
     assert slow.is_lost
     slow.release()
@@ -230,10 +230,10 @@ def test_a_zombie_does_not_get_the_claim_of_an_expired_key(requests: IdempotentR
 @pytest.mark.parametrize(
     ("work", "message"),
     [
-        (lambda _: "text", "the work returned a str, not a Response"),
+        (lambda _: "text", "str, not a Response"),
         (lambda _: Response(True), "status=True: expected a code from 200 to 599"),
         (lambda _: Response(101), "status=101"),
-        (lambda _: Response(200, body="text"), "body: expected bytes, not str"),
+        (lambda _: Response(200, body="text"), "body: .* bytes, not str"),
         (lambda _: Response(200, (("a b", "c"),)), "header 'a b': 'c' is not a valid HTTP field"),
         (lambda _: Response(200, (("a", "b\r\nc: d"),)), "is not a valid HTTP field"),
         (lambda _: Response(200, (("a", "€"),)), "is not a valid HTTP field"),
@@ -263,7 +263,7 @@ def test_invalid_arguments_of_requests_are_refused(requests: IdempotentRequests,
     with pytest.raises(fp.PolicyError, match="name=''"):
         claim.step("", insert("step"))
     for result in (b"", float("nan"), {1, 2}):
-        with pytest.raises(fp.PolicyError, match="step 'a': its result is not a JSON value"):
+        with pytest.raises(fp.PolicyError, match=r"step 'a': .* is not a JSON value"):
             claim.step("a", insert("a", result))
     assert effects(engine) == []
 
@@ -330,6 +330,6 @@ def test_work_that_leaves_its_transaction_idle_is_undone(engine: Engine) -> None
         time.sleep(1)
         return Response(200)
 
-    with pytest.raises(fp.StoreError, match="the transaction was idle for longer than idle_timeout_ms"):
+    with pytest.raises(fp.StoreError, match="idle for longer than idle_timeout_ms"):
         claim.complete(sleeps)
     assert claim.complete(lambda _: Response(201)).status == 201

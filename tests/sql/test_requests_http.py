@@ -198,20 +198,22 @@ def test_what_is_refused(shop: Shop) -> None:
         shop.send("/plain", "k", b"one"),
         shop.send("/order?a", "k", b"one"),
     ):
-        assert (other.status, other.title) == (422, "Idempotency-Key is already used for another request")
+        assert other.status == 422
+        assert other.title.startswith("Idempotency-Key is already used")
     missing = shop.send("/order", body=b"one")
     assert (missing.status, missing.title) == (400, "Idempotency-Key is missing")
     for key in ("", '""', '"', 'a"b', "a b", "a, b", '"a\\b"', "k" * 256, '"k";p=1'):
         refused = shop.send("/order", key, b"one")
         assert (refused.status, refused.title) == (400, "Idempotency-Key is malformed"), key
     large = shop.send("/order", "large", b"-" * (BODY_BYTES_MAX + 1))
-    assert (large.status, large.title) == (413, "The body is too large")
+    assert large.status == 413
+    assert "too large" in large.title
     assert (shop.effects(), shop.calls) == (1, ["order"])
 
 
 @on_sqlite
 def test_methods_are_a_list(engine: Engine) -> None:
-    with pytest.raises(fp.PolicyError, match="required='POST': expected a list of methods"):
+    with pytest.raises(fp.PolicyError, match=r"required='POST': .*list of methods"):
         WsgiIdempotency(lambda *_: [], IdempotentRequests(engine), caller=lambda _: "7", required="POST")
 
 
@@ -234,7 +236,8 @@ def test_a_repeat_while_the_first_is_in_flight(shop: Shop) -> None:
     told: list[Answer] = []
     shop.while_slow = lambda: told.append(shop.send("/slow", "k"))
     assert shop.send("/slow", "k").status == 201
-    assert (told[0].status, told[0].title) == (409, "A request is outstanding for this Idempotency-Key")
+    assert told[0].status == 409
+    assert told[0].title.startswith("A request is outstanding")
     assert ("retry-after", "1") in told[0].headers
     assert shop.effects() == 1
 
@@ -250,7 +253,8 @@ def test_a_replaced_worker_raises_an_error(shop: Shop) -> None:
 
     shop.while_slow = replace
     late = shop.send("/slow", "k")
-    assert (late.status, late.title) == (409, "Another worker has taken the request over")
+    assert late.status == 409
+    assert late.title.startswith("Another worker")
     assert told[0].status == 201
     assert shop.send("/slow", "k") == told[0]
     assert shop.effects() == 1

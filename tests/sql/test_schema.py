@@ -295,7 +295,7 @@ def test_a_role_without_the_right_to_create_tables_gets_a_remedy(
             connection.execute(text(f"CREATE USER {role}@localhost"))
             connection.execute(text(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name}.* TO {role}@localhost"))
     limited = sa.create_engine(engine.url.set(username=role))
-    with pytest.raises(fp.SchemaError, match=r"may not create or change them\. Run `fencepost sql migrate`"):
+    with pytest.raises(fp.SchemaError, match=r"may not create .*Run `fencepost sql migrate`"):
         Database(limited).create_tables(FIRST)
     Database(engine).create_tables(FIRST)
     if engine.dialect.name == "postgresql":
@@ -332,4 +332,4 @@ def test_the_command(engine: Engine, database_url: str, capsys: pytest.CaptureFi
         connection.execute(SCHEMA.update().where(SCHEMA.c.part == "sink").values(version=9))
     code, out, _ = run(capsys, "status", "--database", database_url, "--json")
     assert code == 3
-    assert '"part": "sink", "found": 9, "known": 2, "remedy": "upgrade fencepost to the version' in out
+    assert '"part": "sink", "found": 9, "known": 2, "remedy": "upgrade fencepost' in out

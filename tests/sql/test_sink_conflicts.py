@@ -146,9 +146,9 @@ def test_content_is_compared_only_on_request(payments: Engine) -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"compare_content": ["nothing"]}, "does not write a column 'nothing'"),
-        ({"compare_content": True, "insert": ["amount"]}, "does not write a column 'pid'"),
-        ({"compare_content": True, "table": None}, "has no table that repeats could be compared with"),
+        ({"compare_content": ["nothing"]}, "not write a column 'nothing'"),
+        ({"compare_content": True, "insert": ["amount"]}, "not write a column 'pid'"),
+        ({"compare_content": True, "table": None}, "has no table that"),
         ({"on_conflict": "keep"}, "on_conflict='keep' is neither"),
     ],
 )
@@ -160,5 +160,5 @@ def test_invalid_combinations_of_options_are_refused(payments: Engine, options: 
 
 def test_effects_cannot_be_compared(payments: Engine) -> None:
     sink = SqlSink(payments, "payments", "billing", compare_content=True)
-    with pytest.raises(fp.PolicyError, match="what an effect writes cannot be compared"):
+    with pytest.raises(fp.PolicyError, match="effect writes cannot be"):
         sink.handle(pay(0), lambda connection, rows: None)

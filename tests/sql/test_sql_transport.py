@@ -97,7 +97,7 @@ def test_rows_that_are_listed_and_gone_are_an_error(engine: sa.Engine) -> None:
     SqlTransport(engine, "events", schema=SCHEMA).send(batch(7, 0, 0, [1, 2]))
     with engine.begin() as connection:
         connection.execute(sa.text("DELETE FROM events WHERE log_offset = 1"))
-    with pytest.raises(fp.SourceError, match="partition 0: 2 rows are listed from offset 0 on"):
+    with pytest.raises(fp.SourceError, match=r"partition 0: 2 rows .* from offset 0"):
         values(engine)
 
 
@@ -114,9 +114,7 @@ def test_a_row_that_the_table_refuses_fails_its_batch_alone(engine: sa.Engine) -
         with pytest.raises(fp.DeliveryError):
             producer.flush(30)
         other = producer.send({"worth": [5]})[0]
-        with pytest.raises(
-            fp.DeliveryError, match="column 'worth': the table 'events' has no such column; it has value"
-        ):
+        with pytest.raises(fp.DeliveryError, match=r"column 'worth': .*'events' has no such column; .* value"):
             other.result(30)
         with pytest.raises(fp.DeliveryError):
             producer.flush(30)
@@ -202,14 +200,14 @@ HELD = pa.schema([("value", pa.int64()), pa.field("must", pa.string(), nullable=
         (
             {"value": [1.5], "must": ["a"]},
             "value",
-            "column 'value': is of type double, but the table 'events' has int64",
+            r"column 'value': .* double, .*'events' has int64",
         ),
         (
             {"value": ["1"], "must": ["a"]},
             "value",
-            "column 'value': is of type string, but the table 'events' has int64",
+            r"column 'value': .* string, .*'events' has int64",
         ),
-        ({"value": [1]}, "must", r"column 'must': missing; .* value \(int64\), must \(string\), the rows have value"),
+        ({"value": [1]}, "must", r"column 'must': missing; .* value \(int64\), must \(string\), .* have value"),
         ({"value": [1], "must": ["a"], "more": [1]}, "more", "column 'more': the table 'events' has no such column"),
         (
             {"value": [1, 2], "must": ["a", None]},
@@ -222,7 +220,7 @@ def test_batches_are_held_against_the_schema(engine: sa.Engine, rows: Any, colum
     transport = SqlTransport(engine, "events", schema=HELD)
     stamped = stamp(pa.table(rows), 7, 0, 0, 0)
     count = stamped.num_rows
-    with pytest.raises(fp.BatchError, match=f"{message}.*; nothing of this batch was written") as caught:
+    with pytest.raises(fp.BatchError, match=f"{message}.*; nothing of this batch") as caught:
         transport.send(SequencedBatch(0, 7, 0, 0, count - 1, count, stamped))
     assert caught.value.column == column
     assert read_committed(engine, "events").num_rows == 0
@@ -233,7 +231,7 @@ def test_batches_are_held_against_the_schema(engine: sa.Engine, rows: Any, colum
 def test_without_a_schema_batches_are_held_against_the_columns(engine: sa.Engine) -> None:
     make_table(engine, value=sa.Numeric(4, 1), more=sa.Integer())
     transport = SqlTransport(engine, "events")
-    for value, message in (("1", "row 0: '1': is of type string, numbers are needed"), (0.25, "row 0: 0.25: ")):
+    for value, message in (("1", r"row 0: '1': .* string, numbers"), (0.25, "row 0: 0.25: ")):
         with pytest.raises(fp.BatchError, match=message):
             transport.send(batch(7, 0, 0, [value]))
     assert transport.send(batch(7, 0, 0, [0.5])).offset == 0
@@ -294,7 +292,7 @@ def test_a_missing_right_is_not_waited_for(engine: sa.Engine, tmp_path: Path) ->
 def check_refused(transport: SqlTransport, code: str) -> None:
     counted = Counted(transport)
     producer = fp.SequencedProducer(counted, registry=MemoryTransport(), **QUICK)
-    with pytest.raises(fp.DeliveryError, match=rf"{code} \(.*events.*\)\. It is not in the log") as caught:
+    with pytest.raises(fp.DeliveryError, match=rf"{code} \(.*events.*\)\. .*not in the log") as caught:
         producer.send([{"value": 1}])[0].result(30)
     assert (counted.sent, caught.value.is_refused) == (1, True)
     with pytest.raises(fp.DeliveryError):
@@ -389,7 +387,7 @@ def test_a_source_is_read_again_under_a_fresh_pid(engine: sa.Engine, tmp_path: P
 def test_cursor_mode_is_for_landing_folders(engine: sa.Engine, tmp_path: Path, kind: str) -> None:
     transport: Any = SqlTransport(engine, "events", schema=SCHEMA) if kind == "sql" else PartitionLogTransport(tmp_path)
     registry = ProducerRegistry(engine)
-    with pytest.raises(fp.PolicyError, match=r"position='value': .*Transport has no cursor mode; Landing"):
+    with pytest.raises(fp.PolicyError, match=r"position='value': .* no cursor mode; Landing"):
         fp.SequencedProducer(transport, name="reader", registry=registry, position="value")
     with pytest.raises(fp.PolicyError, match=r"name='reader' needs a registry.*pass registry="):
         fp.SequencedProducer(transport, name="reader")
@@ -493,7 +491,7 @@ def test_a_table_that_is_there_is_taken(engine: sa.Engine) -> None:
 def test_a_table_without_what_it_needs_is_refused(engine: sa.Engine) -> None:
     with pytest.raises(fp.SchemaError, match="table 'events' does not exist"):
         SqlTransport(engine, "events")
-    with pytest.raises(fp.SchemaError, match="column 'tags': no column type for list"):
+    with pytest.raises(fp.SchemaError, match="column 'tags': no column type"):
         SqlTransport(engine, "events", schema=pa.schema({"tags": pa.list_(pa.string())}))
     with pytest.raises(fp.SchemaError, match="the table's name has 49 characters; at most 48"):
         SqlTransport(engine, "e" * 49, schema=SCHEMA)
@@ -507,16 +505,16 @@ def test_a_table_without_what_it_needs_is_refused(engine: sa.Engine) -> None:
 def test_columns_that_are_not_right_are_refused(engine: sa.Engine, what: str) -> None:
     if what == "text":
         make_table(engine, seq=sa.Text())
-        message = "column 'seq' is TEXT, but must be an integer"
+        message = "column 'seq' is TEXT, .*integer"
     else:
         names = ("pid", "epoch", "partition", "seq", "log_offset")
         sa.Table("events", sa.MetaData(), *(sa.Column(name, sa.BigInteger()) for name in names)).create(engine)
-        message = "needs a primary key, or a unique index, on partition and log_offset"
+        message = "needs a primary key, .* index, on partition and log_offset"
     with pytest.raises(fp.SchemaError, match=message):
         SqlTransport(engine, "events")
 
 
-@pytest.mark.parametrize(("version", "message"), [(5, "upgrade fencepost"), (1, "they are too old for it")])
+@pytest.mark.parametrize(("version", "message"), [(5, "upgrade fencepost"), (1, ".*are too old")])
 def test_tables_of_another_version_are_refused(engine: sa.Engine, version: int, message: str) -> None:
     SqlTransport(engine, "events", schema=SCHEMA)
     with engine.begin() as connection:
@@ -660,7 +658,7 @@ def test_no_transaction_is_open_between_two_pieces(engine: sa.Engine, new_engine
     first = next(pieces)
     assert transport.send(batch(7, 0, 2, [3])).offset == 2
     assert [first["value"].to_pylist(), *(it["value"].to_pylist() for it in pieces)] == [[1], [2]]
-    with pytest.raises(fp.PolicyError, match="batch_rows=0: expected a number of rows"):
+    with pytest.raises(fp.PolicyError, match=r"batch_rows=0: .*number of rows"):
         next(stream_committed(engine, "events", batch_rows=0))
 
 

@@ -250,7 +250,7 @@ def test_a_driver_that_comes_late_changes_nothing(
     assert late.sink._commit(decisions[0], "applied") == "applied", "it stood still after it had looked"
     assert late.sink._commit(decisions[0], "abandoned") == "applied"
     shutil.rmtree(tmp_path / "sink" / "run=1")
-    with pytest.raises(fp.SinkChangedError, match="version 1 can only follow 0, but the newest version is 3"):
+    with pytest.raises(fp.SinkChangedError, match=r"version 1 can only follow 0, .* version is 3"):
         late.sink._commit(decisions[0], "applied")
     assert stored(events) == expected(0, 1, 2)
     assert version(events) == (3, "applied")
@@ -288,9 +288,9 @@ def test_rows_that_the_table_does_not_take(
         make().run()
     assert make().state.decided() == 0, "before anything was decided"
     land(tmp_path / "source", "0.parquet", make_rows(0).rename_columns([*SCHEMA.names[:4], "who"]))
-    with pytest.raises(fp.SinkError, match="table events: has no column 'who'"):
+    with pytest.raises(fp.SinkError, match="events: has no column 'who'"):
         make().run()
-    with pytest.raises(fp.SinkError, match="table nowhere: does not exist"):
+    with pytest.raises(fp.SinkError, match="nowhere: does not exist"):
         StagedTable(database_url, "nowhere", tmp_path / "other")
 
 
@@ -305,7 +305,7 @@ def test_a_version_that_the_table_refuses_for_good(
         connection.execute(text("INSERT INTO events (origin) VALUES ('1:7')"))
     land_some(tmp_path, 1)
     job = make()
-    with pytest.raises(fp.SinkError, match=r"(?s)the table refuses rows of a decided version .* run again, or"):
+    with pytest.raises(fp.SinkError, match=r"(?s)refuses rows of .* run again, or"):
         job.run()
     assert version(events) == (1, "applied")
     abandon(job.state, 2, sink=job.sink)
@@ -331,7 +331,7 @@ def test_a_table_is_the_sink_of_one_state(
         make().run()
     with events.begin() as connection:
         connection.execute(text("DELETE FROM fencepost_versions"))
-    with pytest.raises(fp.SinkChangedError, match="the record of its versions in fencepost_versions is gone"):
+    with pytest.raises(fp.SinkChangedError, match="versions in fencepost_versions is gone"):
         make().run()
     assert stored(events) == expected(0)
     assert re.fullmatch(r"<StagedTable events of .*>", repr(other))
@@ -339,9 +339,7 @@ def test_a_table_is_the_sink_of_one_state(
 
 def test_folders_with_values_are_refused(events: Engine, make: Callable[..., DedupJob], tmp_path: Path) -> None:
     land(tmp_path / "source" / "day=1", "0.parquet", make_rows(0))
-    with pytest.raises(
-        fp.SinkError, match=r"cannot write columns that only folder names contain \(day=1/\) to a table"
-    ):
+    with pytest.raises(fp.SinkError, match=r"only folder names contain \(day=1/\)"):
         make().run()
 
 
@@ -389,9 +387,9 @@ def test_an_sql_sink_provides_a_staged_table(events: Engine, tmp_path: Path) -> 
     with pytest.raises(fp.PolicyError, match="it has no table"):
         DedupJob(tmp_path / "source", tmp_path / "other", SqlSink(events, None, "effects"))
     by_id = SqlSink(events, "events", "ids", "message_id", message_id="origin")
-    with pytest.raises(fp.PolicyError, match="by sequence, not by message id"):
+    with pytest.raises(fp.PolicyError, match="not by message id"):
         DedupJob(tmp_path / "source", tmp_path / "other", by_id)
-    with pytest.raises(fp.PolicyError, match="a local folder for it"):
+    with pytest.raises(fp.PolicyError, match="local folder for it"):
         sink.for_job("s3://bucket/state")
 
 
@@ -402,13 +400,13 @@ def test_an_engine_that_its_url_does_not_lead_to(
     """Workers have the URL alone: what it leads to must be the table that the sink was made for."""
     if events.dialect.name == "sqlite":
         elsewhere = create_engine("sqlite:///", creator=lambda: sqlite3.connect(events.url.database or ""))
-        match = "table events: does not exist"
+        match = "events: does not exist"
     else:
         with events.begin() as connection:
             connection.execute(text("CREATE SCHEMA IF NOT EXISTS elsewhere"))
             connection.execute(text(CREATE.replace("events", "elsewhere.events")))
         elsewhere = create_engine(database_url, connect_args={"options": "-csearch_path=elsewhere"})
-        match = "tasks connect by the engine's URL alone, and there events is another table"
+        match = "the engine's URL .* events is another table"
     sink = SqlSink(elsewhere, "events", "nightly")
     with pytest.raises(fp.FencepostError, match=match):
         DedupJob(tmp_path / "source", tmp_path / "state", sink)
