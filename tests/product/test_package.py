@@ -399,7 +399,7 @@ def test_unsafe_code_is_only_in_listed_files() -> None:
     found = {str(path.relative_to(ROOT)) for path in sources if re.search(r"\bunsafe\b", code_of(path.read_text()))}
     lines = {f"rust/core/src/lines/{name}.rs" for name in ("buffer", "groups", "search")}
     shipped = lines | {f"rust/core/src/{name}.rs" for name in ("dispatch", "prefetch")}
-    tests = {"rust/core/tests/no_memory.rs", "rust/core/tests/snapshot_memory.rs"}
+    tests = {"rust/core/tests/no_memory.rs", "rust/core/tests/memory.rs"}
     counting = {"fuzz/src/memory.rs", "bench/rust/src/bin/snapshot.rs"}
     assert found == shipped | tests | counting | {"bench/rust/src/bin/curve/system.rs", "rust/canary.rs"}
     assert not re.search(r"\bunsafe\b", code_of("// unsafe, it says\nfn safe() {}"))

@@ -120,6 +120,9 @@ mod tests {
         assert_eq!(position(16, 15, 16), 15);
         assert_eq!(position(16, 15, 0), -1);
         assert_eq!(position(16, 12, -1), -4);
+        assert_eq!(position(16, 8, -1), -8);
+        assert_eq!(position(16, 4, 31), 20);
+        assert_eq!(position(16, 11, 16), 27);
         assert_eq!(position(1 << 31, 0, (1 << 31) - 1), 1 << 31);
         assert_eq!(position(1 << 31, 0, 1_200_000_000), 0);
     }
@@ -129,6 +132,29 @@ mod tests {
         let wrap = Wrap::new(16);
         assert_eq!(wrap.place(15, 0, false).position, 15);
         assert_eq!(wrap.place(15, 16, false).position, 15);
+    }
+
+    #[test]
+    fn the_last_laps_are_followed_by_none() {
+        let (wrap, end) = (Wrap::new(16), 1 << 61);
+        assert_eq!([end, end + 15, end + 16].map(|it| wrap.has(it)), [true, true, false]);
+        assert_eq!([-end, -end - 1].map(|it| wrap.has(it)), [true, false]);
+        assert_eq!([end - 1, end + 15].map(|highest| position(16, 0, highest)), [end, end]);
+        assert_eq!([16 - end, -end].map(|highest| position(16, 15, highest)), [15 - end, 15 - end]);
+    }
+
+    #[test]
+    fn zones_are_those_of_single_rows() {
+        let wrap = Wrap::new(16);
+        assert_eq!((wrap.border(), wrap.upper_zone()), (4, 12));
+        for (first, more) in (-40..40).flat_map(|first| (0..20).map(move |more| (first, more))) {
+            let zones: Vec<_> = (first..=first + more).map(|it| (wrap.seq(it) >= 4, wrap.seq(it) >= 12)).collect();
+            let touched = (zones.contains(&(false, false)), zones.contains(&(true, true)));
+            assert_eq!(wrap.zones_of(first, first + more), touched, "{first} and {more} more");
+            let seq = wrap.seq(first);
+            let same = zones.iter().take((16 - seq) as usize).take_while(|&&it| it == zones[0]).count();
+            assert_eq!(wrap.zone_rows(seq, more + 1), same as i64, "{seq} and {more} more");
+        }
     }
 
     #[test]

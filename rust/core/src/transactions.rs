@@ -224,13 +224,13 @@ impl TransactionIndex {
     /// Bytes of memory.
     pub fn memory_bytes(&self) -> usize {
         let of_partition = |partition: &Partition| {
-            size_of::<Partition>()
-                + partition.begun.capacity() * size_of::<(i64, i64)>()
+            partition.begun.capacity() * size_of::<(i64, i64)>()
                 + partition.aborted.capacity() * size_of::<AbortedTransaction>()
         };
         self.keys.partition.dictionary.memory_bytes()
             + self.slots.capacity() * size_of::<(i32, u32)>()
             + self.open.capacity() * size_of::<((u32, i64), Ongoing)>()
+            + self.partitions.capacity() * size_of::<Partition>()
             + self.partitions.iter().map(of_partition).sum::<usize>()
             + size_of::<TransactionIndex>()
     }

@@ -122,6 +122,23 @@ fn rows_without_effect_leave_transactions_open() {
     step(&mut index, (8, 0, 3, Control::Commit)).expect("a marker of another producer");
     assert_eq!((index.first_unstable_offset(0), index.last_stable_offset(0)), (Some(0), Some(0)));
     assert_eq!((index.last_stable_offset(1), index.log_end(0)), (None, Some(4)));
+    assert_eq!((index.open_count(), index.is_empty()), (1, false));
+}
+
+#[test]
+fn without_a_column_all_data_with_a_producer_is_transactional() {
+    let mut index = TransactionIndex::default();
+    assert_eq!((index.open_count(), index.is_empty()), (0, true));
+    for (row, (pid, outcome)) in (0..).zip([(-1, Outcome::None), (0, Outcome::Open), (1, Outcome::Open)]) {
+        let outcomes = step(&mut index, (pid, 0, row, Control::Data)).expect("a valid row").outcomes;
+        assert_eq!(outcomes, [outcome as u8], "pid {pid}");
+    }
+    assert_eq!((index.open_count(), index.first_unstable_offset(0)), (2, Some(1)));
+}
+
+#[test]
+fn outcomes_have_names() {
+    assert_eq!(Outcome::ALL.map(Outcome::name), ["none", "committed", "aborted", "open"]);
 }
 
 #[test]
@@ -166,6 +183,27 @@ fn memory_depends_on_open_transactions() {
     }
     log.apply(&mut index);
     assert!(index.memory_bytes() < 20_000, "{} bytes where nothing is open", index.memory_bytes());
+}
+
+/// Most of 4000 transactions end, and the oldest or the newest 20 stay open. After that the oldest stays open while many
+/// others begin and end.
+#[test]
+fn memory_of_ended_transactions_is_freed() {
+    for ended in [0..3980, 20..4000] {
+        let (mut index, mut log) = (TransactionIndex::default(), Written::default());
+        (0..4000).for_each(|pid| log.data(pid, 1));
+        ended.for_each(|pid| log.marker(pid, Control::Commit));
+        log.apply(&mut index);
+        assert!(index.memory_bytes() < 20_000, "{} bytes for 20 open transactions", index.memory_bytes());
+        let mut log = Written { end: log.end, ..Written::default() };
+        for _ in 0..4000 {
+            log.data(5000, 1);
+            log.marker(5000, Control::Commit);
+        }
+        log.apply(&mut index);
+        assert!(index.memory_bytes() < 20_000, "{} bytes behind an open transaction", index.memory_bytes());
+        assert_eq!(index.open_count(), 20);
+    }
 }
 
 /// Two valid rows of one producer, changed by the test.

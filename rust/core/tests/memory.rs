@@ -1,6 +1,7 @@
-//! Reading a snapshot with wrong counts allocates at most a small multiple of its bytes.
+//! Memory that is counted by the allocator: reading a snapshot with wrong counts allocates at most a small multiple of
+//! its bytes, and a transaction index reports what it has allocated.
 
-use fencepost_core::{Entry, Policy, StateTable};
+use fencepost_core::{Entry, LogRows, Policy, StateTable, TransactionIndex};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -122,4 +123,46 @@ fn writing_takes_little_memory() {
     }
     let (_, needed) = most(|| table.write_snapshot(&mut std::io::sink()).expect("a sink"));
     assert!(needed < table.memory_bytes() / 10, "{needed} bytes beside a table of {}", table.memory_bytes());
+}
+
+/// One row of a log: pid, partition, whether it is part of a transaction, control.
+type Row = (i64, i32, bool, u8);
+
+/// Bytes that an index reports after rows, beside those that it has allocated.
+fn reported_and_allocated(rows: &[Row]) -> (f64, f64) {
+    let pid: Vec<_> = rows.iter().map(|row| row.0).collect();
+    let partition: Vec<_> = rows.iter().map(|row| row.1).collect();
+    let transactional: Vec<_> = rows.iter().map(|row| row.2.into()).collect();
+    let control: Vec<_> = rows.iter().map(|row| row.3).collect();
+    let (epoch, offset): (Vec<_>, Vec<_>) = (0..rows.len() as i64).map(|row| (0, row)).unzip();
+    let before = NOW.get();
+    let mut index = TransactionIndex::default();
+    index
+        .apply(&[LogRows {
+            pid: &pid,
+            epoch: &epoch,
+            partition: &partition,
+            offset: &offset,
+            last_offset: None,
+            transactional: Some(&transactional),
+            control: &control,
+            timestamp: None,
+        }])
+        .expect("valid rows");
+    let allocated = NOW.get() - before + size_of::<TransactionIndex>();
+    (index.memory_bytes() as f64, allocated as f64)
+}
+
+/// Hash tables have memory beyond their capacity, which is not reported.
+#[test]
+fn a_transaction_index_reports_its_memory() {
+    assert_eq!(TransactionIndex::default().memory_bytes(), size_of::<TransactionIndex>());
+    let partitions: Vec<Row> = (0..5000).map(|it| (-1, it, false, 0)).collect();
+    let open: Vec<Row> = (0..5000).map(|pid| (pid, 0, true, 0)).collect();
+    let aborted: Vec<Row> = (0..5000).flat_map(|pid| [(pid, 0, true, 0), (pid, 0, true, 2)]).collect();
+    for (what, rows, share_min) in [("partitions", partitions, 0.95), ("open", open, 0.85), ("aborted", aborted, 0.95)]
+    {
+        let (reported, allocated) = reported_and_allocated(&rows);
+        assert!((share_min..=1.0).contains(&(reported / allocated)), "{what}: {reported} of {allocated} bytes");
+    }
 }
