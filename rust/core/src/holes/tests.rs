@@ -125,7 +125,11 @@ impl History {
             Some(hole) => hole.0 - 1,
             None => last,
         };
-        self.holes.open(first, last, timestamp);
+        let is_above = self.model.0.last().is_none_or(|range| range.1 + 1 < first.into());
+        let is_appended = is_above && self.random.below(2) == 0 && self.holes.append_in_bits(first, last, timestamp);
+        if !is_appended {
+            self.holes.open(first, last, timestamp);
+        }
         self.model.open(first, last, timestamp);
     }
 
@@ -142,6 +146,13 @@ impl History {
         assert_eq!((self.holes.len(), self.holes.is_empty()), (expected.len(), expected.is_empty()));
         let (first, last) = self.range(self.world.positions);
         assert!(self.holes.within(first, last).eq(self.model.within(first, last)));
+        for _ in 0..20 {
+            let position = self.range(1).0;
+            let has = !self.model.within(position, position).is_empty();
+            assert_eq!(self.holes.has(position), has);
+            let is_in_bits = matches!(&self.holes.0, Directory::One(block) if block.form() == "bits");
+            assert_eq!(self.holes.is_apart_from_bits(position), is_in_bits && !has);
+        }
         let mut rebuilt = Holes::default();
         expected.iter().rev().for_each(|&(first, last, timestamp)| rebuilt.open(first, last, timestamp));
         assert_eq!(self.holes, rebuilt);

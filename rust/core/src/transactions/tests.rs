@@ -259,6 +259,49 @@ fn bad_rows_are_named_and_leave_no_trace() {
     assert_eq!(refused, expected);
 }
 
+/// Rows that are also unusual in another way, which is allowed: no number of the partition, no producer, a control row
+/// of another kind, the first offset.
+#[test]
+fn the_column_that_is_wrong_is_named() {
+    let of_epoch = [
+        refuse(|rows| (rows.partition, rows.epoch) = (&[3, -1], &[0, -1])),
+        refuse(|rows| (rows.control, rows.epoch) = (&[0, 4], &[0, -1])),
+    ];
+    let of_offset = [
+        refuse(|rows| (rows.pid, rows.epoch, rows.control, rows.offset) = (&[7, -1], &[0, -1], &[0, 4], &[5, 9])),
+        refuse(|rows| rows.offset = &[5, 0]),
+    ];
+    for (column, errors) in [("epoch", of_epoch), ("offset", of_offset)] {
+        for error in errors {
+            assert!(error.starts_with(&format!("column '{column}', row 1: ")), "{error}");
+        }
+    }
+    assert!(refuse(|rows| rows.offset = &[5, 0]).contains("below 10"));
+}
+
+#[test]
+fn a_partition_may_have_no_number_and_keys_can_be_fixed() {
+    let mut index = TransactionIndex::default();
+    assert!(!index.keys().partition.is_fixed());
+    index.keys_mut().fix(crate::KeyKind::Plain, crate::KeyKind::Plain).expect("the first types");
+    assert!(index.keys().partition.is_fixed());
+    index.apply(&[LogRows { partition: &[-1], ..plain_row() }]).expect("one partition without a number");
+    assert_eq!(index.log_end(-1), Some(1));
+}
+
+fn plain_row() -> LogRows<'static> {
+    LogRows {
+        pid: &[-1],
+        epoch: &[-1],
+        partition: &[0],
+        offset: &[0],
+        last_offset: None,
+        transactional: None,
+        control: &[0],
+        timestamp: None,
+    }
+}
+
 #[test]
 fn an_error_in_a_later_batch_undoes_earlier_ones() {
     let mut index = TransactionIndex::default();
