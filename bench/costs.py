@@ -191,9 +191,9 @@ class Simulated:
     in_process = False
     driver_bytes_max = driver_scan_bytes_max = 0
 
-    def __init__(self, files: int, rows: int, runs: int) -> None:
-        """`rows`, `runs`: of each file."""
-        self.rows, self.runs, self.all_rows = rows, runs, files * rows
+    def __init__(self, files: int, rows: int, spans: int) -> None:
+        """`rows`, `spans`: of each file."""
+        self.rows, self.spans, self.all_rows = rows, spans, files * rows
 
     def run(self, stage: str, work: Any, items: Any, progress: Any = None) -> list[Any]:
         _, kind, scratch, plan = work.args
@@ -203,10 +203,10 @@ class Simulated:
         count, shards = len(item.files), item.reading.shards
         found = Scanned(item.first, files=item.files, status=["read"] * count, reason=[""] * count)
         found.rows, found.untracked, found.footer_crc = [self.rows] * count, [0] * count, [7] * count
-        runs = np.full(shards, count * self.runs // shards, np.uint32)
+        spans = np.full(shards, count * self.spans // shards, np.uint32)
         schema = pa.schema([("pid", pa.int64()), ("partition", pa.int32())])
         numbers, sizes = np.arange(shards, dtype=np.uint32), np.full(shards, 1_000, np.uint32)
-        exchange = {"shards": numbers, "runs": runs, "rows": count * self.rows, "bytes": sizes}
+        exchange = {"shards": numbers, "spans": spans, "rows": count * self.rows, "bytes": sizes}
         found.exchanges = [Exchange(name=str(item.first), schema=schema, **exchange)]
         return found
 
@@ -237,7 +237,7 @@ def driver(files: int, shards: int, rounds: int, data: Path) -> dict[str, Any]:
             folder.mkdir(parents=True)
         (folder / f"{number:06}.parquet").touch()
     more = DRIVER_SPANS_MAX // (files * shards) + 1  # of a file and shard: in all too many for the driver to judge
-    engine = Simulated(files, rows=shards * 256, runs=shards * max(8, more))
+    engine = Simulated(files, rows=shards * 256, spans=shards * max(8, more))
     found = []
     for number in range(rounds + 1):
         job = DedupJob(place / "source", place / "state", place / "sink", engine=engine, shards=shards, sync=False)

@@ -77,13 +77,13 @@ def land(folder: Path, rows: int) -> None:
         pq.write_table(table, folder / f"{number:03}.parquet")
 
 
-def run(root: Path, runs_max: int) -> tuple[dict[str, float], Any]:
+def run(root: Path, spans_max: int) -> tuple[dict[str, float], Any]:
     """(figures, what must be the same)."""
     for name in ("state", "sink"):
         shutil.rmtree(root / name, ignore_errors=True)
     engine = Processes()
     places = root / "source", root / "state", root / "sink"
-    job = DedupJob(*places, policy=POLICY, task_spans_max=runs_max, sync=False, engine=engine)
+    job = DedupJob(*places, policy=POLICY, task_spans_max=spans_max, sync=False, engine=engine)
     began = time.perf_counter()
     report = job.run()
     figures = {"all, s": time.perf_counter() - began, "judge, s": 0.0}
@@ -107,8 +107,8 @@ def main() -> None:
         found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
         answers = []
         for _ in range(given.rounds):
-            for name, runs_max in CONTESTANTS.items():
-                figures, answer = run(root, runs_max)
+            for name, spans_max in CONTESTANTS.items():
+                figures, answer = run(root, spans_max)
                 found[name].append(figures)
                 print(name, figures, flush=True)
                 answers.append(answer)

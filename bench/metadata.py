@@ -330,13 +330,13 @@ class Instant:
 
 
 class Dealing(Instant):
-    """The same in other processes, so with a plan of each stage: each scan task hands on some runs for every shard."""
+    """The same in other processes, so with a plan of each stage: each scan task hands on some spans for every shard."""
 
     in_process = False
 
     def __init__(self, shards: int) -> None:
-        self.runs = DRIVER_SPANS_MAX // shards + 1
-        """Runs of each scan task and shard: too many in all for the driver to judge."""
+        self.spans = DRIVER_SPANS_MAX // shards + 1
+        """Spans of each scan task and shard: too many in all for the driver to judge."""
         self.cpu_seconds = 0.0
         """Of the tasks, which read their items from the plan."""
 
@@ -352,18 +352,18 @@ class Dealing(Instant):
             piece = Piece("segments/1/simulated", 0, 1 << 20, "0" * 64)
             numbers = np.unique(item.parts.shard).tolist()
             shards = [Shard(shard=it, entries=2_500_000, positions=None, pieces=(piece,)) for it in numbers]
-            return Judged(shards=shards, counts={"ACCEPTED": len(item.parts.shard) * self.runs})
+            return Judged(shards=shards, counts={"ACCEPTED": len(item.parts.shard) * self.spans})
         found = super()._answer(stage, item)
         if isinstance(item, ScanItem):
             shards = item.reading.shards
-            count, rows = len(item.files), shards * self.runs
+            count, rows = len(item.files), shards * self.spans
             found.rows, found.untracked = [rows] + [0] * (count - 1), [0] * count
             exchange = Exchange(
-                name=f"{item.first:032x}.runs",
+                name=f"{item.first:032x}.spans",
                 schema=ROWS,
                 rows=rows,
                 shards=np.arange(shards, dtype=np.uint32),
-                runs=np.full(shards, self.runs, np.uint32),
+                spans=np.full(shards, self.spans, np.uint32),
                 bytes=np.full(shards, 1_000, np.uint32),
             )
             found.exchanges = [exchange]
@@ -383,7 +383,7 @@ def run_dealt(root: Path, files: int, shards: int = SHARDS) -> tuple[dict[str, C
         cost, report = measured(found.run)
         assert (report.files, found.plan["shards"]) == (files, shards), report
         cpu_seconds = cost.cpu_seconds - engine.cpu_seconds
-        name = f"run, {found.plan['runs'] // shards // engine.runs} scan tasks and {shards} shards"
+        name = f"run, {found.plan['spans'] // shards // engine.spans} scan tasks and {shards} shards"
         return {name: replace(cost, cpu_seconds=cpu_seconds)}, found.seconds
 
 

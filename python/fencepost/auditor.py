@@ -242,14 +242,14 @@ class Auditor:
         if len(rows):
             self._add_tracked(rows.combine_chunks(), np.ones(len(rows), np.int64), codes, places, stale)
 
-    def add_runs(self, runs: pa.Table, verdicts: Verdicts, lengths: Numbers, places: Numbers) -> None:
-        """Add runs from `identity`, the number of rows of each, and the number of each row in the whole audit.
+    def add_spans(self, spans: pa.Table, verdicts: Verdicts, lengths: Numbers, places: Numbers) -> None:
+        """Add spans from `identity`, the number of rows of each, and the number of each row in the whole audit.
 
         A repeat must come after the row it repeats, within the call and across calls.
         """
         codes, stale = self._add_verdicts(verdicts)
-        if len(runs):
-            self._add_tracked(runs.combine_chunks(), lengths, codes, places, stale)
+        if len(spans):
+            self._add_tracked(spans.combine_chunks(), lengths, codes, places, stale)
 
     def add_untracked(self, count: int) -> None:
         """Count rows without a producer that were not judged."""
@@ -270,16 +270,16 @@ class Auditor:
         return codes, stale
 
     def _add_tracked(
-        self, runs: pa.Table, lengths: Numbers, codes: npt.NDArray[np.uint8], places: Numbers, stale: pa.Table
+        self, spans: pa.Table, lengths: Numbers, codes: npt.NDArray[np.uint8], places: Numbers, stale: pa.Table
     ) -> None:
-        """`codes`, `places`: one value per row of the runs. `stale`: `Verdicts.stale` of the call."""
+        """`codes`, `places`: one value per row of the spans. `stale`: `Verdicts.stale` of the call."""
         is_duplicate, is_accepted = codes == Verdict.DUPLICATE, codes == Verdict.ACCEPTED
         for it in self.every_epoch:
-            it.add(runs, lengths, is_accepted)
-        keys = [_Column(runs[name]) for name in _key_names(runs)]
-        epoch = runs["epoch"].to_numpy() if "epoch" in runs.column_names else np.zeros(len(runs), np.int64)
-        # Consecutive runs of one key and epoch form one line, which is hashed and added once.
-        is_start = np.ones(len(runs), bool)
+            it.add(spans, lengths, is_accepted)
+        keys = [_Column(spans[name]) for name in _key_names(spans)]
+        epoch = spans["epoch"].to_numpy() if "epoch" in spans.column_names else np.zeros(len(spans), np.int64)
+        # Consecutive spans of one key and epoch form one line, which is hashed and added once.
+        is_start = np.ones(len(spans), bool)
         is_start[1:] = np.logical_or.reduce([it[1:] != it[:-1] for it in (*(key.codes for key in keys), epoch)])
         starts = np.flatnonzero(is_start)
         firsts = np.cumsum(lengths) - lengths
@@ -288,8 +288,8 @@ class Auditor:
         # a million entries, two collide in one of 40 million audits.
         key_hashes = _hash([key.bits[starts] for key in keys], len(starts))
         hashes = mixed(key_hashes, epoch[starts])
-        identities = mixed(np.repeat(hashes, line_rows), self._sequences(runs["seq"].to_numpy(), firsts, lengths))
-        timestamps = None if self.times is None else np.repeat(runs["timestamp"].to_numpy(), lengths)
+        identities = mixed(np.repeat(hashes, line_rows), self._sequences(spans["seq"].to_numpy(), firsts, lengths))
+        timestamps = None if self.times is None else np.repeat(spans["timestamp"].to_numpy(), lengths)
         sampled = self.distances.add(identities, is_duplicate, is_accepted, places, timestamps)
         is_retimed = sampled == RETIMED
         if self.times is not None and timestamps is not None:
@@ -297,10 +297,10 @@ class Auditor:
             newest = self.times.add(entries, np.where(is_accepted, timestamps, UNKNOWN))
             is_newer = is_duplicate & (newest != UNKNOWN) & (timestamps > newest)
             is_retimed = is_retimed | ((sampled == NOT_SAMPLED) & is_newer)
-        is_stale = _stale_rows(stale, _key_names(runs), hashes, line_rows)
+        is_stale = _stale_rows(stale, _key_names(spans), hashes, line_rows)
         is_refused = ~is_accepted & ~is_duplicate
         at = places if timestamps is None else timestamps
-        lines = {name: runs[name].take(pa.array(starts)) for name in _key_names(runs)}
+        lines = {name: spans[name].take(pa.array(starts)) for name in _key_names(spans)}
         lines["rows"] = pa.array(line_rows)
         lines["duplicates"] = pa.array(_sums(is_duplicate, firsts[starts]))
         lines["retimed"] = pa.array(_sums(is_retimed, firsts[starts]))
@@ -308,13 +308,13 @@ class Auditor:
         self.keys.add(pa.table(lines))
         is_finding = is_duplicate | is_refused | is_stale
         if is_finding.any():
-            self._add_findings(pa.table(lines).select(_key_names(runs)), is_finding, is_refused, at, firsts[starts])
+            self._add_findings(pa.table(lines).select(_key_names(spans)), is_finding, is_refused, at, firsts[starts])
         kinds = {"duplicates": is_duplicate, "stale": is_stale, "refused": is_refused}
         if timestamps is not None:
-            self.timeline.add("rows", runs["timestamp"].to_numpy(), lengths)
+            self.timeline.add("rows", spans["timestamp"].to_numpy(), lengths)
         for kind, is_one in kinds.items():
             self.timeline.add(kind, at[is_one])
-        self._add_examples(runs, lengths, codes, places, identities, is_stale & is_accepted, is_retimed)
+        self._add_examples(spans, lengths, codes, places, identities, is_stale & is_accepted, is_retimed)
 
     def _add_findings(self, keys: pa.Table, is_finding: Mask, is_refused: Mask, at: Numbers, starts: Numbers) -> None:
         """`keys`, `starts`: the key and the first row of each line. The other arguments have one value per row."""
@@ -327,7 +327,7 @@ class Auditor:
 
     def _add_examples(
         self,
-        runs: pa.Table,
+        spans: pa.Table,
         lengths: Numbers,
         codes: npt.NDArray[np.uint8],
         places: Numbers,
@@ -342,11 +342,11 @@ class Auditor:
             rows = self.examples.wanted(kind, identities, places, is_one)
             if not len(rows):
                 continue
-            of_run = np.searchsorted(firsts, rows, side="right") - 1
-            shown = runs.select([*_key_names(runs), *(name for name in runs.column_names if name in _EXAMPLE)]).take(
-                pa.array(of_run)
+            of_span = np.searchsorted(firsts, rows, side="right") - 1
+            shown = spans.select([*_key_names(spans), *(name for name in spans.column_names if name in _EXAMPLE)]).take(
+                pa.array(of_span)
             )
-            seqs = runs["seq"].to_numpy()[of_run] + rows - firsts[of_run]
+            seqs = spans["seq"].to_numpy()[of_span] + rows - firsts[of_span]
             seqs = seqs if self.policy.wrap is None else seqs % self.policy.wrap
             shown = shown.set_column(shown.column_names.index("seq"), "seq", pa.array(seqs))
             kept, kept_at = self.distances.kept(identities[rows], places[rows])
@@ -358,7 +358,7 @@ class Auditor:
             self.examples.add(kind, identities[rows], shown)
 
     def _sequences(self, seq: Numbers, firsts: Numbers, lengths: Numbers) -> Numbers:
-        """Return the sequence number of each row of the runs."""
+        """Return the sequence number of each row of the spans."""
         rows = int(lengths.sum())
         if rows == len(seq):
             return seq
@@ -490,19 +490,19 @@ class _EveryEpoch:
                 entries = entries.set_column(entries.column_names.index(name), name, _plain(entries[name]))
             self.table = StateTable.from_entries(entries, rules, keep=table.keep, horizon_ms=table.horizon_ms)
 
-    def add(self, runs: pa.Table, lengths: Numbers, is_accepted: Mask) -> None:
-        """`is_accepted`: one value per row of the runs."""
+    def add(self, spans: pa.Table, lengths: Numbers, is_accepted: Mask) -> None:
+        """`is_accepted`: one value per row of the spans."""
         firsts = np.cumsum(lengths) - lengths
         is_first = np.zeros(len(is_accepted), bool)
         is_first[firsts] = True
-        # Split the runs where accepted and refused rows meet.
+        # Split the spans where accepted and refused rows meet.
         starts = np.flatnonzero(is_accepted & (is_first | ~np.append(False, is_accepted[:-1])))
         ends = np.flatnonzero(is_accepted & np.append(is_first[1:] | ~is_accepted[1:], True)) + 1
         if not len(starts):
             return
-        of_run = np.searchsorted(firsts, starts, side="right") - 1
-        seq = runs["seq"].to_numpy()[of_run] + starts - firsts[of_run]
-        rows = runs.take(pa.array(of_run))
+        of_span = np.searchsorted(firsts, starts, side="right") - 1
+        seq = spans["seq"].to_numpy()[of_span] + starts - firsts[of_span]
+        rows = spans.take(pa.array(of_span))
         seqs = pa.array(seq if self.wrap is None else seq % self.wrap)
         rows = rows.set_column(rows.column_names.index("seq"), "seq", seqs)
         self.table.apply_spans(rows.append_column("_length", pa.array(ends - starts)), "_length", self.columns)

@@ -1,7 +1,7 @@
 """Generates the landing zone of an at-least-once sink, with the expected results. Needs `fencepost[cli]`.
 
-The generator is exact and cheap because it does not simulate single rows. Producers write *runs* of consecutive
-sequences. A run is split into *fragments*, and a fragment is lost, delayed or repeated as a whole. A step of the
+The generator is exact and cheap because it does not simulate single rows. Producers write *spans* of consecutive
+sequences. A span is split into *fragments*, and a fragment is lost, delayed or repeated as a whole. A step of the
 simulation takes a few NumPy operations on fragments. Rows exist only while a row group is encoded, and the truth is
 stored as what has *not* landed. So memory grows with producers × partitions × epochs plus open holes, not with rows.
 The truth shares no code with the core.
@@ -64,14 +64,14 @@ START_MS = 1_704_067_200_000  # 2024-01-01T00:00:00Z; every delivery covers one 
 DELIVERY_MS = 3_600_000
 FIRST_PID = 1_000  # pids are consecutive from here
 UNTRACKED_NULL, UNTRACKED_MINUS_ONE, TRACKED = 0, 1, 2  # the first generations; those from TRACKED on have a pid
-ZOMBIE_RATE = 0.25  # share of a producer's runs that its zombie writes, during one delivery
+ZOMBIE_RATE = 0.25  # share of a producer's spans that its zombie writes, during one delivery
 
 ORDER_FREE = ("any_order", "kafka_offsets")
 ORDERED = ("in_order", "kafka", "strict", "watermark")
 KEY_ORDER = ("pid", "topic", "partition", "epoch")
 VERDICTS = ("ACCEPTED", "DUPLICATE", "OUT_OF_ORDER", "FENCED", "UNTRACKED")
 
-FRAGMENT = np.dtype(  # a piece of a run: rows with consecutive event, seq and offset
+FRAGMENT = np.dtype(  # a piece of a span: rows with consecutive event, seq and offset
     [
         ("at", "i8"),  # the event number at which it lands
         ("event", "i8"),  # 0 … rows - 1, in order of writing
@@ -91,7 +91,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "topics": (1, 1_000),
     "partitions": (1, 100_000),
     "zipf_exponent": (0, 10),
-    "run_mean": (1, ROWS_MAX),
+    "span_mean": (1, ROWS_MAX),
     "repeat_near": (0, 1),
     "repeat_far": (0, 1),
     "redelivery_share": (0, 1),
@@ -127,8 +127,8 @@ class LandingZone:
     """Per topic."""
     zipf_exponent: float = 1.0
     """The k-th producer writes in proportion to 1 / k^zipf_exponent; 0: equal rates. Partitions are uniform."""
-    run_mean: float = 20.0
-    """Mean length of a producer's runs in rows (geometric distribution)."""
+    span_mean: float = 20.0
+    """Mean length of a producer's spans in rows (geometric distribution)."""
     repeat_near: float = 0.02
     """Share of rows that the sink repeats within a few thousand rows."""
     repeat_far: float = 0.01
@@ -521,20 +521,20 @@ class _World:
         self.zombie[self.zombie_until < stop] = -1
 
     def _write(self, event: int, rows: int) -> Array:
-        """Return the runs of this step as the broker appends them, with each retry right after its run."""
-        counts = _run_lengths(self.rng, rows, self.spec.run_mean)
-        runs = np.zeros(len(counts), FRAGMENT)
-        runs["count"], runs["identity_new"], runs["offset_new"] = counts, True, True
-        runs["event"] = runs["at"] = event + np.cumsum(counts) - counts
-        partition = self.rng.integers(self.spec.partition_count, size=len(runs))
-        runs["entry"] = self._draw_generations(counts) * self.spec.partition_count + partition
-        runs["seq"] = _advance(self.seq_next, runs["entry"], counts)
-        retried = self.rng.random(len(runs)) < self.spec.retry_share
-        runs["retried"] = retried
-        appended = np.repeat(runs, 1 + retried)
+        """Return the spans of this step as the broker appends them, with each retry right after its span."""
+        counts = _span_lengths(self.rng, rows, self.spec.span_mean)
+        spans = np.zeros(len(counts), FRAGMENT)
+        spans["count"], spans["identity_new"], spans["offset_new"] = counts, True, True
+        spans["event"] = spans["at"] = event + np.cumsum(counts) - counts
+        partition = self.rng.integers(self.spec.partition_count, size=len(spans))
+        spans["entry"] = self._draw_generations(counts) * self.spec.partition_count + partition
+        spans["seq"] = _advance(self.seq_next, spans["entry"], counts)
+        retried = self.rng.random(len(spans)) < self.spec.retry_share
+        spans["retried"] = retried
+        appended = np.repeat(spans, 1 + retried)
         copies = np.flatnonzero(np.repeat(retried, 1 + retried))[1::2]
         appended["identity_new"][copies] = False
-        appended["at"][copies] += appended["count"][copies] - 1  # before the next run: a retry is not a disorder
+        appended["at"][copies] += appended["count"][copies] - 1  # before the next span: a retry is not a disorder
         place = appended["entry"] % self.spec.partition_count
         appended["offset"] = _advance(self.offset_next, place, appended["count"])
         self.ingredients["written"] += rows
@@ -542,7 +542,7 @@ class _World:
         return appended
 
     def _draw_generations(self, counts: Array) -> Array:
-        """Draw the writer of each run: a producer by its rate, sometimes its zombie, or an untracked one."""
+        """Draw the writer of each span: a producer by its rate, sometimes its zombie, or an untracked one."""
         producer = np.searchsorted(self.weights, self.rng.random(len(counts)), side="right")
         generation = self.live[producer]
         zombie = self.zombie[producer]
@@ -558,11 +558,11 @@ class _World:
             self.ingredients[name] += int(counts[is_one].sum())
         return generation
 
-    def _cut(self, runs: Array) -> Array:
-        """Split half of the runs in two, so that lost, late and repeated fragments also begin and end inside a run."""
-        is_cut = (self.rng.random(len(runs)) < 0.5) & (runs["count"] > 1)
-        head = self.rng.integers(1, np.maximum(runs["count"], 2))
-        pieces: Array = np.repeat(runs, 1 + is_cut)
+    def _cut(self, spans: Array) -> Array:
+        """Split half of the spans in two: lost, late and repeated fragments also begin and end inside a span."""
+        is_cut = (self.rng.random(len(spans)) < 0.5) & (spans["count"] > 1)
+        head = self.rng.integers(1, np.maximum(spans["count"], 2))
+        pieces: Array = np.repeat(spans, 1 + is_cut)
         tails = np.flatnonzero(np.repeat(is_cut, 1 + is_cut))[1::2]
         head = head[is_cut]
         pieces["count"][tails - 1] = head
@@ -575,7 +575,7 @@ class _World:
     def _send(self, fragments: Array, segment: int) -> Array:
         """Lose some fragments, and delay some to a later place in the file or to a later file.
 
-        Retried runs are excluded, so the first copy always lands before the second and is the one that counts.
+        Retried spans are excluded, so the first copy always lands before the second and is the one that counts.
         """
         spec, rng, count = self.spec, self.rng, len(fragments)
         fate = np.where(fragments["retried"], 2.0, rng.random(count))
@@ -644,7 +644,7 @@ class _Pool:
         return drawn
 
 
-def _run_lengths(rng: np.random.Generator, rows: int, mean: float) -> Array:
+def _span_lengths(rng: np.random.Generator, rows: int, mean: float) -> Array:
     """Return geometric lengths, int64, that add up to `rows` exactly; the last one is truncated."""
     lengths = rng.geometric(1 / mean, int(rows / mean * 1.1) + 16)
     while lengths.sum() < rows:
@@ -656,7 +656,7 @@ def _run_lengths(rng: np.random.Generator, rows: int, mean: float) -> Array:
 
 
 def _advance(totals: Array, keys: Array, counts: Array) -> Array:
-    """Return the start of each run, if a key's runs are consecutive from totals[key] on. Advances `totals`."""
+    """Return the start of each span, if a key's spans are consecutive from totals[key] on. Advances `totals`."""
     order = np.argsort(keys, kind="stable")
     key, count = keys[order], counts[order]
     before = np.cumsum(count) - count

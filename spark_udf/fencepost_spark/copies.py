@@ -4,7 +4,7 @@ Most rows have a unique identity, which tasks find out from the identity columns
 several copies follows from the other columns. Tasks read these columns for the rows with copies, one column at a time,
 until they differ. Copies that only Spark can compare remain open.
 
-    files ── identity columns ──> runs ── by shard ──> words: bits of rows ──────── broadcast ─┐
+    files ── identity columns ──> spans ── by shard ──> words: bits of rows ─────── broadcast ─┐
       └───── whole rows ───────────────────────┬── lost: not the first of its copies           │
                                                ├── open: shuffled by identity, the first kept <┤
                                                └── neither: kept where it is scanned <─────────┘
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 SHARD_ROWS_MIN, SHARD_ROWS_MAX = 1 << 20, 1 << 22
 """Rows per task that finds copies: the minimum if there are more cores than shards, and the maximum, 200 MB if each row
-is a run of its own. A task reads the columns that order its copies from all files, so there are not more shards."""
+is a span of its own. A task reads the columns that order its copies from all files, so there are not more shards."""
 
 SHARDS_MIN = 2
 """Spark exchanges the words of several shards, and both joins use this exchange. With one shard there is no exchange:
 Spark would find the copies once for each join."""
 
-RUNS = pa.schema([("shard", pa.int32()), ("runs", pa.binary())])
-RUNS_DDL = "shard int, runs binary"
+SPANS = pa.schema([("shard", pa.int32()), ("spans", pa.binary())])
+SPANS_DDL = "shard int, spans binary"
 WORDS = pa.schema([("word", pa.int64()), ("lost", pa.int64()), ("open", pa.int64())])
 WORDS_DDL = "word bigint not null, lost bigint not null, open bigint not null"
 
@@ -98,8 +98,8 @@ def _words(df: DataFrame, scan: PlainScan) -> DataFrame:
     shards = _shard_count(scan.rows, spark.sparkContext.defaultParallelism)
     tasks = spark.range(0, len(groups), 1, len(groups))
     keys = _keys_of_partitions(shards)
-    runs = tasks.mapInArrow(_in_worker("scan_files", scan, groups, keys), RUNS_DDL).repartition(shards, "shard")
-    words = runs.mapInArrow(_in_worker("find_copies", scan), WORDS_DDL)
+    spans = tasks.mapInArrow(_in_worker("scan_files", scan, groups, keys), SPANS_DDL).repartition(shards, "shard")
+    words = spans.mapInArrow(_in_worker("find_copies", scan), WORDS_DDL)
     return words.groupBy("word").agg(*(functions.bit_or(name).alias(name) for name in ("lost", "open")))
 
 
@@ -138,9 +138,9 @@ def _in_worker(work: str, *arguments: Any) -> Callable[[Batches], Batches]:
 
 
 def scan_files(batches: Batches, scan: PlainScan, groups: list[tuple[int, int]], shards: list[int]) -> Batches:
-    """Return the runs of groups of files, as `RUNS`. Raises BatchError (column, row, file) and ChangedError.
+    """Return the spans of groups of files, as `SPANS`. Raises BatchError (column, row, file) and ChangedError.
 
-    `shards`: the number in `RUNS` of each shard.
+    `shards`: the number in `SPANS` of each shard.
     """
     for batch in batches:
         for group in batch.column(0).to_pylist():
@@ -164,10 +164,10 @@ def _scan_file(scan: PlainScan, place: int, shards: list[int]) -> Batches:
         opened = reading.open(storage, path, scan.files.facts(place), {}, place)
         if opened.footer_crc != scan.footer_crc[place]:
             raise ChangedError(f"{path}: its footer changed", path=path)
-        while (dealt := opened.next(reading.runs_together)) is not None:
+        while (dealt := opened.next(reading.spans_together)) is not None:
             numbers = pa.array([shards[shard] for shard, _ in dealt], pa.int32())
-            runs = pa.array([_packed(pa.record_batch(batch)) for _, batch in dealt], pa.binary())
-            yield pa.record_batch([numbers, runs], schema=RUNS)
+            spans = pa.array([_packed(pa.record_batch(batch)) for _, batch in dealt], pa.binary())
+            yield pa.record_batch([numbers, spans], schema=SPANS)
 
 
 def _packed(batch: pa.RecordBatch) -> bytes:
@@ -178,11 +178,11 @@ def _packed(batch: pa.RecordBatch) -> bytes:
 
 
 def find_copies(batches: Batches, scan: PlainScan) -> Batches:
-    """Return the `WORDS` of rows with copies, shard by shard, from all runs of some shards. Raises ChangedError."""
+    """Return the `WORDS` of rows with copies, shard by shard, from all spans of some shards. Raises ChangedError."""
     of_shard: dict[int, list[pa.RecordBatch]] = {}
     for batch in batches:
-        for shard, runs in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
-            of_shard.setdefault(shard, []).extend(pa.ipc.open_stream(runs.as_buffer()))
+        for shard, spans in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
+            of_shard.setdefault(shard, []).extend(pa.ipc.open_stream(spans.as_buffer()))
     while of_shard:
         _, found = of_shard.popitem()
         rows = rows_with_copies(gather(found), scan.policy)
@@ -204,7 +204,7 @@ class Rows(NamedTuple):
         return Rows(self.file[places], self.row[places])
 
 
-def rows_with_copies(runs: pa.Table, policy: Policy) -> Rows:
+def rows_with_copies(spans: pa.Table, policy: Policy) -> Rows:
     """Return the rows whose identity another row has, too.
 
     A table refuses all copies except the first one that it sees. Judging forwards and backwards, it refuses all of
@@ -212,11 +212,11 @@ def rows_with_copies(runs: pa.Table, policy: Policy) -> Rows:
     """
     # Without a wrap, a sequence number is a position that does not depend on the order of rows.
     rules = Policy.any_order().replace(columns=policy.columns, epochs=policy.epochs, wrap=None)
-    places = overlapping(runs, rules)
+    places = overlapping(spans, rules)
     if places is not None:
-        runs = runs.take(pa.array(places))
+        spans = spans.take(pa.array(places))
     refused = []
-    for some in (runs, runs.take(pa.array(np.arange(len(runs))[::-1]))):
+    for some in (spans, spans.take(pa.array(np.arange(len(spans))[::-1]))):
         verdicts = StateTable(rules).apply_spans(some, LENGTH, rules.columns)
         refused.append(refused_ranges(some, np.asarray(pa.array(verdicts.verdict))))
     ranges = merge_refused(refused)

@@ -335,7 +335,7 @@ def is_orderable(kind: DataType) -> bool:
 def _place(columns: Columns, identity: dict[str, Column]) -> Column:
     """Return key and sequence as one number, for policies that do not depend on the order.
 
-    It must only bring copies together and keep each key in runs. Spark's sort keeps the first number of each row beside
+    It must only bring copies together, and the rows of each key. Spark's sort keeps the first number of each row beside
     its pointer and compares rows only if these numbers are equal. A pid is equal in thousands of rows. This number is
     equal only in copies and in collisions of two 32-bit hashes.
     """

@@ -41,7 +41,7 @@ def test_a_page_holds(page: str, spelt: str) -> None:
     assert not found, "\n".join(found)
 
 
-def spans(length: int, how: str) -> list[tuple[int, int]]:
+def pieces(length: int, how: str) -> list[tuple[int, int]]:
     """Where a call of so many rows is cut."""
     if how == "row by row":
         return [(row, row + 1) for row in range(length)]
@@ -68,7 +68,7 @@ def hold_in_pieces(case: Case, how: str) -> int:
             do(table, step)
         elif step.error is None:
             call = step.spelt("last_seq")
-            for first, end in spans(len(call.rows), how):
+            for first, end in pieces(len(call.rows), how):
                 some = call.rows[first:end]
                 found = judged(table, call.part(some))
                 book = [(row.verdict, row.expected, row.answered if call.has_answers else None) for row in some]

@@ -70,7 +70,7 @@ moves = st.builds(
     Move,
     key=st.integers(0, 3),
     bump=st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1, 2]),
-    kind=st.sampled_from(["run", "run", "repeat", "skip", "back", "at", "untracked"]),
+    kind=st.sampled_from(["span", "span", "repeat", "skip", "back", "at", "untracked"]),
     count=st.integers(1, 20),
 )
 streams = st.lists(moves, min_size=1, max_size=10) | st.lists(moves, min_size=20, max_size=60)
@@ -99,7 +99,7 @@ def rows_of(stream: list[Move], case: Case, keys: tuple[Any, ...] = KEYS) -> lis
 
 def _seqs(move: Move, last: int, wrap: int | None) -> list[int]:
     match move.kind:
-        case "run":
+        case "span":
             return list(range(last + 1, last + 1 + move.count))
         case "repeat":
             return list(range(max(last + 1 - move.count, last - 20), last + 1))
@@ -117,11 +117,11 @@ def call_of(rows: list[Row], case: Case) -> Call:
 
 def cut(rows: list[Row], at: list[int]) -> Iterator[list[Row]]:
     """The rows in consecutive parts, none of them empty."""
-    for first, end in spans(len(rows), at):
+    for first, end in pieces(len(rows), at):
         yield rows[first:end]
 
 
-def spans(length: int, at: list[int]) -> Iterator[tuple[int, int]]:
+def pieces(length: int, at: list[int]) -> Iterator[tuple[int, int]]:
     return pairwise(sorted({0, length, *(position % length for position in at)}))
 
 
@@ -167,7 +167,7 @@ def test_the_division_into_chunks_has_no_effect(case: Case, stream: list[Move], 
     call = call_of(rows, case)
     whole, chunked = FencepostDoor(case), FencepostDoor(case)
     table = to_arrow(call)
-    slices = [table.slice(first, end - first) for first, end in spans(len(rows), at)]
+    slices = [table.slice(first, end - first) for first, end in pieces(len(rows), at)]
     names = chunked.fp.Columns(**columns(call))
     verdicts = chunked.table.apply(pa.concat_tables(slices), columns=names)
     found = [chunked.fp.Verdict(code).name for code in pa.array(verdicts.verdict).to_pylist()]
@@ -176,7 +176,7 @@ def test_the_division_into_chunks_has_no_effect(case: Case, stream: list[Move], 
 
 
 class GatheringDoor(FencepostDoor):
-    """Gathers rows into runs, cut at chance places too, and gives a line a run to the table."""
+    """Gathers rows into spans, also cut at random places, and passes a line for each span to the table."""
 
     cuts: frozenset[int] = frozenset()
 
@@ -197,7 +197,7 @@ class GatheringDoor(FencepostDoor):
 
 @profile
 @given(policies(), streams, cuts)
-def test_runs_are_judged_as_their_rows(case: Case, stream: list[Move], at: list[int]) -> None:
+def test_spans_are_judged_as_their_rows(case: Case, stream: list[Move], at: list[int]) -> None:
     rows, gathered = FencepostDoor(case), GatheringDoor(case)
     gathered.cuts = frozenset(at)
     for part in cut(rows_of(stream, case), at[:3]):
@@ -331,7 +331,7 @@ def test_the_reference_agrees_on_what_is_forgotten(
 
 @profile
 @given(timed_policies(), streams, cuts, delays, st.integers(1, 20), steps)
-def test_runs_of_one_timestamp_are_judged_as_their_rows(
+def test_spans_of_one_timestamp_are_judged_as_their_rows(
     case: Case, stream: list[Move], at: list[int], delay: list[int], tick: int, step: Step
 ) -> None:
     rows, gathered = FencepostDoor(case), GatheringDoor(case)
@@ -453,7 +453,7 @@ def test_many_keys_agree(preset: str, seed: int) -> None:
     dice = random.Random(seed)
     case = Case("property", 0, preset, {"wrap": 64} if PRESETS[preset]["wrap"] else {})
     keys = tuple((dice.randrange(2**40), dice.randrange(40)) for _ in range(700))
-    kinds = ["run", "run", "run", "repeat", "skip", "back", "at"]
+    kinds = ["span", "span", "span", "repeat", "skip", "back", "at"]
     stream = [
         Move(dice.randrange(len(keys)), dice.choice([0, 0, 0, 0, 1]), dice.choice(kinds), dice.randrange(1, 6))
         for _ in range(2000)

@@ -180,7 +180,7 @@ def leaves_rubbish(job: DedupJob) -> None:
 
 def trusts_claims(job: DedupJob) -> None:
     """The aligned plan keeps the files of its tasks, even if others have these rows."""
-    real = judging.judge_runs
+    real = judging.judge_spans
 
     def judge_(at: Any, found: Any, reading: Any) -> Any:
         judged = real(at, found, reading)
@@ -188,7 +188,7 @@ def trusts_claims(job: DedupJob) -> None:
             shard.counts, shard.stale_epoch = {"ACCEPTED": sum(shard.counts.values())}, 0
         return judged
 
-    _replace(preparing, "judge_runs", judge_)
+    _replace(preparing, "judge_spans", judge_)
 
 
 def undoes_losses(job: DedupJob) -> None:

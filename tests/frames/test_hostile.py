@@ -67,7 +67,7 @@ def test_a_snapshot_without_keys_takes_no_room_for_them(tmp_path: Path) -> None:
         assert re.search("^0 0 0$" if width <= 1 << 30 else rf"key part of kind 3.* {width} bytes", line), line
 
 
-def test_lengths_of_runs_take_no_room_before_every_row_is_valid() -> None:
+def test_lengths_of_spans_take_no_room_before_every_row_is_valid() -> None:
     """The first line claims 4 billion rows, the last one is at fault."""
     said = run(
         """

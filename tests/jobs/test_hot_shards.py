@@ -12,7 +12,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from fencepost import state
-from fencepost.lake import DedupJob, LocalEngine, RunReport, hot, judging, runs
+from fencepost.lake import DedupJob, LocalEngine, RunReport, hot, judging, spans
 from fencepost.lake.plan import TASKS_MAX, parts_of_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,7 +55,7 @@ WHOLE_POLICIES: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few rows are in several."""
-    monkeypatch.setattr(runs, "BLOCK_BITS", 3)
+    monkeypatch.setattr(spans, "BLOCK_BITS", 3)
 
 
 def make_rows(seed: int, count: int, seqs: int, epochs: int, begin: int = 0) -> pa.Table:
@@ -78,9 +78,9 @@ def make_rows(seed: int, count: int, seqs: int, epochs: int, begin: int = 0) -> 
     )
 
 
-def run_of(source: Path, root: Path, runs_max: int, **options: Any) -> RunReport:
+def run_of(source: Path, root: Path, spans_max: int, **options: Any) -> RunReport:
     options = {"sync": False, "rejected_max": 1.0, "rejects": "all", "order_by": (), "engine": LocalEngine(2)} | options
-    return DedupJob(source, root / "state", root / "sink", task_spans_max=runs_max, **options).run()
+    return DedupJob(source, root / "state", root / "sink", task_spans_max=spans_max, **options).run()
 
 
 def plan_of(root: Path) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def check_alike(one: RunReport, other: RunReport) -> None:
         assert sorted_rows(getattr(one, name)) == sorted_rows(getattr(other, name)), name
 
 
-def compare(folder: Path, deliveries: Sequence[pa.Table], runs_max: int, **options: Any) -> int:
+def compare(folder: Path, deliveries: Sequence[pa.Table], spans_max: int, **options: Any) -> int:
     """Run a job over the deliveries, a file each, by one task for each shard and by several. All must be equal.
 
     Gives how many shards were split.
@@ -125,7 +125,7 @@ def compare(folder: Path, deliveries: Sequence[pa.Table], runs_max: int, **optio
     for number, rows in enumerate(deliveries):
         land(folder / "source", f"{number}.parquet", rows, row_group_size=70)
         whole = run_of(folder / "source", folder / "whole", WHOLE, **options)
-        parted = run_of(folder / "source", folder / "parted", runs_max, **options)
+        parted = run_of(folder / "source", folder / "parted", spans_max, **options)
         check_alike(whole, parted)
         assert "hot_shards" not in plan_of(folder / "whole")
         split += plan_of(folder / "parted").get("split_shards", 0)
@@ -156,7 +156,7 @@ def test_all_is_as_from_one_task(
     seqs: int,
     epochs: int,
     shards: int,
-    runs_max: int,
+    spans_max: int,
     policy: str,
     options: dict[str, Any],
 ) -> None:
@@ -165,7 +165,7 @@ def test_all_is_as_from_one_task(
     seqs = min(seqs, wrap or seqs)
     deliveries = [make_rows(seed + it, count, seqs, epochs) for it in range(3)]
     more = {"plan": "interval", "on_conflict": "quarantine" if "compare_content" in options else "stop", **options}
-    compare(tmp_path_factory.mktemp("any"), deliveries, runs_max, policy=POLICIES[policy], shards=shards, **more)
+    compare(tmp_path_factory.mktemp("any"), deliveries, spans_max, policy=POLICIES[policy], shards=shards, **more)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -177,7 +177,7 @@ def test_the_rows_of_a_key_are_split(tmp_path: Path, policy: str) -> None:
 
 def test_parts_are_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a single key as well, and where its sequences go in steps."""
-    monkeypatch.setattr(runs, "BLOCK_BITS", 12)
+    monkeypatch.setattr(spans, "BLOCK_BITS", 12)
     policy = fp.Policy.kafka_offsets().replace(columns=fp.Columns(pid="pid", partition=None, epoch=None))
     for step in (1, 1 << 12, 100_000, 1 << 20):
         seqs = np.arange(200_000) * step
@@ -258,7 +258,7 @@ def test_a_key_of_several_epochs_stays_whole(tmp_path: Path) -> None:
 # -- A harness that lets one of these pass does not look
 
 
-def deals_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def deals_by_span(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of a position go to different tasks."""
     monkeypatch.setattr(hot, "_mixed", lambda hashes, block: np.arange(len(block)))
 
@@ -299,14 +299,17 @@ def loses_the_first_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shifts_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A piece of a span is placed where the span begins."""
-    real = runs._with
-    monkeypatch.setattr(
-        runs, "_with", lambda table, columns: real(table, {k: v for k, v in columns.items() if k != "_row"})
-    )
+    real = spans.cut_spans
+
+    def cut_spans(whole: pa.Table, seq: str, of_span: Any, *rows: Any) -> pa.Table:
+        cut = real(whole, seq, of_span, *rows)
+        return cut.set_column(cut.schema.get_field_index("_row"), "_row", whole["_row"].take(pa.array(of_span)))
+
+    monkeypatch.setattr(spans, "cut_spans", cut_spans)
 
 
 MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, int, dict[str, Any]]] = [
-    (deals_by_run, "any_order", 1, {}),
+    (deals_by_span, "any_order", 1, {}),
     (splits_epochs, "any_order", 3, {}),
     (ignores_the_border, "short wrap", 1, {}),
     (forgets_a_part, "any_order", 1, {}),
@@ -338,7 +341,7 @@ def test_a_split_that_ignores_the_zone_before_the_wrap_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key passes the wrap, and no part has rows of both sides: only the zone shows it."""
-    monkeypatch.setattr(runs, "BLOCK_BITS", 8)
+    monkeypatch.setattr(spans, "BLOCK_BITS", 8)
     seqs = (3_900 + np.random.default_rng(1).permutation(400)) % 4_096
     sound, wrong = [], []
     for pid in range(5):
@@ -406,7 +409,7 @@ def test_a_task_dies(tmp_path: Path, stage: str, time: int, place: int) -> None:
         run_of(source, tmp_path / "parted", FEW, **options)
     assert files_of(tmp_path / "whole") == files_of(tmp_path / "parted")
     assert state_hashes(tmp_path / "whole") == state_hashes(tmp_path / "parted")
-    left = [it for root in ("state", "sink") for it in (tmp_path / "parted" / root).glob("**/*.runs")]
+    left = [it for root in ("state", "sink") for it in (tmp_path / "parted" / root).glob("**/*.spans")]
     assert not left
 
 
@@ -446,13 +449,13 @@ def test_a_seed_and_a_rebase_are_split_too(tmp_path: Path) -> None:
     land(tmp_path / "source", "a.parquet", rows)
     clean = run_of(tmp_path / "source", tmp_path / "clean", WHOLE).outputs
     states = {}
-    for runs_max in (WHOLE, FEW):
-        root = tmp_path / str(runs_max)
+    for spans_max in (WHOLE, FEW):
+        root = tmp_path / str(spans_max)
         source = tmp_path / "clean" / "sink" / Path(clean[0]).parent
-        job = DedupJob(source, root / "state", root / "sink", task_spans_max=runs_max, shards=1, sync=False)
+        job = DedupJob(source, root / "state", root / "sink", task_spans_max=spans_max, shards=1, sync=False)
         assert job.seed().kept == clean_rows(tmp_path / "clean")
-        states[runs_max] = entries(root)
-        assert plan_of(root).get("split_shards") == (1 if runs_max == FEW else None)
+        states[spans_max] = entries(root)
+        assert plan_of(root).get("split_shards") == (1 if spans_max == FEW else None)
     assert states[WHOLE] == states[FEW]
 
 

@@ -1,4 +1,4 @@
-"""The order in which runs are judged changes nothing but what it costs."""
+"""The order in which spans are judged changes nothing but what it costs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
-def make_runs(seed: int, count: int, seqs: int, epochs: int, length: int, apart: int = 1) -> pa.Table:
-    """Runs of a few keys in the order of files and rows, many of which overlap. `apart`: how far pids are."""
+def make_spans(seed: int, count: int, seqs: int, epochs: int, length: int, apart: int = 1) -> pa.Table:
+    """Spans of a few keys in the order of files and rows, many of which overlap. `apart`: how far pids are."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, length + 1, count)
     columns = {
@@ -34,12 +34,12 @@ def make_runs(seed: int, count: int, seqs: int, epochs: int, length: int, apart:
     return pa.table(columns | {"_row": rows.astype(np.uint64)})
 
 
-def judged(table: fp.StateTable, runs: pa.Table) -> dict[str, Any]:
+def judged(table: fp.StateTable, spans: pa.Table) -> dict[str, Any]:
     """All that a judging task makes of verdicts."""
-    verdicts = table.apply_spans(runs)
+    verdicts = table.apply_spans(spans)
     codes = np.asarray(pa.array(verdicts.verdict))
     return {
-        "refused_rows": merge_refused([refused_ranges(runs, codes)]).to_pydict(),
+        "refused_rows": merge_refused([refused_ranges(spans, codes)]).to_pydict(),
         "counts": verdicts.counts,
         "missing": pa.table(verdicts.missing).to_pylist(),
         "stale": pa.table(verdicts.stale).to_pylist(),
@@ -72,14 +72,14 @@ def test_nothing_depends_on_it(
 ) -> None:
     epoch = None if "epochs" in fields else "epoch"
     policy = fp.Policy.any_order().replace(**fields, columns=fp.Columns(pid=pid, epoch=epoch))
-    runs = make_runs(seed, count, seqs, epochs, length, apart)
-    runs = runs.append_column("text", runs["pid"].cast(pa.string()))
+    spans = make_spans(seed, count, seqs, epochs, length, apart)
+    spans = spans.append_column("text", spans["pid"].cast(pa.string()))
     if epoch is None:
-        runs = runs.drop_columns(["epoch"])
-    order = hole_avoiding_order(runs, fp.StateTable(policy))
+        spans = spans.drop_columns(["epoch"])
+    order = hole_avoiding_order(spans, fp.StateTable(policy))
     assert order is not None
     assert sorted(order.tolist()) == list(range(count))
-    assert judged(fp.StateTable(policy), runs.take(pa.array(order))) == judged(fp.StateTable(policy), runs)
+    assert judged(fp.StateTable(policy), spans.take(pa.array(order))) == judged(fp.StateTable(policy), spans)
 
 
 @settings(deadline=None, max_examples=200)
@@ -90,35 +90,35 @@ def test_nothing_depends_on_it(
     st.integers(1, 3),
     st.sampled_from([1, 9]),
 )
-def test_runs_overlap_where_rows_are_repeated(seed: int, count: int, seqs: int, epochs: int, length: int) -> None:
-    runs = make_runs(seed, count, seqs, epochs, length)
-    places = overlapping(runs, fp.Policy.any_order().replace(wrap=None))
+def test_spans_overlap_where_rows_are_repeated(seed: int, count: int, seqs: int, epochs: int, length: int) -> None:
+    spans = make_spans(seed, count, seqs, epochs, length)
+    places = overlapping(spans, fp.Policy.any_order().replace(wrap=None))
     assert places is not None
     rows = [
-        {(run["pid"], run["epoch"], run["partition"], run["seq"] + step) for step in range(run["_length"])}
-        for run in runs.to_pylist()
+        {(span["pid"], span["epoch"], span["partition"], span["seq"] + step) for step in range(span["_length"])}
+        for span in spans.to_pylist()
     ]
-    times = Counter(row for run in rows for row in run)
-    assert sorted(places.tolist()) == [place for place, run in enumerate(rows) if any(times[row] > 1 for row in run)]
+    times = Counter(row for span in rows for row in span)
+    assert sorted(places.tolist()) == [place for place, span in enumerate(rows) if any(times[row] > 1 for row in span)]
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.integers(0, 10_000), st.sampled_from([60, 2_000]), st.integers(1, 3), st.sampled_from([1, 9]))
 def test_waves_may_each_be_judged_so(seed: int, seqs: int, epochs: int, length: int) -> None:
-    runs = make_runs(seed, 120, seqs, epochs, length)
+    spans = make_spans(seed, 120, seqs, epochs, length)
     calm, plain = fp.StateTable("any_order"), fp.StateTable("any_order")
     for start in range(0, 120, 40):
-        wave = runs.slice(start, 40)
+        wave = spans.slice(start, 40)
         order = hole_avoiding_order(wave, calm, is_reorderable=True)
         assert order is not None
         assert judged(calm, wave.take(pa.array(order))) == judged(plain, wave)
 
 
 def test_an_order_of_rows_alone_leaves_no_holes() -> None:
-    runs = make_runs(1, 5_000, 400, 1, 1)
-    order = hole_avoiding_order(runs, fp.StateTable("any_order"))
+    spans = make_spans(1, 5_000, 400, 1, 1)
+    order = hole_avoiding_order(spans, fp.StateTable("any_order"))
     assert order is not None
-    seq, key = (runs[name].to_numpy()[order] for name in ("seq", "pid"))
+    seq, key = (spans[name].to_numpy()[order] for name in ("seq", "pid"))
     assert (np.diff(seq)[np.diff(key) == 0] >= 0).mean() > 0.99
 
 
@@ -128,7 +128,7 @@ def test_sequences_with_gaps_are_not_sorted(key: str, step: int, is_sorted: bool
     """Scattered rows: 2,000 keys, and every sequence `step` above the one before it."""
     rng = np.random.default_rng(1)
     place = rng.permutation(4 * SAMPLED_MIN)
-    runs = pa.table(
+    spans = pa.table(
         {
             "pid": place % 2_000,
             "epoch": pa.array(np.zeros(len(place)), pa.int16()),
@@ -137,9 +137,9 @@ def test_sequences_with_gaps_are_not_sorted(key: str, step: int, is_sorted: bool
             "_length": pa.array(np.ones(len(place)), pa.uint32()),
         }
     )
-    runs = runs.append_column("text", runs["pid"].cast(pa.string()))
+    spans = spans.append_column("text", spans["pid"].cast(pa.string()))
     policy = fp.Policy.any_order().replace(columns=fp.Columns(pid=key))
-    order = hole_avoiding_order(runs, fp.StateTable(policy))
+    order = hole_avoiding_order(spans, fp.StateTable(policy))
     assert (order is not None) == is_sorted
 
 
@@ -158,14 +158,14 @@ def test_sequences_with_gaps_are_not_sorted(key: str, step: int, is_sorted: bool
     ],
 )
 def test_order_that_matters_is_kept(policy: fp.Policy, change: dict[str, pa.Array]) -> None:
-    runs = make_runs(1, 50, 900, 1, 9)
+    spans = make_spans(1, 50, 900, 1, 9)
     for name, values in change.items():
-        runs = runs.set_column(runs.schema.get_field_index(name), name, values)
-    assert hole_avoiding_order(runs, fp.StateTable(policy)) is None
+        spans = spans.set_column(spans.schema.get_field_index(name), name, values)
+    assert hole_avoiding_order(spans, fp.StateTable(policy)) is None
 
 
 def test_a_table_that_knows_something_keeps_the_order() -> None:
     table = fp.StateTable("any_order")
-    table.apply_spans(make_runs(1, 5, 100, 1, 1))
-    assert hole_avoiding_order(make_runs(2, 50, 100, 1, 1), table) is None
-    assert hole_avoiding_order(make_runs(2, 50, 100, 1, 1), fp.StateTable("any_order", keep=("timestamp",))) is None
+    table.apply_spans(make_spans(1, 5, 100, 1, 1))
+    assert hole_avoiding_order(make_spans(2, 50, 100, 1, 1), table) is None
+    assert hole_avoiding_order(make_spans(2, 50, 100, 1, 1), fp.StateTable("any_order", keep=("timestamp",))) is None

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from fencepost import BatchError, Columns, lake
 from fencepost.generate import LandingZone, generate
-from fencepost.lake.ahead import spans_of
+from fencepost.lake.ahead import byte_ranges_of
 
 FLAT = Columns(pid="name", partition=("topic", "partition"), timestamp="timestamp")
 NESTED = Columns(pid="head.id.name", partition=("topic", "partition"), seq="head.seq", timestamp="head.at")
@@ -120,8 +120,8 @@ def test_objects_are_read_ahead(zone: Path) -> None:
     places = {footer.row_group(0).column(it).path_in_schema: it for it in range(footer.num_columns)}
     first = footer.row_group(0).column(places["head.seq"])
     start = first.dictionary_page_offset or first.data_page_offset
-    assert spans_of(file.read_bytes(), ["head.seq"])[0] == [(start, start + first.total_compressed_size)]
-    both = spans_of(file.read_bytes(), ["head"])[0]
+    assert byte_ranges_of(file.read_bytes(), ["head.seq"])[0] == [(start, start + first.total_compressed_size)]
+    both = byte_ranges_of(file.read_bytes(), ["head"])[0]
     assert sum(end - begin for begin, end in both) > first.total_compressed_size
 
 

@@ -401,7 +401,7 @@ def test_rows_without_epochs_or_partitions() -> None:
 
 
 def bumped_rows(seed: int, count: int) -> pa.Table:
-    """Late rows, holes, and epochs that go up now and then, with stragglers of the one before; runs as well."""
+    """Late rows, holes, and epochs that go up now and then, with stragglers of the one before; spans as well."""
     rng = np.random.default_rng(seed)
     lines: list[tuple[int, int, int, int]] = []
     while len(lines) < count:
@@ -703,12 +703,12 @@ def check_files(report: AuditReport, whole: AuditReport, files: list[Path]) -> N
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize(("runs", "call_rows"), [(1, 500), (2_500, 1_000), (1 << 20, 1 << 20)])
+@pytest.mark.parametrize(("spans", "call_rows"), [(1, 500), (2_500, 1_000), (1 << 20, 1 << 20)])
 def test_files_are_audited_as_their_rows(
-    zone: Path, monkeypatch: pytest.MonkeyPatch, threads: int, runs: int, call_rows: int
+    zone: Path, monkeypatch: pytest.MonkeyPatch, threads: int, spans: int, call_rows: int
 ) -> None:
-    monkeypatch.setattr(auditing, "RUNS", runs)
-    monkeypatch.setattr(auditing, "TOGETHER", 4 * runs)
+    monkeypatch.setattr(auditing, "SPANS", spans)
+    monkeypatch.setattr(auditing, "TOGETHER", 4 * spans)
     monkeypatch.setattr(auditing, "CALL_ROWS", call_rows)
     files = sorted((zone / "landing").glob("*.parquet"))
     whole = fp.audit(pa.concat_tables([pq.read_table(file) for file in files]), columns=LANDING)
@@ -738,7 +738,7 @@ def test_scattered_rows_are_audited_in_waves(
     assert differences(found, whole, *OF_FILES) == []
 
 
-def test_long_runs_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_spans_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditing, "CALL_ROWS", 7)
     rows = stream(1, [*range(100), *range(40, 160), 5, *range(500, 520)], [0] * 241)
     pq.write_table(rows, tmp_path / "a.parquet")
@@ -873,7 +873,7 @@ def test_a_bad_file_is_named_and_the_others_are_audited(tmp_path: Path, kind: st
 
 def test_rows_before_the_damage_of_a_file_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is named; rows before the damage count, and later files follow them in the order."""
-    monkeypatch.setattr(auditing, "RUNS", 20_000)
+    monkeypatch.setattr(auditing, "SPANS", 20_000)
     rows = stream(1, range(0, 600_000, 2), range(300_000))
     bad = rows.set_column(3, "seq", pa.array([*range(0, 599_000, 2), *[-3] * 500]))
     pq.write_table(bad, tmp_path / "a.parquet", row_group_size=10_000)
@@ -906,7 +906,7 @@ def test_an_interrupt_ends_running_tasks(tmp_path: Path, monkeypatch: pytest.Mon
         os.kill(os.getpid(), signal.SIGINT)
         assert engine._OF_TASK.stop.wait(60), "the stage is not given up"
 
-    monkeypatch.setattr(auditor.Auditor, "add_runs", interrupt)
+    monkeypatch.setattr(auditor.Auditor, "add_spans", interrupt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes may ignore it
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -25,7 +25,7 @@ RICH = LandingZone(
     rows=30_000,
     producers=20,
     partitions=3,
-    run_mean=8,
+    span_mean=8,
     missing_share=0.01,
     retry_share=0.01,
     bump_share=0.3,
@@ -203,8 +203,8 @@ def test_a_lost_file_does_not_match_the_truth(rich: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"run_mean": 1.0, "producers": 3},
-        {"run_mean": 500.0},
+        {"span_mean": 1.0, "producers": 3},
+        {"span_mean": 500.0},
         {"co_located": True, "files": 5},
         {"missing_share": 0.5, "repeat_near": 0.5, "repeat_far": 0.5, "redelivery_share": 1.0, "retry_share": 0.5},
         {"bump_share": 1.0, "restart_share": 1.0, "zombie_share": 1.0, "zipf_exponent": 0.0},

@@ -200,7 +200,7 @@ def _field(text: str) -> Any:
 
 
 def _rows(cells: dict[str, str]) -> list[Row]:
-    """One row, or as many as the run `first..last` in the column seq has."""
+    """One row, or as many as the span `first..last` in the column seq has."""
     pid, epoch, partition = (_value(cells.get(role, "null")) for role in ROLES[:3])
     first, _, last = cells["seq"].partition("..")
     seqs = range(int(first), int(last) + 1) if last else [_value(first)]

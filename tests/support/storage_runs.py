@@ -62,8 +62,8 @@ def without_descriptors(root: Path) -> list[dict[str, Any]]:
 def with_few_descriptors(root: Path) -> list[dict[str, Any]]:
     """A run of each plan whose tasks hand on many more files than a process may have open."""
     plan.TASK_BYTES = 1
-    scan.RUNS_TOGETHER, scan.RUNS_OF_A_SHARD = 16, 1
-    judging.groups_of_shards = lambda runs, *_: [(at, at + 1) for at in range(len(runs))]  # type: ignore[assignment]
+    scan.SPANS_TOGETHER, scan.SPANS_OF_A_SHARD = 16, 1
+    judging.groups_of_shards = lambda spans, *_: [(at, at + 1) for at in range(len(spans))]  # type: ignore[assignment]
     exchanges: list[int] = []
     by_shard = judge.by_shard
 

@@ -434,11 +434,11 @@ def test_columns_in_the_end_of_a_file(landing: Landing) -> None:
     names = ("pid", "epoch", "partition", "seq")
     columns, tail = ColumnsAhead(ranges, names), size - (64 << 10)
     assert columns.read(tail, size - tail) == path.read_bytes()[tail:]
-    spans = [span for spans in columns.groups for span in spans]
-    assert len(spans) == 40
-    assert spans[-1][0] > tail
+    held = [it for group in columns.groups for it in group]
+    assert len(held) == 40
+    assert held[-1][0] > tail
     assert columns.read(tail, size - tail) == path.read_bytes()[tail:], "whole, though it begins within columns"
-    for start, end in spans:
+    for start, end in held:
         assert columns.read(start, size) == path.read_bytes()[start:end]
     scan = RunScan("a.parquet", Columns(), 1, object=ColumnsAhead(ranges, names))
     batches = [batch for dealt in iter(lambda: scan.next(1), None) for _, batch in dealt]

@@ -55,10 +55,10 @@ def test_z85_is_that_of_its_specification() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), max_size=12), st.sets(st.integers(0, 60)))
-def test_runs_without_rows_that_are_gone(runs: list[tuple[int, int]], gone: set[int]) -> None:
-    """`runs`: (rows, rows of other shards behind it) one after the other; against row by row."""
+def test_spans_without_rows_that_are_gone(spans: list[tuple[int, int]], gone: set[int]) -> None:
+    """`spans`: (rows, rows of other shards behind it) one after the other; against row by row."""
     lines, row = [], 0
-    for number, (length, skipped) in enumerate(runs):
+    for number, (length, skipped) in enumerate(spans):
         lines.append({"pid": number, "seq": 1000 * number, LENGTH: length, ROW: row})
         row += length + skipped
     schema = pa.schema([("pid", pa.int64()), ("seq", pa.int32()), (LENGTH, pa.uint32()), (ROW, pa.uint64())])

@@ -26,7 +26,7 @@ def generate_command(
     topics: Annotated[int, _option("Number of topics.")] = 2,
     partitions: Annotated[int, _option("Number of partitions per topic.")] = 6,
     zipf_exponent: Annotated[float, _option("Skew of the producers' rates; 0: equal rates.")] = 1.0,
-    run_mean: Annotated[float, _option("Mean number of consecutive rows of a producer.")] = 20.0,
+    span_mean: Annotated[float, _option("Mean number of consecutive rows of a producer.")] = 20.0,
     repeat_near: Annotated[float, _option("Share of rows that land again soon after.")] = 0.02,
     repeat_far: Annotated[float, _option("Share of rows that land again in a later file.")] = 0.01,
     redelivery_share: Annotated[float, _option("Share of files delivered twice.")] = 0.1,

@@ -21,8 +21,8 @@ from fencepost.lake.tabular import open_rows, tabular_files
 from fencepost.policy import Columns
 from fencepost.state.hive import hive_values
 
-RUNS = 1 << 16
-"""Number of runs to read at a time."""
+SPANS = 1 << 16
+"""Number of spans to read at a time."""
 
 
 def advise(
@@ -99,17 +99,17 @@ def _scan(path: str, columns: Columns, constants: Constants, facts: Any) -> RunS
 
 def _rows(scan: RunScan, columns: Columns) -> Iterator[pa.Table]:
     """Return the identity columns and timestamps of a file's rows that have a producer."""
-    while (dealt := scan.next(RUNS)) is not None:
+    while (dealt := scan.next(SPANS)) is not None:
         for _, batch in dealt:
             yield _expanded(pa.record_batch(batch), columns)
 
 
-def _expanded(runs: pa.RecordBatch, columns: Columns) -> pa.Table:
-    """Expand runs to rows."""
-    lengths = runs.column(LENGTH).to_numpy().astype(np.int64)
-    of_row = np.repeat(np.arange(len(runs)), lengths)
+def _expanded(spans: pa.RecordBatch, columns: Columns) -> pa.Table:
+    """Expand spans to rows."""
+    lengths = spans.column(LENGTH).to_numpy().astype(np.int64)
+    of_row = np.repeat(np.arange(len(spans)), lengths)
     within = np.arange(len(of_row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    names = [name for name in runs.schema.names if name not in (LENGTH, FILE, ROW)]
-    rows = pa.table([runs.column(name) for name in names], names=names).take(pa.array(of_row))
+    names = [name for name in spans.schema.names if name not in (LENGTH, FILE, ROW)]
+    rows = pa.table([spans.column(name) for name in names], names=names).take(pa.array(of_row))
     seq = rows[columns.seq].combine_chunks().cast(pa.int64()).to_numpy() + within
     return rows.set_column(names.index(columns.seq), columns.seq, pa.array(seq))

@@ -20,7 +20,7 @@ STREAM_BYTES = 64 << 20
 BLOCK_BYTES, PIECE_BYTES = 16 << 20, 4 << 20
 """Bytes of a larger file that are held together, and maximum bytes that are passed on at once."""
 
-Span = tuple[int, int]
+ByteRange = tuple[int, int]
 """First byte and end."""
 
 
@@ -36,13 +36,13 @@ class ColumnsAhead:
         self.ranges, self.names = ranges, frozenset(names)
         self.tail: tuple[int, bytes] | None = None
         """First byte and content of the end of the file."""
-        self.groups: list[list[Span]] = []
-        """The spans of each row group, in file order."""
+        self.groups: list[list[ByteRange]] = []
+        """The ranges of each row group, in file order."""
         self.end: int | None = None
         """The row group after the last one to read, or None for all."""
-        self.places: list[tuple[Span, int]] = []
-        """All spans, each with the number of its row group, sorted by first byte."""
-        self.held: dict[Span, Future[bytes]] = {}
+        self.places: list[tuple[ByteRange, int]] = []
+        """All ranges, each with the number of its row group, sorted by first byte."""
+        self.held: dict[ByteRange, Future[bytes]] = {}
         self.pool = ThreadPoolExecutor(REQUESTS_AT_ONCE)
 
     def size(self) -> int:
@@ -57,27 +57,27 @@ class ColumnsAhead:
         place = bisect_right(self.places, ((offset, self.size()), len(self.groups))) - 1
         if place < 0 or offset >= self.places[place][0][1]:
             return self.ranges.read(offset, length)
-        span, group = self.places[place]
+        (start, end), group = self.places[place]
         self._ask(group)
-        return self.held[span].result()[offset - span[0] : min(span[1], offset + length) - span[0]]
+        return self.held[start, end].result()[offset - start : min(end, offset + length) - start]
 
     def _begin(self, offset: int, tail: bytes) -> None:
-        self.tail, self.groups = (offset, tail), spans_of(tail, self.names)
-        self.places = sorted((span, number) for number, spans in enumerate(self.groups) for span in spans)
+        self.tail, self.groups = (offset, tail), byte_ranges_of(tail, self.names)
+        self.places = sorted((it, number) for number, ranges in enumerate(self.groups) for it in ranges)
 
     def _ask(self, group: int) -> None:
         """Drop data before the previous row group, and request the next ones."""
         groups = self.groups[: self.end]
         around = groups[max(0, group - 1) : group + 1 + GROUPS_AHEAD]
-        wanted = {span for spans in around for span in spans}
-        self.held = {span: it for span, it in self.held.items() if span in wanted}
-        for start, end in (span for spans in groups[group : group + 1 + GROUPS_AHEAD] for span in spans):
+        wanted = {it for ranges in around for it in ranges}
+        self.held = {it: data for it, data in self.held.items() if it in wanted}
+        for start, end in (it for ranges in groups[group : group + 1 + GROUPS_AHEAD] for it in ranges):
             if (start, end) not in self.held:
                 self.held[start, end] = self.pool.submit(self.ranges.read, start, end - start)
 
 
-def spans_of(tail: bytes, names: Collection[str]) -> list[list[Span]]:
-    """Return the spans to read of each row group.
+def byte_ranges_of(tail: bytes, names: Collection[str]) -> list[list[ByteRange]]:
+    """Return the ranges to read of each row group.
 
     Returns nothing if `tail` does not contain the whole footer or the footer is damaged; native code reports damage.
     `names`: top-level columns, or fields of structs ("payload.seq").
@@ -93,22 +93,24 @@ def spans_of(tail: bytes, names: Collection[str]) -> list[list[Span]]:
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         chunks = [group.column(place) for place in range(group.num_columns)]
-        spans = [_span(it) for it in chunks if {it.path_in_schema, it.path_in_schema.partition(".")[0]} & set(names)]
-        together = _together(sorted(spans))
+        ranges = [
+            _byte_range(it) for it in chunks if {it.path_in_schema, it.path_in_schema.partition(".")[0]} & set(names)
+        ]
+        together = _together(sorted(ranges))
         found.append(together if sum(end - start for start, end in together) <= GROUP_BYTES_MAX else [])
     return found
 
 
-def _span(chunk: object) -> Span:
+def _byte_range(chunk: object) -> ByteRange:
     first = [chunk.dictionary_page_offset, chunk.data_page_offset]  # type: ignore[attr-defined]
     start = min(it for it in first if it)
     return start, start + chunk.total_compressed_size  # type: ignore[attr-defined]
 
 
-def _together(spans: list[Span]) -> list[Span]:
-    """Merge spans with small gaps."""
-    found: list[Span] = []
-    for start, end in spans:
+def _together(ranges: list[ByteRange]) -> list[ByteRange]:
+    """Merge ranges with small gaps."""
+    found: list[ByteRange] = []
+    for start, end in ranges:
         if found and start - found[-1][1] <= GAP_BYTES:
             found[-1] = found[-1][0], max(end, found[-1][1])
         else:

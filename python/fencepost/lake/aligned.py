@@ -1,9 +1,9 @@
 """The aligned plan: scans, judges and writes groups of files in one task each, if every key is in one group.
 
 Each task judges its files without other files and without the state, writes what it keeps, and claims the kept
-positions: a few ranges per key, which go through the exchange in place of the runs. If every claim is accepted there,
+positions: a few ranges per key, which go through the exchange in place of the spans. If every claim is accepted there,
 no other file and no earlier run has these rows, so the tasks kept what any plan would have kept. Otherwise their output
-is discarded, and the run continues with the exchange of runs.
+is discarded, and the run continues with the exchange of spans.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fencepost.lake.scan import (
     Exchange,
     ScanItem,
     Scanned,
-    deal_runs,
+    deal_spans,
     read_batch,
     scan,
 )
@@ -80,9 +80,9 @@ def align(places: Places, item: AlignItem) -> Aligned:
     border = 0
     for exchange in scanned.exchanges:
         (data,) = scratch.read_ranges([(exchange.name, 0, int(exchange.bytes[0]))])
-        runs = pa.Table.from_batches([read_batch(data, exchange.schema)])
-        verdicts = table.apply_spans(runs, LENGTH, reading.policy.columns)
-        refused_rows.append(refused_ranges(runs, np.asarray(pa.array(verdicts.verdict))))
+        spans = pa.Table.from_batches([read_batch(data, exchange.schema)])
+        verdicts = table.apply_spans(spans, LENGTH, reading.policy.columns)
+        refused_rows.append(refused_ranges(spans, np.asarray(pa.array(verdicts.verdict))))
         for verdict, count in verdicts.counts.items():
             if count and verdict != Verdict.ACCEPTED:
                 aligned.refused[verdict.name] = aligned.refused.get(verdict.name, 0) + count
@@ -116,7 +116,7 @@ def _write(places: Places, item: AlignItem, scanned: Scanned, refused_rows: list
 
 
 def _claims(table: StateTable, item: ScanItem, border: int) -> tuple[pa.Table, str]:
-    """Return the content of the table's entries as runs, or the reason why they have no such form."""
+    """Return the content of the table's entries as spans, or the reason why they have no such form."""
     policy = item.reading.policy
     entries = pa.table(table.entries())
     if not len(entries) and not border:  # without entries, the table does not know the parts of keys
@@ -173,4 +173,4 @@ def _deal(claims: pa.Table, item: ScanItem, scratch: Scratch) -> Exchange:
     """Write the claims by shard as an exchange file."""
     reading = item.reading
     shards = pa.array(fencepost.shards(claims, reading.shards, columns=reading.policy.columns)).to_numpy()
-    return deal_runs(scratch, claims, shards)
+    return deal_spans(scratch, claims, shards)

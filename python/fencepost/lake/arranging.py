@@ -29,7 +29,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from fencepost._native import arrange as arrange_rows
 from fencepost.errors import BatchError, SourceError, StoreError
 from fencepost.lake.files import Files
-from fencepost.lake.parts import Span
+from fencepost.lake.parts import RowRange
 from fencepost.lake.scan import Scanned
 from fencepost.lake.storage import ChangedError, retry, unchanged
 from fencepost.lake.write import (
@@ -182,18 +182,18 @@ def batches(arrangement: Arrangement, files: Files, is_read: Sequence[bool], sch
     return [*ends, len(files)] if len(files) else []
 
 
-def spans_to_arrange(arrangement: Arrangement, size: int, spans: Sequence[Span]) -> list[Span | None]:
-    """Return the spans of a file's parts for tasks, one task per output file. [None]: one task for the whole file.
+def row_ranges_to_arrange(arrangement: Arrangement, size: int, row_ranges: Sequence[RowRange]) -> list[RowRange | None]:
+    """Return the row ranges of tasks, one task per output file. [None]: one task for the file.
 
     `size`: the file's bytes.
     """
     target = arrangement.target_file_bytes or 0
-    together = max(1, round(target * len(spans) / size)) if size else 1
-    if together >= len(spans) or (not arrangement.keys and size <= target):
+    together = max(1, round(target * len(row_ranges) / size)) if size else 1
+    if together >= len(row_ranges) or (not arrangement.keys and size <= target):
         return [None]
-    some = (spans[at : at + together] for at in range(0, len(spans), together))
+    some = (row_ranges[at : at + together] for at in range(0, len(row_ranges), together))
     return [
-        replace(it[0], end=it[-1].end, live=sum(span.live for span in it)) for it in some if it[0].first < it[-1].end
+        replace(it[0], end=it[-1].end, live=sum(part.live for part in it)) for it in some if it[0].first < it[-1].end
     ]
 
 
@@ -242,8 +242,8 @@ class _Batch:
         self.kept = sum(item.files.rows[it] - lost for it, lost in zip(members, refused, strict=True))
         self.sources = [it for it, lost in zip(members, refused, strict=True) if item.files.rows[it] > lost]
         """Indexes of the files with kept rows: the sources of the output, in this order."""
-        vectors, self.span = item.files.files.vectors, item.files.span
-        self.not_kept = {it: rows_not_written(refused_rows[it], vectors[it], self.span) for it in self.sources}
+        vectors, self.row_range = item.files.files.vectors, item.files.row_range
+        self.not_kept = {it: rows_not_written(refused_rows[it], vectors[it], self.row_range) for it in self.sources}
 
     def write(self) -> None:
         files = self.item.files
@@ -413,18 +413,18 @@ class _Batch:
     # Files
 
     def _rows_of_file(self, member: int) -> int:
-        if self.span is not None:
-            return self.span.rows_of_file
+        if self.row_range is not None:
+            return self.row_range.rows_of_file
         return self.item.rows[member] + _vector_rows(self.item.files, member)
 
     def _groups(self, file: Any) -> tuple[list[int], int]:
         """Return the row groups to write, and the number of their first row."""
         counts = [file.metadata.row_group(it).num_rows for it in range(file.metadata.num_row_groups)]
-        if self.span is None:
+        if self.row_range is None:
             return [*range(len(counts))], 0
         firsts = np.cumsum([0, *counts])
-        low, high = np.searchsorted(firsts, [self.span.first, self.span.end]).tolist()
-        return [*range(low, high)], self.span.first
+        low, high = np.searchsorted(firsts, [self.row_range.first, self.row_range.end]).tolist()
+        return [*range(low, high)], self.row_range.first
 
     def _open(self, member: int) -> Any:
         import pyarrow.parquet as pq  # type: ignore[import-untyped]

@@ -1,9 +1,9 @@
 """The audit of files: reads identity columns, judges them with an empty state, and writes nothing.
 
-Files are read as runs (`RunScan`) and split into shards by key. The current file yields its next runs and the following
-files their first ones, one task each, up to `TOGETHER` runs. Then each shard judges its runs, one task each, in the
-cheapest order (`order.py`). The verdicts equal those of judging all rows in sequence. Memory: `TOGETHER` runs, 2 *
-`RUNS` per thread, the tables, and the auditors' tallies.
+Files are read as spans (`RunScan`) and split into shards by key. The current file yields its next spans and the
+following files their first ones, one task each, up to `TOGETHER` spans. Then each shard judges its spans, one task
+each, in the cheapest order (`order.py`). The verdicts equal those of judging all rows in sequence. Memory: `TOGETHER`
+spans, 2 * `SPANS` per thread, the tables, and the auditors' tallies.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from fencepost.state.stores import absolute, is_local
 Progress = Callable[[str, int, int], None]
 ORDER = "file names, then rows"
 ORDER_OF_TABLE = "files as the table has added them, then rows"
-RUNS = 1 << 20
-"""Number of runs that a file yields at a time."""
+SPANS = 1 << 20
+"""Number of spans that a file yields at a time."""
 TOGETHER = 1 << 22
-"""Number of runs to judge together, about 150 bytes each at the peak. A larger number leaves fewer holes for later runs
-to fill."""
+"""Number of spans to judge together, about 150 bytes each at the peak. A larger number leaves fewer holes for later
+spans to fill."""
 Dealt = list[tuple[int, pa.RecordBatch]]
-"""(shard, runs), see `RunScan.next`."""
+"""(shard, spans), see `RunScan.next`."""
 
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -122,7 +122,7 @@ def audit(
     shards = [_Shard(policy, columns, number, files, compared is not None) for number in range(engine.slots)]
     starts: list[int] = []
     first, total, done = 0, sum(files.bytes), 0
-    ready: list[_ReadyRuns] = []
+    ready: list[_ReadySpans] = []
     problems: list[tuple[_FileReader, Exception]] = []
     kinds = _KeyTypes(reading)
     while waiting:
@@ -131,7 +131,7 @@ def audit(
             reader = waiting[0]
             if len(starts) == reader.place:
                 starts.append(first)
-            ready.append(_ReadyRuns(first, reader.place, kinds.checked(reader)))
+            ready.append(_ReadySpans(first, reader.place, kinds.checked(reader)))
             reader.held = None
             if not reader.is_over:
                 break
@@ -140,8 +140,8 @@ def audit(
             if reader.problem is not None:
                 problems.append((reader, reader.problem))
             del waiting[0]
-        if not waiting or sum(it.runs for it in ready) >= TOGETHER:
-            engine.run("judge", partial(_Shard.judge, ready_runs=ready), shards)
+        if not waiting or sum(it.spans for it in ready) >= TOGETHER:
+            engine.run("judge", partial(_Shard.judge, ready_spans=ready), shards)
             ready = []
         show("audit", done, total)
     facts: dict[str, Any] = {}
@@ -284,7 +284,7 @@ class _Reading:
     shards: int
 
     def dealt(self, reader: _FileReader) -> Iterator[Dealt]:
-        """Yield the runs of a file, RUNS at a time. The only place that reads rows."""
+        """Yield the spans of a file, SPANS at a time. The only place that reads rows."""
         path = self.files.full_path(reader.place)
         with unchanged(self.storage, self.files, reader.place):
             scan = RunScan(
@@ -296,7 +296,7 @@ class _Reading:
                 policy=self.policy,
                 object=self.storage.object(path, self.files.facts(reader.place)),
             )
-            while (dealt := scan.next(RUNS)) is not None:
+            while (dealt := scan.next(SPANS)) is not None:
                 check_stopped()
                 yield [(shard, pa.record_batch(batch)) for shard, batch in dealt]
             reader.rows, reader.untracked = scan.rows, scan.untracked
@@ -310,17 +310,17 @@ class _FileReader:
     reading: _Reading
     pieces: Iterator[Dealt] | None = None
     held: Dealt | None = None
-    """Runs that wait to be judged."""
+    """Spans that wait to be judged."""
     following: list[Dealt] = field(default_factory=list)
     is_over: bool = False
-    """Whether `held` contains the last runs."""
+    """Whether `held` contains the last spans."""
     rows: int = 0
     """Number of the file's rows. For a file that cannot be read completely: the number up to the last judged row."""
     untracked: int = 0
     problem: SourceError | BatchError | None = None
 
     def fill(self) -> None:
-        """Read the next runs, and one piece ahead to find out whether the file ends."""
+        """Read the next spans, and one piece ahead to find out whether the file ends."""
         if self.pieces is None:
             self.pieces = self.reading.dealt(self)
             self.following = self._next()
@@ -329,7 +329,7 @@ class _FileReader:
         self.is_over = not self.following
 
     def _next(self) -> list[Dealt]:
-        """Return the next runs, empty at the end."""
+        """Return the next spans, empty at the end."""
         assert self.pieces is not None
         try:
             return [it for it in (next(self.pieces, None),) if it is not None]
@@ -358,7 +358,7 @@ class _KeyTypes:
         self.first = ""
 
     def checked(self, reader: _FileReader) -> Dealt:
-        """Return the lane's runs. If its key types differ, stop reading it and return nothing."""
+        """Return the reader's spans. If its key types differ, stop reading it and return nothing."""
         dealt = reader.held or []
         if not dealt:
             return []
@@ -377,13 +377,13 @@ class _KeyTypes:
 
 
 def _end(batch: pa.RecordBatch) -> int:
-    """Return the number of the row after the last run."""
+    """Return the number of the row after the last span."""
     return int((batch.column(ROW).to_numpy() + batch.column(LENGTH).to_numpy()).max())
 
 
 @dataclass(frozen=True)
-class _ReadyRuns:
-    """A file's runs that are judged in this turn."""
+class _ReadySpans:
+    """A file's spans that are judged in this turn."""
 
     first: int
     """The number of the file's first row among the rows of all files."""
@@ -391,11 +391,11 @@ class _ReadyRuns:
     dealt: Dealt
 
     @property
-    def runs(self) -> int:
+    def spans(self) -> int:
         return sum(len(batch) for _, batch in self.dealt)
 
     def of(self, shard: int) -> list[tuple[int, pa.RecordBatch]]:
-        """Return (file, runs) of a shard, with row numbers across all files."""
+        """Return (file, spans) of a shard, with row numbers across all files."""
         mine = [batch.drop_columns([FILE]) for number, batch in self.dealt if number == shard]
         return [(self.file, it.set_column(it.schema.get_field_index(ROW), ROW, self._counted(it))) for it in mine]
 
@@ -414,30 +414,30 @@ class _Shard:
         self.is_reorderable = True
         """Whether the order of judgment had no effect so far (`order.py`)."""
 
-    def judge(self, ready_runs: list[_ReadyRuns]) -> None:
-        """Judge the shard's runs of this turn, those of one schema together."""
-        mine = [it for ready in ready_runs for it in ready.of(self.number)]
+    def judge(self, ready_spans: list[_ReadySpans]) -> None:
+        """Judge the shard's spans of this turn, those of one schema together."""
+        mine = [it for ready in ready_spans for it in ready.of(self.number)]
         for _, alike in groupby(mine, lambda it: it[1].schema):
             files, batches = zip(*alike, strict=True)
             self._judge(files[0], pa.Table.from_batches(batches).combine_chunks())
 
-    def _judge(self, file: int, runs: pa.Table) -> None:
-        order = hole_avoiding_order(runs, self.table, is_reorderable=True) if self.is_reorderable else None
+    def _judge(self, file: int, spans: pa.Table) -> None:
+        order = hole_avoiding_order(spans, self.table, is_reorderable=True) if self.is_reorderable else None
         self.is_reorderable = order is not None
-        runs = runs if order is None else runs.take(pa.array(order))
+        spans = spans if order is None else spans.take(pa.array(order))
         wrap = self.table.policy.wrap
-        for some in _batched_runs(runs, self.columns.seq, wrap):
+        for some in _batched_spans(spans, self.columns.seq, wrap):
             check_stopped()
             verdicts = self.table.apply_spans(some, LENGTH, self.columns)
-            self.auditor.add_runs(identity(some, self.columns, self.table.keep), verdicts, *_rows(some))
+            self.auditor.add_spans(identity(some, self.columns, self.table.keep), verdicts, *_rows(some))
 
 
-def _batched_runs(runs: pa.Table, seq: str, wrap: int | None) -> Iterator[pa.Table]:
-    """Split the runs into tables of at most CALL_ROWS rows each. Longer runs are cut."""
-    lengths = runs[LENGTH].to_numpy().astype(np.int64)
+def _batched_spans(spans: pa.Table, seq: str, wrap: int | None) -> Iterator[pa.Table]:
+    """Split the spans into tables of at most CALL_ROWS rows each. Longer spans are cut."""
+    lengths = spans[LENGTH].to_numpy().astype(np.int64)
     if len(lengths) and lengths.max() > CALL_ROWS:
         counts = -(-lengths // CALL_ROWS)
-        cut = runs.take(pa.array(np.repeat(np.arange(len(lengths)), counts)))
+        cut = spans.take(pa.array(np.repeat(np.arange(len(lengths)), counts)))
         skipped = _within(counts) * CALL_ROWS
         numbers = cut[seq].cast(pa.int64()).to_numpy() + skipped
         columns = {
@@ -445,24 +445,24 @@ def _batched_runs(runs: pa.Table, seq: str, wrap: int | None) -> Iterator[pa.Tab
             ROW: pa.array(cut[ROW].to_numpy() + skipped.astype(np.uint64)),
             LENGTH: pa.array(np.minimum(np.repeat(lengths, counts) - skipped, CALL_ROWS).astype(np.uint32)),
         }
-        runs = pa.table({name: columns.get(name, cut[name]) for name in cut.column_names})
-        lengths = runs[LENGTH].to_numpy().astype(np.int64)
+        spans = pa.table({name: columns.get(name, cut[name]) for name in cut.column_names})
+        lengths = spans[LENGTH].to_numpy().astype(np.int64)
     ends = np.cumsum(lengths)
     start = 0
     while start < len(ends):
         before = int(ends[start - 1]) if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, before + CALL_ROWS, side="right")))
-        yield runs.slice(start, stop - start)
+        yield spans.slice(start, stop - start)
         start = stop
 
 
 Numbers = npt.NDArray[np.int64]
 
 
-def _rows(runs: pa.Table) -> tuple[Numbers, Numbers]:
-    """Return (number of rows of each run, number of each row)."""
-    lengths = runs[LENGTH].to_numpy().astype(np.int64)
-    places = runs[ROW].to_numpy().astype(np.int64)
+def _rows(spans: pa.Table) -> tuple[Numbers, Numbers]:
+    """Return (number of rows of each span, number of each row)."""
+    lengths = spans[LENGTH].to_numpy().astype(np.int64)
+    places = spans[ROW].to_numpy().astype(np.int64)
     if lengths.sum() > len(lengths):
         places = np.repeat(places, lengths) + _within(lengths)
     return lengths, places

@@ -36,9 +36,9 @@ def sum_checksums(run: Run, items: list[ScanItem], found: Found) -> list[Summed]
                     is_read=is_read[first:end],
                     columns=run.job.policy.columns,
                     wanted=run.job.compare_content or (),
-                    span=span,
+                    row_range=row_range,
                 )
-                for first, end, span in tasks_of(items, found.spans)
+                for first, end, row_range in tasks_of(items, found.row_ranges)
             ],
         )
 

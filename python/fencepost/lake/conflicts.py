@@ -41,15 +41,15 @@ Rows = npt.NDArray[np.int64]
 
 
 def find_pairs(
-    shard: int, runs: pa.Table, codes: npt.NDArray[np.uint8], policy: Policy, others: Ranges | None
+    shard: int, spans: pa.Table, codes: npt.NDArray[np.uint8], policy: Policy, others: Ranges | None
 ) -> pa.Table:
     """Return the pairs of a shard's rows. `codes`: a verdict per row. `others` receives the other repeats."""
-    some = Stretches.of(runs, codes, [Verdict.ACCEPTED, Verdict.DUPLICATE])
-    files, rows = runs[FILE].to_numpy()[some.runs], runs[ROW].to_numpy()[some.runs] + some.offsets.astype(np.uint64)
+    some = Stretches.of(spans, codes, [Verdict.ACCEPTED, Verdict.DUPLICATE])
+    files, rows = spans[FILE].to_numpy()[some.spans], spans[ROW].to_numpy()[some.spans] + some.offsets.astype(np.uint64)
     found = []
-    for repeats in find_repeats(runs, some, policy):
+    for repeats in find_repeats(spans, some, policy):
         if others is not None:
-            others.add_repeats(shard, runs, policy, some, repeats)
+            others.add_repeats(shard, spans, policy, some, repeats)
         has_kept = repeats.kept >= 0
         stretch, kept = repeats.stretch[has_kept], repeats.kept[has_kept]
         columns = [

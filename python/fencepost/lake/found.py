@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.lake.files import Files
-from fencepost.lake.parts import Span
+from fencepost.lake.parts import RowRange
 from fencepost.lake.refused import Refused
 from fencepost.lake.scan import Exchange
 from fencepost.state.decision import Deferred, Quarantined
@@ -33,7 +33,7 @@ class Found:
     """Checksum of the columns that each footer declares."""
     exchanges: list[Exchange]
     newest_ms: int | None
-    spans: dict[int, list[Span]]
+    row_ranges: dict[int, list[RowRange]]
     """The parts of each file that several tasks have scanned, by ordinal."""
     vanished: list[str] = field(default_factory=list)
     deferred: Deferred = field(default_factory=Deferred)
@@ -43,14 +43,14 @@ class Found:
     stale_epoch: int = 0
     stale: list[pa.Table] = field(default_factory=list)
 
-    def spans_to_write(self, refused: Sequence[Refused]) -> dict[int, list[Span]]:
-        """Return the `spans` of files that tasks write in parts.
+    def row_ranges_to_write(self, refused: Sequence[Refused]) -> dict[int, list[RowRange]]:
+        """Return the `row_ranges` of files that tasks write in parts.
 
         A file without refused rows is copied as a whole, unless it is larger than a store copies in one request.
         """
-        if not self.spans:
+        if not self.row_ranges:
             return {}
         losing = {ordinal for it in refused for ordinal in it.files.tolist()}
-        losing.update(it for it in self.spans if self.files.vectors[it] is not None)
-        losing.update(it for it in self.spans if self.files.bytes[it] > COPY_BYTES_MAX)
-        return {it: spans for it, spans in self.spans.items() if it in losing}
+        losing.update(it for it in self.row_ranges if self.files.vectors[it] is not None)
+        losing.update(it for it in self.row_ranges if self.files.bytes[it] > COPY_BYTES_MAX)
+        return {it: row_ranges for it, row_ranges in self.row_ranges.items() if it in losing}

@@ -1,16 +1,16 @@
-"""Hot shards: shards with more runs than a task should hold. Several tasks judge a hot shard, and one writes its state.
+"""Hot shards: shards with more spans than a task should hold. Several tasks judge one, and one writes its state.
 
 Under a policy that accepts any order, a row's verdict depends only on the rows of its position (key, epoch and sequence
 number), and on the state of that position. So rows can be split among tasks by position:
 
 | stage | task for | work |
 |---|---|---|
-| deal | some record batches | cuts runs at block boundaries of sequence numbers, assigns blocks to parts of the shard |
-| judge | a part | computes verdicts against the previous state, and the accepted runs |
-| judge | some shards | merges the accepted runs of all parts: the new state and the missing ranges |
+| deal | some record batches | cuts spans at block boundaries of sequence numbers, assigns blocks to parts of shards |
+| judge | a part | computes verdicts against the previous state, and the accepted spans |
+| judge | some shards | merges the accepted spans of all parts: the new state and the missing ranges |
 
-The last stage is `judge` for settled shards. Accepted runs are few if sequences have few holes: one run per hole, after
-merging.
+The last stage is `judge` for settled shards. Accepted spans are few if sequences have few holes: after merging, there
+is one per hole.
 
 Two results depend on more than one position, and are handled separately:
 
@@ -33,8 +33,8 @@ from fencepost.lake.conflicts import find_pairs
 from fencepost.lake.judge import ExchangeFiles, Judged, Parts, add_row_figures, by_shard, in_order
 from fencepost.lake.order import border_of, hole_avoiding_order, is_order_free
 from fencepost.lake.refused import merge_refused, refused_ranges, write_refused
-from fencepost.lake.runs import Numbers, accepted_runs, cut_at_blocks
-from fencepost.lake.scan import LENGTH, Exchange, Reading, deal_runs
+from fencepost.lake.scan import LENGTH, Exchange, Reading, deal_spans
+from fencepost.lake.spans import Numbers, accepted_spans, cut_at_blocks
 from fencepost.policy import Policy
 from fencepost.state.decision import Shard
 from fencepost.state.scratch import Scratch, write_table
@@ -88,22 +88,22 @@ class Dealt:
 
 
 def deal(scratch: Scratch, exchanges: ExchangeFiles, item: DealItem) -> Dealt:
-    """Assign runs to the parts of their shards. Memory: 200 bytes per run."""
+    """Assign spans to the parts of their shards. Memory: 200 bytes per span."""
     policy = item.reading.policy
     numbers, tables = zip(*by_shard(scratch, exchanges, item.parts), strict=True)
     of_shard = np.repeat(np.arange(len(numbers)), [len(table) for table in tables])
     borders = np.searchsorted(item.parts.shard, numbers)
-    runs = pa.concat_tables(tables, promote_options="permissive")
+    spans = pa.concat_tables(tables, promote_options="permissive")
     del tables
-    hashes = pa.array(shards(runs, HASHES, columns=policy.columns)).to_numpy()
-    buckets, lowest, highest = _epochs(hashes, runs, policy)
-    near_wrap = _near_wrap(runs, of_shard, policy)
-    pieces, of_run, block = cut_at_blocks(runs, policy.columns.seq)
-    block = np.where(np.isin(hashes % BUCKETS, item.whole)[of_run], 0, block)
-    place = borders[of_shard[of_run]]
-    number = item.first[place] + _mixed(hashes[of_run], block) % item.count[place]
+    hashes = pa.array(shards(spans, HASHES, columns=policy.columns)).to_numpy()
+    buckets, lowest, highest = _epochs(hashes, spans, policy)
+    near_wrap = _near_wrap(spans, of_shard, policy)
+    pieces, of_span, block = cut_at_blocks(spans, policy.columns.seq)
+    block = np.where(np.isin(hashes % BUCKETS, item.whole)[of_span], 0, block)
+    place = borders[of_shard[of_span]]
+    number = item.first[place] + _mixed(hashes[of_span], block) % item.count[place]
     return Dealt(
-        exchange=deal_runs(scratch, pieces, number),
+        exchange=deal_spans(scratch, pieces, number),
         buckets=buckets,
         lowest=lowest,
         highest=highest,
@@ -121,23 +121,23 @@ def several_epochs(dealt: list[Dealt]) -> Hashes:
 
 
 def _epochs(
-    hashes: Hashes, runs: pa.Table, policy: Policy
+    hashes: Hashes, spans: pa.Table, policy: Policy
 ) -> tuple[Hashes, npt.NDArray[np.int16], npt.NDArray[np.int16]]:
     """Return the non-empty buckets and their lowest and highest epochs. Empty if the policy ignores epochs."""
     lowest, highest = np.full(BUCKETS, np.iinfo(np.int16).max, np.int16), np.full(BUCKETS, -1, np.int16)
     if policy.epochs == "key" and policy.columns.epoch is not None:
-        epoch = runs[policy.columns.epoch].to_numpy().astype(np.int16)
+        epoch = spans[policy.columns.epoch].to_numpy().astype(np.int16)
         np.minimum.at(lowest, hashes % BUCKETS, epoch)
         np.maximum.at(highest, hashes % BUCKETS, epoch)
     buckets = np.flatnonzero(highest >= 0)
     return buckets.astype(np.uint32), lowest[buckets], highest[buckets]
 
 
-def _near_wrap(runs: pa.Table, of_shard: Numbers, policy: Policy) -> list[int]:
+def _near_wrap(spans: pa.Table, of_shard: Numbers, policy: Policy) -> list[int]:
     border = border_of(policy)
     if border is None:
         return []
-    last = runs[policy.columns.seq].to_numpy().astype(np.int64) + runs[LENGTH].to_numpy().astype(np.int64) - 1
+    last = spans[policy.columns.seq].to_numpy().astype(np.int64) + spans[LENGTH].to_numpy().astype(np.int64) - 1
     near: list[int] = np.unique(of_shard[last >= border]).tolist()
     return near
 
@@ -170,13 +170,13 @@ class JudgedPart:
     judged: Judged
     """The verdicts. If `border` is not 0, one task would have judged otherwise, and they are invalid."""
     accepted: Exchange | None
-    """Accepted runs of the shard. None if all are refused."""
+    """Accepted spans of the shard. None if all are refused."""
 
 
 def judge_part(store: Store, scratch: Scratch, exchanges: ExchangeFiles, item: PartItem) -> JudgedPart:
     """Judge the rows of one part of a shard. `store`: the state's store.
 
-    Memory: 200 bytes per run, a byte per row, and the shard's table. Raises BatchError, CapacityError, SnapshotError.
+    Memory: 200 bytes per span, a byte per row, and the shard's table. Raises BatchError, CapacityError, SnapshotError.
     """
     reading, judged = item.reading, Judged()
     policy = reading.policy
@@ -195,6 +195,6 @@ def judge_part(store: Store, scratch: Scratch, exchanges: ExchangeFiles, item: P
         pairs = find_pairs(item.shard, lines, codes, policy, None)
         judged.paired = len(pairs)
         judged.pairs = write_table(scratch, "pairs", pairs) if len(pairs) else None
-    kept = accepted_runs(lines, codes, policy)
-    accepted = deal_runs(scratch, kept, np.full(len(kept), item.shard)) if len(kept) else None
+    kept = accepted_spans(lines, codes, policy)
+    accepted = deal_spans(scratch, kept, np.full(len(kept), item.shard)) if len(kept) else None
     return JudgedPart(shard=item.shard, judged=judged, accepted=accepted)

@@ -2,7 +2,7 @@
 
     recover   apply and finish the decided version of an interrupted run, without its source
     list      find new input: files of the source that the state's ledger does not contain
-    scan      a task per group of files:  write their runs, split by shard          (scan.py)
+    scan      a task per group of files:  write their spans, split by shard         (scan.py)
     judge     a task per group of shards: write verdicts and the new segments       (judge.py)
     write     a task per group of files:  write the kept rows                       (write.py)
     decide    check the sums, then one put-if-absent

@@ -1,4 +1,4 @@
-"""Stage 2, a task per group of shards: judges the runs of all files, in one total order, against the state.
+"""Stage 2, a task per group of shards: judges the spans of all files, in one total order, against the state.
 
 The results are the shards' new segments, ranges of refused rows by file, and changes in the list of missing ranges.
 """
@@ -21,8 +21,8 @@ from fencepost.lake.kept_content import Kept, Ranges
 from fencepost.lake.order import hole_avoiding_order
 from fencepost.lake.refused import Refused, merge_refused, refused_ranges, write_refused
 from fencepost.lake.repeats import find_resets
-from fencepost.lake.runs import joined
 from fencepost.lake.scan import LENGTH, Exchange, Reading, read_batch
+from fencepost.lake.spans import joined
 from fencepost.state.changelog import changes, write_piece
 from fencepost.state.decision import Shard
 from fencepost.state.scratch import Scratch, write_table
@@ -62,7 +62,7 @@ class ExchangeFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The location of the runs of some shards: one line per record batch, sorted by shard, then in file order."""
+    """The location of the spans of some shards: one line per record batch, sorted by shard, then in file order."""
 
     shard: npt.NDArray[np.uint32]
     exchange: npt.NDArray[np.int32]
@@ -92,7 +92,7 @@ class JudgeItem:
     version: int
     attempt: str
     is_settled: bool
-    """Whether the runs are the accepted ones of tasks that judged parts of the shards (`hot.py`)."""
+    """Whether the spans are the accepted ones of tasks that judged parts of the shards (`hot.py`)."""
 
 
 @dataclass(kw_only=True)
@@ -128,12 +128,12 @@ class Judged:
 
 
 def judge(store: Store, scratch: Scratch, exchanges: ExchangeFiles, item: JudgeItem) -> Judged:
-    """Judge the runs of some shards, one shard after the other. `store`: the state's store.
+    """Judge the spans of some shards, one shard after the other. `store`: the state's store.
 
     Rows of settled shards were reported before; only their changes of the state are reported here.
 
-    A shard's runs go to its table in one call, so that `missing` contains what the whole run left open, and not what a
-    row of a later call fills. Memory: one shard's table and a byte per row of it; also the runs of all shards if they
+    A shard's spans go to its table in one call, so that `missing` contains what the whole run left open, and not what a
+    row of a later call fills. Memory: one shard's table and a byte per row of it; also the spans of all shards if they
     come from an object store (files in a folder are mapped). Raises BatchError, CapacityError, SnapshotError.
     """
     judged = Judged()
@@ -142,15 +142,15 @@ def judge(store: Store, scratch: Scratch, exchanges: ExchangeFiles, item: JudgeI
     changed: list[pa.Table] = []
     ranges = Ranges() if item.reading.keeps_checksums else None
     with SegmentWriter(store, item.version, item.attempt) as writer:
-        for before, runs in zip(item.shards, by_shard(scratch, exchanges, item.parts), strict=True):
-            lines, codes = _judge_shard(store, item, before, runs, writer, judged, changed)
+        for before, (shard, spans) in zip(item.shards, by_shard(scratch, exchanges, item.parts), strict=True):
+            lines, codes = _judge_shard(store, item, before, shard, spans, writer, judged, changed)
             if item.is_settled:
                 continue
             refused_rows.append(refused_ranges(lines, codes))
             if ranges is not None:
-                ranges.add(runs[0], lines, codes, item.reading.policy)
+                ranges.add(shard, lines, codes, item.reading.policy)
             if item.reading.compares and (codes == Verdict.DUPLICATE).any():
-                pairs.append(find_pairs(runs[0], lines, codes, item.reading.policy, ranges))
+                pairs.append(find_pairs(shard, lines, codes, item.reading.policy, ranges))
     judged.refused_rows = write_refused(scratch, merge_refused([table for table in refused_rows if len(table)]))
     judged.paired = sum(map(len, pairs))
     if judged.paired:
@@ -168,13 +168,13 @@ def _judge_shard(
     store: Store,
     item: JudgeItem,
     before: Shard | None,
-    runs: tuple[int, pa.Table],
+    shard: int,
+    lines: pa.Table,
     writer: SegmentWriter,
     judged: Judged,
     changed: list[pa.Table],
 ) -> tuple[pa.Table, npt.NDArray[np.uint8]]:
-    """Judge a shard. Returns its runs in the order of judgment, and the verdict of each row."""
-    shard, lines = runs
+    """Judge a shard. Returns its spans in the order of judgment, and the verdict of each row."""
     reading = item.reading
     lines = joined(lines, reading.policy) if item.is_settled else in_order(lines, reading.order_by)
     keep = ("timestamp",) if reading.timestamp else ()
@@ -257,11 +257,11 @@ def _check_growth(table: StateTable, shard: int, before: int | None, after: int 
         raise AssertionError(f"shard {shard}: {text}")
 
 
-# Runs
+# Spans
 
 
 def by_shard(scratch: Scratch, exchanges: ExchangeFiles, parts: Parts) -> Iterator[tuple[int, pa.Table]]:
-    """Yield (shard, its runs in file order)."""
+    """Yield (shard, its spans in file order)."""
     read, first_bytes = _read(scratch, exchanges.names, parts)
     schemas = [pa.ipc.read_schema(pa.py_buffer(it)) for it in exchanges.schemas]
     borders = [0, *(np.flatnonzero(np.diff(parts.shard)) + 1), len(parts.shard)]
@@ -294,12 +294,12 @@ def gather(batches: list[pa.RecordBatch]) -> pa.Table:
     return pa.concat_tables(map(pa.Table.from_batches, ([batch] for batch in batches)), promote_options="permissive")
 
 
-def in_order(runs: pa.Table, order_by: tuple[str, ...]) -> pa.Table:
-    """Sort runs by `order_by`. Equal ones keep the order of files and rows."""
+def in_order(spans: pa.Table, order_by: tuple[str, ...]) -> pa.Table:
+    """Sort spans by `order_by`. Equal ones keep the order of files and rows."""
     if not order_by:
-        return runs
-    order = pc.sort_indices(runs.select(order_by), [(name, "ascending") for name in order_by])
-    return runs.take(order)
+        return spans
+    order = pc.sort_indices(spans.select(order_by), [(name, "ascending") for name in order_by])
+    return spans.take(order)
 
 
 def _ages(table: StateTable) -> pa.Table:

@@ -1,9 +1,9 @@
-"""Stage 2 on the driver: assigns runs to judge tasks.
+"""Stage 2 on the driver: assigns spans to judge tasks.
 
 | shard | judged by |
 |---|---|
-| of a run with few runs in total | the driver |
-| with at most `DedupJob.task_spans_max` runs | one task, together with other shards |
+| of a run with few spans in total | the driver |
+| with at most `DedupJob.task_spans_max` spans | one task, together with other shards |
 | with more: a hot shard | several tasks, and one that writes its state (`hot.py`), if the policy allows it |
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TIMESTAMP_MIN = -(2**63)
 DEALERS = 4
-"""Number of deal tasks per `task_spans_max` runs: dealing needs more memory per run than judging."""
+"""Number of deal tasks per `task_spans_max` spans: dealing needs more memory per span than judging."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class ExchangeBatches:
     """Record batches of the exchange, sorted by shard, then in file order."""
 
     parts: Parts
-    runs: npt.NDArray[np.uint32]
-    """Number of runs of each batch."""
+    spans: npt.NDArray[np.uint32]
+    """Number of spans of each batch."""
 
     @staticmethod
     def of(exchanges: list[Exchange], first: int = 0) -> ExchangeBatches:
@@ -55,25 +55,25 @@ class ExchangeBatches:
             of_shard[it.shards] += 1
         count = int(of_shard.sum())
         exchange, begin = np.empty(count, np.int32), np.empty(count, np.int64)
-        bytes_, runs = np.empty(count, np.uint32), np.empty(count, np.uint32)
+        bytes_, spans = np.empty(count, np.uint32), np.empty(count, np.uint32)
         following = np.cumsum(of_shard) - of_shard
         for place, it in enumerate(exchanges, first):
             at = following[it.shards]
-            exchange[at], begin[at], bytes_[at], runs[at] = place, it.ends - it.bytes, it.bytes, it.runs
+            exchange[at], begin[at], bytes_[at], spans[at] = place, it.ends - it.bytes, it.bytes, it.spans
             following[it.shards] += 1
         shard = np.repeat(np.arange(shards, dtype=np.uint32), of_shard)
-        return ExchangeBatches(Parts(shard=shard, exchange=exchange, begin=begin, bytes=bytes_), runs)
+        return ExchangeBatches(Parts(shard=shard, exchange=exchange, begin=begin, bytes=bytes_), spans)
 
     def of_shards(self, shards: Iterable[int], are_in: bool = True) -> ExchangeBatches:
         """Return the batches of some shards, or of all others."""
         wanted = np.isin(self.parts.shard, np.array(list(shards), np.uint32), invert=not are_in)
-        return ExchangeBatches(self.parts.take(wanted), self.runs[wanted])
+        return ExchangeBatches(self.parts.take(wanted), self.spans[wanted])
 
-    def runs_of_shards(self) -> dict[int, int]:
-        """Return the number of runs by shard, in ascending order."""
+    def spans_of_shards(self) -> dict[int, int]:
+        """Return the number of spans by shard, in ascending order."""
         firsts = self.borders()[:-1]
-        runs = np.add.reduceat(self.runs, firsts, dtype=np.int64) if firsts else np.zeros(0, np.int64)
-        return dict(zip(self.parts.shard[firsts].tolist(), runs.tolist(), strict=True))
+        spans = np.add.reduceat(self.spans, firsts, dtype=np.int64) if firsts else np.zeros(0, np.int64)
+        return dict(zip(self.parts.shard[firsts].tolist(), spans.tolist(), strict=True))
 
     def borders(self) -> list[int]:
         """The first line of each shard, and the end of the last one."""
@@ -82,19 +82,19 @@ class ExchangeBatches:
         return [0, *inner.tolist(), len(shard)] if len(shard) else [0]
 
 
-def judge_runs(run: Run, found: Found, reading: Reading) -> list[Judged]:
-    """Judge the runs of all shards in the cheapest way. Empties `found.exchanges`."""
+def judge_spans(run: Run, found: Found, reading: Reading) -> list[Judged]:
+    """Judge the spans of all shards in the cheapest way. Empties `found.exchanges`."""
     lines = ExchangeBatches.of(found.exchanges)
-    runs = lines.runs_of_shards()
-    state_bytes = sum(map(_bytes, _before(run, runs)))
+    spans = lines.spans_of_shards()
+    state_bytes = sum(map(_bytes, _before(run, spans)))
     run.eviction = _next_eviction(run, found)
-    hot = _hot_shards(run, runs)
-    is_few = sum(runs.values()) <= run.job.driver_spans_max and state_bytes <= run.job.driver_state_bytes_max
+    hot = _hot_shards(run, spans)
+    is_few = sum(spans.values()) <= run.job.driver_spans_max and state_bytes <= run.job.driver_state_bytes_max
     is_small = is_few and not hot
     run.plan |= {
         "judged": "in the driver" if is_small else "in tasks",
-        "runs": sum(runs.values()),
-        "shards": len(runs),
+        "spans": sum(spans.values()),
+        "shards": len(spans),
         "state_bytes_touched": state_bytes,
     }
     done: list[JudgedPart] = []
@@ -128,8 +128,8 @@ def _bytes(shard: Shard | None) -> int:
 def _judge_items(
     run: Run, lines: ExchangeBatches, reading: Reading, slots: int, *, is_settled: bool = False
 ) -> list[JudgeItem]:
-    runs, borders = lines.runs_of_shards(), lines.borders()
-    before = _before(run, runs)
+    spans, borders = lines.spans_of_shards(), lines.borders()
+    before = _before(run, spans)
     return [
         JudgeItem(
             parts=lines.parts.take(slice(borders[first], borders[end])),
@@ -140,7 +140,7 @@ def _judge_items(
             attempt=run.attempt,
             is_settled=is_settled,
         )
-        for first, end in groups_of_shards(list(runs.values()), list(map(_bytes, before)), slots)
+        for first, end in groups_of_shards(list(spans.values()), list(map(_bytes, before)), slots)
     ]
 
 
@@ -166,10 +166,10 @@ def _next_eviction(run: Run, found: Found) -> Eviction:
 # Hot shards
 
 
-def _hot_shards(run: Run, runs: dict[int, int]) -> dict[int, int]:
+def _hot_shards(run: Run, spans: dict[int, int]) -> dict[int, int]:
     """Return the hot shards and the number of parts to split each into."""
-    parts = parts_of_shards(list(runs.values()), run.job.engine.slots, run.job.task_spans_max)
-    return {shard: count for shard, count in zip(runs, parts, strict=True) if count > 1}
+    parts = parts_of_shards(list(spans.values()), run.job.engine.slots, run.job.task_spans_max)
+    return {shard: count for shard, count in zip(spans, parts, strict=True) if count > 1}
 
 
 def _judge_parts(
@@ -187,7 +187,7 @@ def _judge_parts(
     borders = by_part.borders()
     shards, first = np.array(list(firsts)), np.array(list(firsts.values()))
     items = []
-    for place, number in enumerate(by_part.runs_of_shards()):
+    for place, number in enumerate(by_part.spans_of_shards()):
         shard = int(shards[np.searchsorted(first, number, side="right") - 1])
         if shard not in near_wrap:
             parts = by_part.parts.take(slice(borders[place], borders[place + 1]))
@@ -204,7 +204,7 @@ def _judge_parts(
 def _deal(
     run: Run, found: Found, lines: ExchangeBatches, hot: dict[int, int], firsts: dict[int, int], reading: Reading
 ) -> list[Dealt]:
-    """Deal the runs to parts. Repeats it if keys have several epochs, to keep these keys whole."""
+    """Deal the spans to parts. Repeats it if keys have several epochs, to keep these keys whole."""
     shards = lines.parts.shard.tolist()
     first, count = (np.array([of[shard] for shard in shards], np.int64) for of in (firsts, hot))
     together = max(1, run.job.task_spans_max // DEALERS)
@@ -219,7 +219,7 @@ def _deal(
                 whole=whole,
                 reading=reading,
             )
-            for begin, end in groups(lines.runs.tolist(), together)
+            for begin, end in groups(lines.spans.tolist(), together)
         ]
         dealt = run.tasks("deal", work, items)
         buckets = several_epochs(dealt)

@@ -155,8 +155,8 @@ class Part:
             is_wanted &= _may_hold(condition, bounds)
         is_transactional = rows["transactional"].to_numpy(zero_copy_only=False)
         for producer, first, marker in self.aborted:
-            span = slice(*np.searchsorted(base, (first, marker)))
-            is_wanted[span] &= ~((pid[span] == producer) & is_transactional[span])
+            within = slice(*np.searchsorted(base, (first, marker)))
+            is_wanted[within] &= ~((pid[within] == producer) & is_transactional[within])
         return is_wanted
 
 

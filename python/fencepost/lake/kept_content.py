@@ -22,7 +22,7 @@ from fencepost import StateTable, Verdict
 from fencepost.content import checksums, content_columns
 from fencepost.errors import BatchError, SnapshotError, SourceError, StoreError
 from fencepost.lake.files import Files
-from fencepost.lake.parts import Span
+from fencepost.lake.parts import RowRange
 from fencepost.lake.repeats import NOT_HERE, Repeats, Stretches, key_columns
 from fencepost.lake.scan import FILE, ROW
 from fencepost.lake.storage import Storage, unchanged
@@ -104,7 +104,7 @@ class SumItem:
     columns: Columns
     wanted: tuple[str, ...]
     """The columns to compare; () for all outside the identity."""
-    span: Span | None
+    row_range: RowRange | None
     """Of a single file: the rows to read."""
 
 
@@ -141,13 +141,13 @@ def sum_rows(storage: Storage, scratch: Scratch, item: SumItem) -> Summed:
             starts[place + 1] = starts[place] + rows
         file.seek(0)
         file.write(starts.tobytes())
-    first_row = item.span.first if item.span else 0
+    first_row = item.row_range.first if item.row_range else 0
     return Summed(name=name, first=item.first, count=len(item.files), first_row=first_row)
 
 
 def _sums_of(storage: Storage, item: SumItem, place: int) -> Iterator[Hashes]:
     path = item.files.full_path(place)
-    rows = np.arange(item.span.first, item.span.end) if item.span else None
+    rows = np.arange(item.row_range.first, item.row_range.end) if item.row_range else None
     with unchanged(storage, item.files, place):
         for part in read_rows(storage, item.files, place, rows, item.columns, item.wanted):
             try:
@@ -233,12 +233,12 @@ class Ranges:
     alone: list[pa.Table] = field(default_factory=list)
     """Repeats whose kept row is not in this run."""
 
-    def add(self, shard: int, runs: pa.Table, codes: npt.NDArray[np.uint8], policy: Policy) -> None:
-        """Add the accepted rows of a shard. `codes`: a verdict per row of the runs."""
-        some = Stretches.of(runs, codes, [Verdict.ACCEPTED])
-        self.accepted.append(_ranges(shard, runs, policy, some.runs, some.offsets, some.counts))
+    def add(self, shard: int, spans: pa.Table, codes: npt.NDArray[np.uint8], policy: Policy) -> None:
+        """Add the accepted rows of a shard. `codes`: a verdict per row of the spans."""
+        some = Stretches.of(spans, codes, [Verdict.ACCEPTED])
+        self.accepted.append(_ranges(shard, spans, policy, some.spans, some.offsets, some.counts))
 
-    def add_repeats(self, shard: int, runs: pa.Table, policy: Policy, some: Stretches, repeats: Repeats) -> None:
+    def add_repeats(self, shard: int, spans: pa.Table, policy: Policy, some: Stretches, repeats: Repeats) -> None:
         """Add the repeats whose kept row is not in this run. `some`: the stretches that `repeats` refers to."""
         if policy.admit == "forward" and policy.late == "duplicate" and policy.wrap is not None:
             return  # a DUPLICATE may never have been kept, and its number may be that of a row of an earlier lap
@@ -251,21 +251,23 @@ class Ranges:
         stretch, offsets = stretch[firsts], offsets[firsts]
         if len(firsts):
             begin = some.offsets[stretch] + offsets
-            self.alone.append(_ranges(shard, runs, policy, some.runs[stretch], begin, counts))
+            self.alone.append(_ranges(shard, spans, policy, some.spans[stretch], begin, counts))
 
     def write(self, scratch: Scratch) -> tuple[str | None, str | None]:
         """Write the files of accepted rows and of repeats; None for an empty one."""
         return _written(self.accepted, scratch), _written(self.alone, scratch)
 
 
-def _ranges(shard: int, runs: pa.Table, policy: Policy, places: Numbers, offsets: Numbers, counts: Numbers) -> pa.Table:
-    keys = pa.table(key_columns(runs, policy, by_epoch=True)).take(pa.array(places))
-    seqs = runs[policy.columns.seq].to_numpy().astype(np.int64)[places] + offsets
+def _ranges(
+    shard: int, spans: pa.Table, policy: Policy, places: Numbers, offsets: Numbers, counts: Numbers
+) -> pa.Table:
+    keys = pa.table(key_columns(spans, policy, by_epoch=True)).take(pa.array(places))
+    seqs = spans[policy.columns.seq].to_numpy().astype(np.int64)[places] + offsets
     columns = {
         SEQ: seqs if policy.wrap is None else seqs % policy.wrap,
         COUNT: counts.astype(np.int64),
-        FILE: runs[FILE].to_numpy()[places],
-        ROW: runs[ROW].to_numpy()[places] + offsets.astype(np.uint64),
+        FILE: spans[FILE].to_numpy()[places],
+        ROW: spans[ROW].to_numpy()[places] + offsets.astype(np.uint64),
         SHARD: np.full(len(places), shard, np.int64),
     }
     for name, values in columns.items():

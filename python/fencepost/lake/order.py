@@ -1,9 +1,9 @@
-"""Finds a cheaper order for judging a shard's runs that gives the same verdicts.
+"""Finds a cheaper order for judging a shard's spans that gives the same verdicts.
 
 Rows are judged by (file, row). If a key's rows are scattered over files, each file leaves holes that later ones fill,
 and a hole costs ten times as much as a row that continues a sequence. Under policies that accept any order, rows affect
-each other only if they have the same identity. So runs without a common position may be reordered: they are judged by
-key and sequence, and only overlapping runs keep their order.
+each other only if they have the same identity. So spans without a common position may be reordered: they are judged by
+key and sequence, and only overlapping spans keep their order.
 
 If rows come in waves, each wave may be reordered while all earlier waves were, because sequences then equal positions.
 
@@ -27,7 +27,7 @@ BORDER_MAX = 1 << 20
 """Maximum width of the border zone of the wrap. It is at most a quarter of the sequence space (`row-policies`, section
 3)."""
 SAMPLED_MIN = 1 << 16
-"""Minimum number of runs for which a sample is taken. Fewer are sorted at once."""
+"""Minimum number of spans for which a sample is taken. Fewer are sorted at once."""
 SAMPLE = 64
 """The sample has about one key in so many."""
 
@@ -35,8 +35,8 @@ Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _Spans:
-    """Runs as numbers."""
+class _SpanNumbers:
+    """Spans as numbers."""
 
     keys: list[Numbers]
     """The parts of the key: integers unchanged, other values by dictionary index."""
@@ -45,23 +45,23 @@ class _Spans:
     rows: Numbers
 
     @staticmethod
-    def of(runs: pa.Table, policy: Policy) -> _Spans:
+    def of(spans: pa.Table, policy: Policy) -> _SpanNumbers:
         columns = policy.columns
-        return _Spans(
-            [_as_numbers(runs[name]) for name in (*columns.parts("pid"), *columns.parts("partition"))],
-            np.zeros(len(runs), np.int64) if columns.epoch is None else runs[columns.epoch].to_numpy(),
-            runs[columns.seq].to_numpy(),
-            runs[LENGTH].to_numpy(),
+        return _SpanNumbers(
+            [_as_numbers(spans[name]) for name in (*columns.parts("pid"), *columns.parts("partition"))],
+            np.zeros(len(spans), np.int64) if columns.epoch is None else spans[columns.epoch].to_numpy(),
+            spans[columns.seq].to_numpy(),
+            spans[LENGTH].to_numpy(),
         )
 
-    def sample(self) -> _Spans:
-        """Return all runs of some keys, chosen by a hash."""
+    def sample(self) -> _SpanNumbers:
+        """Return all spans of some keys, chosen by a hash."""
         hashed = np.zeros(len(self.seq), np.uint64)
         for part in self.keys:
             hashed ^= part.astype(np.uint64)
             hashed *= np.uint64(0x9E3779B97F4A7C15)
         wanted = np.flatnonzero(hashed >> np.uint64(40) < (1 << 24) // SAMPLE)
-        return _Spans([it[wanted] for it in self.keys], self.epoch[wanted], self.seq[wanted], self.rows[wanted])
+        return _SpanNumbers([it[wanted] for it in self.keys], self.epoch[wanted], self.seq[wanted], self.rows[wanted])
 
     def positions(self, policy: Policy) -> _Positions | None:
         """Return None if there are too many positions, or if they depend on the order."""
@@ -78,10 +78,10 @@ class _Spans:
 
 @dataclass(frozen=True)
 class _Positions:
-    """Where runs lie among all positions of all keys, which are ordered by key, epoch and sequence."""
+    """Where spans lie among all positions of all keys, which are ordered by key, epoch and sequence."""
 
     first: Numbers
-    """The first position of each run."""
+    """The first position of each span."""
     more: Numbers
     """Number of rows after the first."""
     epochs: int
@@ -89,7 +89,7 @@ class _Positions:
     """Number of epochs per key, and of positions per epoch."""
 
     def mostly_gaps(self) -> bool:
-        """Return whether most runs, in sorted order, neither follow nor overlap the one before in their entry."""
+        """Return whether most spans, in sorted order, neither follow nor overlap the one before in their entry."""
         order, first = _sorted(self.first)
         if len(first) < 2:
             return False
@@ -98,8 +98,8 @@ class _Positions:
         return bool((is_of_entry & (first[1:] > last[:-1] + 1)).mean() > 0.5)
 
 
-def hole_avoiding_order(runs: pa.Table, table: StateTable, is_reorderable: bool = False) -> Numbers | None:
-    """Return indexes that sort the runs so that holes are rare. None if the order may matter or sorting does not pay.
+def hole_avoiding_order(spans: pa.Table, table: StateTable, is_reorderable: bool = False) -> Numbers | None:
+    """Return indexes that sort the spans so that holes are rare. None if the order may matter or sorting does not pay.
 
     `is_reorderable`: whether everything in the table was judged in such an order.
 
@@ -109,21 +109,21 @@ def hole_avoiding_order(runs: pa.Table, table: StateTable, is_reorderable: bool 
     policy = table.policy
     if (len(table) and not is_reorderable) or not is_order_free(policy) or len(table.keep):
         return None
-    spans = _Spans.of(runs, policy)
-    if len(runs) >= SAMPLED_MIN:
-        sampled = spans.sample().positions(policy)
+    numbers = _SpanNumbers.of(spans, policy)
+    if len(spans) >= SAMPLED_MIN:
+        sampled = numbers.sample().positions(policy)
         if sampled is not None and sampled.mostly_gaps():
             return None
-    positions = spans.positions(policy)
+    positions = numbers.positions(policy)
     return None if positions is None else _by_clusters(positions)
 
 
-def overlapping(runs: pa.Table, policy: Policy) -> Numbers | None:
-    """Return indexes of the runs that share a position with another run; None if positions are not comparable.
+def overlapping(spans: pa.Table, policy: Policy) -> Numbers | None:
+    """Return indexes of the spans that share a position with another span; None if positions are not comparable.
 
     `policy`: must accept any order.
     """
-    positions = _Spans.of(runs, policy).positions(policy)
+    positions = _SpanNumbers.of(spans, policy).positions(policy)
     if positions is None:
         return None
     order, first = _sorted(positions.first)
@@ -158,7 +158,7 @@ def _width(column: Numbers) -> int:
 
 
 def _packed(columns: list[Numbers], widths: list[int]) -> Numbers:
-    """Return the number of each run's first position among all positions, ordered by key, epoch and sequence."""
+    """Return the number of each span's first position among all positions, ordered by key, epoch and sequence."""
     *keys, seq = columns
     packed = np.zeros(len(seq), np.int64)
     for column, width in zip(keys, widths, strict=False):
@@ -170,7 +170,7 @@ def _packed(columns: list[Numbers], widths: list[int]) -> Numbers:
 
 
 def _by_clusters(positions: _Positions) -> Numbers:
-    """Sort runs by first position. Overlapping runs, and those of keys with several epochs, keep their order."""
+    """Sort spans by first position. Overlapping spans, and those of keys with several epochs, keep their order."""
     order, first = _sorted(positions.first)
     more, epochs = positions.more, positions.epochs
     entry = first // positions.seqs

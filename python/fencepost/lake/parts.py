@@ -16,12 +16,12 @@ from itertools import groupby
 from fencepost.lake.scan import ScanItem, Scanned
 from fencepost.lake.storage import ChangedError
 
-Task = tuple[int, int, "Span | None"]
+Task = tuple[int, int, "RowRange | None"]
 """The ordinals of a task's first file and of the one after its last, and for a part of a single file its rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class RowRange:
     """The rows of a part."""
 
     first: int
@@ -31,14 +31,14 @@ class Span:
     rows_of_file: int
 
 
-def joined(scanned: Sequence[Scanned]) -> tuple[list[Scanned], dict[int, list[Span]]]:
-    """Merge results of parts. Returns the results of whole files, and the spans of each split file, by ordinal.
+def joined(scanned: Sequence[Scanned]) -> tuple[list[Scanned], dict[int, list[RowRange]]]:
+    """Merge results of parts. Returns the results of whole files, and the row ranges of each split file, by ordinal.
 
     Raises ChangedError if two parts are of different files.
     """
     together = [list(some) for _, some in groupby(scanned, key=lambda it: it.first)]
     whole = [some[0] if len(some) == 1 else _join(some) for some in together]
-    return whole, {some[0].first: _spans(some) for some in together if len(some) > 1 and all(some[0].is_read)}
+    return whole, {some[0].first: _row_ranges(some) for some in together if len(some) > 1 and all(some[0].is_read)}
 
 
 def _join(parts: list[Scanned]) -> Scanned:
@@ -61,20 +61,22 @@ def _join(parts: list[Scanned]) -> Scanned:
     )
 
 
-def _spans(parts: list[Scanned]) -> list[Span]:
-    rows_of_file = parts[-1].span[1]
-    return [Span(first=it.span[0], end=it.span[1], live=it.rows[0], rows_of_file=rows_of_file) for it in parts]
+def _row_ranges(parts: list[Scanned]) -> list[RowRange]:
+    rows_of_file = parts[-1].row_range[1]
+    return [
+        RowRange(first=it.row_range[0], end=it.row_range[1], live=it.rows[0], rows_of_file=rows_of_file) for it in parts
+    ]
 
 
-def tasks_of(items: Iterable[ScanItem], spans: Mapping[int, list[Span]]) -> Iterator[Task]:
+def tasks_of(items: Iterable[ScanItem], row_ranges: Mapping[int, list[RowRange]]) -> Iterator[Task]:
     """Yield the tasks of a later stage that read what the scan tasks have read.
 
-    `spans`: of the files to split. Other files are not split. Parts without rows get no task.
+    `row_ranges`: of the files to split. Other files are not split. Parts without rows get no task.
     """
     for item in items:
         first, end, (number, _) = item.first, item.first + len(item.files), item.part
-        if first not in spans:
+        if first not in row_ranges:
             if number == 0:
                 yield first, end, None
-        elif (span := spans[first][number]).first < span.end:
-            yield first, end, span
+        elif (row_range := row_ranges[first][number]).first < row_range.end:
+            yield first, end, row_range

@@ -2,7 +2,7 @@
 
 | plan | exchanges | use |
 |---|---|---|
-| interval | runs: one line for consecutive rows | always correct; the default |
+| interval | spans: one line for consecutive rows | always correct; the default |
 | row | spans of one row | for comparison |
 | aligned | what each task has kept: a few ranges per key | each key is in one group of files; else interval |
 
@@ -49,12 +49,12 @@ FILE_BYTES = 256 << 10
 
 DRIVER_SPANS_MAX = 16_000_000
 DRIVER_STATE_BYTES_MAX = 256 << 20
-"""Up to this number of runs and of bytes of shard states, the driver judges without tasks, which would cost more."""
-JUDGE_RUNS, JUDGE_STATE_BYTES = 1 << 20, 64 << 20
+"""Up to this number of spans and of bytes of shard states, the driver judges without tasks, which would cost more."""
+JUDGE_SPANS, JUDGE_STATE_BYTES = 1 << 20, 64 << 20
 """The minimum work that is worth a task."""
 
 TASK_SPANS_MAX = 8 << 20
-"""Shards with more runs are split among tasks if the policy allows it. A job may set another number."""
+"""Shards with more spans are split among tasks if the policy allows it. A job may set another number."""
 
 FOOTERS_MAX = 256
 """Maximum number of files for which the driver reads statistics, to see whether each key is in one group."""
@@ -75,20 +75,20 @@ def parts_of_files(sizes: Sequence[int], slots: int, bytes_max: int) -> list[int
     return [max(1, -(-size // bytes_)) for size in sizes]
 
 
-def groups_of_shards(runs: Sequence[float], state_bytes: Sequence[int], slots: int) -> list[tuple[int, int]]:
-    """Return (first, end) of each judge task's shards. `runs`, `state_bytes`: of each shard."""
-    weights = np.asarray(runs) / JUDGE_RUNS + np.asarray(state_bytes) / JUDGE_STATE_BYTES
+def groups_of_shards(spans: Sequence[float], state_bytes: Sequence[int], slots: int) -> list[tuple[int, int]]:
+    """Return (first, end) of each judge task's shards. `spans`, `state_bytes`: of each shard."""
+    weights = np.asarray(spans) / JUDGE_SPANS + np.asarray(state_bytes) / JUDGE_STATE_BYTES
     # Avoid tasks that are smaller than their overhead, and a single long task at the end.
     return list(groups(weights.tolist(), max(0.05, min(1.0, weights.sum() / (TASKS_PER_SLOT * slots)))))
 
 
-def parts_of_shards(runs: Sequence[int], slots: int, runs_max: int) -> list[int]:
-    """Return the number of parts of each shard: 1 up to `runs_max` runs.
+def parts_of_shards(spans: Sequence[int], slots: int, spans_max: int) -> list[int]:
+    """Return the number of parts of each shard: 1 up to `spans_max` spans.
 
-    Parts vary in size, so the target is half of `runs_max`.
+    Parts vary in size, so the target is half of `spans_max`.
     """
-    runs_max = max(runs_max, sum(runs) // max(TASKS_MAX, TASKS_PER_SLOT * slots))
-    return [-(-2 * it // runs_max) if it > runs_max else 1 for it in runs]
+    spans_max = max(spans_max, sum(spans) // max(TASKS_MAX, TASKS_PER_SLOT * slots))
+    return [-(-2 * it // spans_max) if it > spans_max else 1 for it in spans]
 
 
 def shards_for(state_bytes: int, count: int, bytes_max: int) -> int:

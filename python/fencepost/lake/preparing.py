@@ -13,7 +13,7 @@ from fencepost.lake.deciding import make_decision, write_changelog
 from fencepost.lake.files import Files
 from fencepost.lake.found import Found
 from fencepost.lake.judge import Judged
-from fencepost.lake.judging import judge_runs
+from fencepost.lake.judging import judge_spans
 from fencepost.lake.left_out import LeftOut, ReplanError
 from fencepost.lake.plan import choose
 from fencepost.lake.scan import Reading, ScanItem, scan
@@ -65,7 +65,7 @@ def _prepare_once(run: Run, files: Files) -> Prepared:
         engine = run.engine_for(is_small=True)
         run.plan["scanned"] = "in the driver"
     found = merge_scanned(run, files, run.tasks("scan", partial(scan, run.storage, run.scratch), items, engine))
-    judged = judge_runs(run, found, reading)
+    judged = judge_spans(run, found, reading)
     compare_repeats(run, found, judged, sum_checksums(run, items, found))
     with run.step("check"):
         counts = check_verdicts(run, found, judged)
@@ -114,7 +114,7 @@ def _prepare_aligned(run: Run, items: list[ScanItem], files: Files) -> Prepared 
         found.refused.update(it.refused)
         found.stale_epoch += it.stale_epoch
         found.stale += it.stale
-    judged = judge_runs(run, found, items[0].reading)
+    judged = judge_spans(run, found, items[0].reading)
     lost = sum(count for shard in judged for name, count in shard.counts.items() if name != "ACCEPTED")
     if lost or any(shard.stale_epoch or shard.border for shard in judged):
         _fall_back(

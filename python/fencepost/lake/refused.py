@@ -111,12 +111,12 @@ def by_file(refused_rows: pa.Table, first: int, end: int) -> list[pa.Table]:
     return [refused_rows.slice(low, high - low) for low, high in pairwise(borders)]
 
 
-def refused_ranges(runs: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Table:
-    """Return a table of REFUSED_RANGES, in the order of the runs. `codes`: a verdict per row of the runs."""
-    lost = Stretches.of(runs, codes, [verdict for verdict in Verdict if not verdict.is_kept])
-    rows = runs[ROW].to_numpy()[lost.runs] + lost.offsets.astype(np.uint64)
+def refused_ranges(spans: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Table:
+    """Return a table of REFUSED_RANGES, in the order of the spans. `codes`: a verdict per row of the spans."""
+    lost = Stretches.of(spans, codes, [verdict for verdict in Verdict if not verdict.is_kept])
+    rows = spans[ROW].to_numpy()[lost.spans] + lost.offsets.astype(np.uint64)
     counts = lost.counts.astype(np.uint64)
-    return pa.table([runs[FILE].to_numpy()[lost.runs], rows, counts, lost.verdicts], schema=REFUSED_RANGES)
+    return pa.table([spans[FILE].to_numpy()[lost.spans], rows, counts, lost.verdicts], schema=REFUSED_RANGES)
 
 
 def merge_refused(tables: list[pa.Table]) -> pa.Table:

@@ -18,26 +18,26 @@ from fencepost.state.changelog import numbered
 
 @dataclass(frozen=True)
 class Stretches:
-    """Consecutive rows of one run with the same verdict, in the order of the rows."""
+    """Consecutive rows of one span with the same verdict, in the order of the rows."""
 
-    runs: Numbers
-    """The index of the run."""
+    spans: Numbers
+    """The index of the span."""
     offsets: Numbers
-    """The number of earlier rows of the run."""
+    """The number of earlier rows of the span."""
     counts: Numbers
     verdicts: npt.NDArray[np.uint8]
 
     def take(self, wanted: npt.NDArray[np.bool_]) -> Stretches:
-        return Stretches(self.runs[wanted], self.offsets[wanted], self.counts[wanted], self.verdicts[wanted])
+        return Stretches(self.spans[wanted], self.offsets[wanted], self.counts[wanted], self.verdicts[wanted])
 
     @staticmethod
-    def of(runs: pa.Table, codes: npt.NDArray[np.uint8], verdicts: list[Verdict]) -> Stretches:
-        """Return the stretches of some verdicts. `codes`: a verdict per row of the runs."""
+    def of(spans: pa.Table, codes: npt.NDArray[np.uint8], verdicts: list[Verdict]) -> Stretches:
+        """Return the stretches of some verdicts. `codes`: a verdict per row of the spans."""
         is_wanted = np.zeros(len(Verdict), bool)
         is_wanted[verdicts] = True
-        lengths = runs[LENGTH].to_numpy().astype(np.int64)
+        lengths = spans[LENGTH].to_numpy().astype(np.int64)
         starts = np.cumsum(lengths) - lengths
-        if len(codes) == len(starts):  # every run has one row
+        if len(codes) == len(starts):  # every span has one row
             places = np.flatnonzero(is_wanted[codes])
             return Stretches(places, np.zeros(len(places), np.int64), np.ones(len(places), np.int64), codes[places])
         # A stable sort of two sorted lists merges them.
@@ -68,11 +68,11 @@ class Repeats:
     kept_offsets: Numbers
 
 
-def find_repeats(runs: pa.Table, some: Stretches, policy: Policy) -> Iterator[Repeats]:
+def find_repeats(spans: pa.Table, some: Stretches, policy: Policy) -> Iterator[Repeats]:
     """Yield the DUPLICATE rows of `some` (accepted and duplicate stretches), with the rows of this run that they
     repeat."""
-    groups = _numbers(runs, policy, by_epoch=True)[some.runs]
-    seqs = runs[policy.columns.seq].to_numpy().astype(np.int64)[some.runs] + some.offsets
+    groups = _numbers(spans, policy, by_epoch=True)[some.spans]
+    seqs = spans[policy.columns.seq].to_numpy().astype(np.int64)[some.spans] + some.offsets
     if policy.wrap is not None:
         seqs %= policy.wrap
     accepted = np.flatnonzero(some.verdicts == Verdict.ACCEPTED)
@@ -118,43 +118,43 @@ def _unwrapped(groups: Numbers, seqs: Numbers, counts: Numbers, wrap: int | None
 
 
 def find_resets(
-    runs: pa.Table, codes: npt.NDArray[np.uint8], ages: pa.Table, policy: Policy, rows_min: int
+    spans: pa.Table, codes: npt.NDArray[np.uint8], ages: pa.Table, policy: Policy, rows_min: int
 ) -> pa.Table:
     """Return entries that seem to restart their numbers: those with `rows_min` retimed repeats (`fencepost.resets`).
 
-    `codes`: a verdict per row of the runs; `ages`: key, epoch and last timestamp of every entry before the run. Returns
-    key columns, epoch if entries have one, rows, duplicates and retimed, unordered.
+    `codes`: a verdict per row of the spans; `ages`: key, epoch and last timestamp of every entry before the run.
+    Returns key columns, epoch if entries have one, rows, duplicates and retimed, unordered.
     """
     columns = policy.columns
-    keys = key_columns(runs, policy, by_epoch=policy.epochs == "key")
+    keys = key_columns(spans, policy, by_epoch=policy.epochs == "key")
     tables = [pa.table(keys)]
     if len(ages):  # an empty table does not know the parts of keys
         tables.append(pa.table([ages[name].cast(column.type) for name, column in keys.items()], names=list(keys)))
     numbers = numbered(pa.concat_tables(tables, promote_options="permissive"))
-    of_run, of_entry = numbers[: len(runs)], numbers[len(runs) :]
+    of_span, of_entry = numbers[: len(spans)], numbers[len(spans) :]
     count = int(numbers.max()) + 1
     last = np.full(count, UNKNOWN)
     if len(ages):
         last[of_entry] = ages["last_timestamp"].to_numpy()
-    some = Stretches.of(runs, codes, [Verdict.ACCEPTED, Verdict.DUPLICATE])
+    some = Stretches.of(spans, codes, [Verdict.ACCEPTED, Verdict.DUPLICATE])
     is_duplicate = some.verdicts == Verdict.DUPLICATE
     has_repeats = np.zeros(count, bool)
-    has_repeats[of_run[some.runs[is_duplicate]]] = True
-    some = some.take(has_repeats[of_run[some.runs]])
+    has_repeats[of_span[some.spans[is_duplicate]]] = True
+    some = some.take(has_repeats[of_span[some.spans]])
     is_duplicate = some.verdicts == Verdict.DUPLICATE
-    entries, times = of_run[some.runs], runs[columns.timestamp or "timestamp"].to_numpy()[some.runs]
+    entries, times = of_span[some.spans], spans[columns.timestamp or "timestamp"].to_numpy()[some.spans]
     newest, _, _ = newest_before(entries, np.where(is_duplicate, UNKNOWN, times), lambda wanted: last[wanted])
     is_newer = (newest != UNKNOWN) & (times > newest)
     retimed = np.zeros(count, np.int64)
-    for repeats in find_repeats(runs, some, policy):
+    for repeats in find_repeats(spans, some, policy):
         is_other = np.where(repeats.kept >= 0, times[repeats.kept] != times[repeats.stretch], is_newer[repeats.stretch])
         retimed += np.bincount(entries[repeats.stretch[is_other]], minlength=count)
     suspects = np.flatnonzero(retimed >= rows_min)
-    firsts = np.full(count, len(runs))
-    np.minimum.at(firsts, of_run, np.arange(len(runs)))
-    lengths = runs[LENGTH].to_numpy().astype(np.int64)
+    firsts = np.full(count, len(spans))
+    np.minimum.at(firsts, of_span, np.arange(len(spans)))
+    lengths = spans[LENGTH].to_numpy().astype(np.int64)
     figures = {
-        "rows": np.bincount(of_run, lengths, count)[suspects],
+        "rows": np.bincount(of_span, lengths, count)[suspects],
         "duplicates": np.bincount(entries[is_duplicate], some.counts[is_duplicate], count)[suspects],
         "retimed": retimed[suspects],
     }
@@ -164,17 +164,17 @@ def find_resets(
     return found
 
 
-def _numbers(runs: pa.Table, policy: Policy, by_epoch: bool) -> Numbers:
-    return numbered(pa.table(key_columns(runs, policy, by_epoch)))
+def _numbers(spans: pa.Table, policy: Policy, by_epoch: bool) -> Numbers:
+    return numbered(pa.table(key_columns(spans, policy, by_epoch)))
 
 
-def key_columns(runs: pa.Table, policy: Policy, by_epoch: bool) -> dict[str, pa.ChunkedArray]:
+def key_columns(spans: pa.Table, policy: Policy, by_epoch: bool) -> dict[str, pa.ChunkedArray]:
     """Return the key columns, and the epoch if wanted and read, with the names of `StateTable.entries`."""
     columns = policy.columns
     keys: dict[str, pa.ChunkedArray] = {}
     for role in ("pid", "partition"):
         names = columns.parts(role)
-        keys |= {role if len(names) == 1 else f"{role}_{place}": runs[name] for place, name in enumerate(names)}
+        keys |= {role if len(names) == 1 else f"{role}_{place}": spans[name] for place, name in enumerate(names)}
     if columns.epoch is not None and by_epoch and policy.epochs != "ignore":
-        keys["epoch"] = runs[columns.epoch]
+        keys["epoch"] = spans[columns.epoch]
     return keys

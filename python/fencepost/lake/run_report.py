@@ -308,7 +308,7 @@ def make_report(
         files=len(decision.inputs) if decision else 0,
         rows=sum(decision.inputs.rows) if decision else 0,
         bytes=sum(decision.inputs.bytes) if decision else 0,
-        spans=run.plan.get("runs", 0),
+        spans=run.plan.get("spans", 0),
         inputs=_inputs(decision),
         source_position=decision.source_position if decision else None,
         deferred=found.deferred.damaged if found else (),

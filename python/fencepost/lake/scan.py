@@ -1,8 +1,8 @@
-"""Stage 1, a task per group of files: writes their runs, split by shard, to Arrow IPC files.
+"""Stage 1, a task per group of files: writes their spans, split by shard, to Arrow IPC files.
 
-A run is a sequence of consecutive rows of one file with the same key and epoch, consecutive sequence numbers, and equal
-values in the columns for order and time. One line of the exchange stands for one run: the identity of its first row,
-its number of rows, and its location. There is one record batch per shard, in order of shards. So there are as many
+A span is a sequence of consecutive rows of one file with the same key and epoch, consecutive sequence numbers, and
+equal values in the columns for order and time. One line of the exchange stands for one span: the identity of its first
+row, its number of rows, and its location. There is one record batch per shard, in order of shards. So there are as many
 files as tasks, not files × shards, and a task reads one range of each file for its shards. Rows without identity are
 kept and are not exchanged.
 """
@@ -29,14 +29,15 @@ from fencepost.state.scratch import Scratch
 from fencepost.state.vectors import Bitmap, ranges_of
 
 Rows = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
 
 LENGTH, FILE, ROW = "_length", "_file", "_row"
-"""Columns of the exchange: number of rows of the run (uint32), ordinal of the file (uint32), first row of the run
+"""Columns of the exchange: number of rows of the span (uint32), ordinal of the file (uint32), first row of the span
 (uint64)."""
 
-RUNS_TOGETHER, RUNS_TOGETHER_MAX, RUNS_OF_A_SHARD = 1 << 17, 1 << 24, 1 << 8
-"""Number of runs to hold before writing them. It grows, up to a maximum, so that each of many shards gets
-`RUNS_OF_A_SHARD`. Bounds a task's memory."""
+SPANS_TOGETHER, SPANS_TOGETHER_MAX, SPANS_OF_A_SHARD = 1 << 17, 1 << 24, 1 << 8
+"""Number of spans to hold before writing them. It grows, up to a maximum, so that each of many shards gets
+`SPANS_OF_A_SHARD`. Bounds a task's memory."""
 
 WHOLE = (0, 1)
 """The part that is a whole file: number 0 of 1."""
@@ -63,7 +64,7 @@ class Reading:
     """Whether to read timestamps."""
     order_by: tuple[str, ...]
     by_row: bool
-    """Whether every row is a run of its own."""
+    """Whether every row is a span of its own."""
     reset_rows_min: int
     """See `DedupJob`."""
     compares: bool
@@ -72,8 +73,8 @@ class Reading:
     """Whether to compare it with rows of earlier runs, too."""
 
     @property
-    def runs_together(self) -> int:
-        return min(max(RUNS_TOGETHER, RUNS_OF_A_SHARD * self.shards), RUNS_TOGETHER_MAX)
+    def spans_together(self) -> int:
+        return min(max(SPANS_TOGETHER, SPANS_OF_A_SHARD * self.shards), SPANS_TOGETHER_MAX)
 
     def open(
         self,
@@ -126,16 +127,16 @@ class ScanItem:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A file of record batches of runs, each as an Arrow IPC message. The file does not contain their schema."""
+    """A file of record batches of spans, each as an Arrow IPC message. The file does not contain their schema."""
 
     name: str
     schema: pa.Schema
     rows: int
-    """Number of rows in all runs."""
+    """Number of rows in all spans."""
     shards: npt.NDArray[np.uint32]
     """The shard of each record batch, ascending, without repeats."""
-    runs: npt.NDArray[np.uint32]
-    """Number of runs of each record batch."""
+    spans: npt.NDArray[np.uint32]
+    """Number of spans of each record batch."""
     bytes: npt.NDArray[np.uint32]
     """Size of each record batch. They follow each other in the file."""
 
@@ -171,7 +172,7 @@ class Scanned:
     """The distinct schemas."""
     newest_ms: int | None = None
     exchanges: list[Exchange] = field(default_factory=list)
-    span: tuple[int, int] = (0, 0)
+    row_range: tuple[int, int] = (0, 0)
     """The rows of the part that was read: first, and the one after the last."""
 
     @property
@@ -188,7 +189,7 @@ class Scanned:
         self.footer_crc.append(read.scan.footer_crc if read else 0)
         self.schema_crc.append(read.scan.schema_crc if read else 0)
         self.schema.append(self._number_of(pa.schema(read.scan.schema)) if read else -1)
-        self.span = read.span if read else (0, 0)
+        self.row_range = read.row_range if read else (0, 0)
         newest = read.scan.newest_timestamp if read else None
         if newest is not None:
             self.newest_ms = max(newest, self.newest_ms or newest)
@@ -200,12 +201,12 @@ class Scanned:
 
 
 def scan(storage: Storage, scratch: Scratch, item: ScanItem) -> Scanned:
-    """Read the identity columns of some files and split their runs by shard.
+    """Read the identity columns of some files and split their spans by shard.
 
-    Memory: `Reading.runs_together` runs. Raises BatchError (column, row, file), StoreError if storage fails.
+    Memory: `Reading.spans_together` spans. Raises BatchError (column, row, file), StoreError if storage fails.
     """
     found = Scanned(item.first, files=Files(item.files.root))
-    with _Writer(scratch, item.reading.runs_together) as writer:
+    with _Writer(scratch, item.reading.spans_together) as writer:
         for place in range(len(item.files)):
             _scan_file(storage, item, place, found, writer)
     found.exchanges = writer.exchanges
@@ -259,10 +260,10 @@ class _Read:
         self.path = item.files.full_path(place)
         self.reading = item.reading
         self.scan = item.reading.open(storage, self.path, facts, item.constants[place], item.first + place, item.part)
-        self.span = self.scan.first_row, self.scan.first_row + self.scan.rows
+        self.row_range = self.scan.first_row, self.scan.first_row + self.scan.rows
         vector = item.files.vectors[place]
         self.gone: tuple[Rows, Rows] | None = None if vector is None else ranges_of(vector)
-        self.gone_of_runs = 0
+        self.gone_of_spans = 0
 
     @property
     def rows(self) -> int:
@@ -272,17 +273,17 @@ class _Read:
     @property
     def untracked(self) -> int:
         """Number of rows without identity, without deleted ones. Known after reading."""
-        return self.scan.untracked - (self._gone_rows - self.gone_of_runs)
+        return self.scan.untracked - (self._gone_rows - self.gone_of_spans)
 
     @property
     def _gone_rows(self) -> int:
         if self.gone is None:
             return 0
         firsts, counts = self.gone
-        return int((np.clip(firsts + counts, *self.span) - np.clip(firsts, *self.span)).sum())
+        return int((np.clip(firsts + counts, *self.row_range) - np.clip(firsts, *self.row_range)).sum())
 
     def all_but_last(self, writer: _Writer) -> list[tuple[int, pa.RecordBatch]]:
-        """Read the file and write all runs except the last ones, which it returns."""
+        """Read the file and write all spans except the last ones, which it returns."""
         last = self.next() or []
         while (more := self.next()) is not None:
             writer.add_alone(last)
@@ -290,8 +291,8 @@ class _Read:
         return last
 
     def next(self) -> list[tuple[int, pa.RecordBatch]] | None:
-        """Return the next runs by shard, None at the end. Raises BatchError for a null in an `order_by` column."""
-        dealt = self.scan.next(self.reading.runs_together)
+        """Return the next spans by shard, None at the end. Raises BatchError for a null in an `order_by` column."""
+        dealt = self.scan.next(self.reading.spans_together)
         if dealt is None:
             return None
         batches = [(shard, pa.record_batch(batch)) for shard, batch in dealt]
@@ -301,25 +302,25 @@ class _Read:
         live = []
         for shard, batch in batches:
             left, count = without(batch, *self.gone, self.reading.policy.columns.seq)
-            self.gone_of_runs += count
+            self.gone_of_spans += count
             if len(left):
                 live.append((shard, left))
         return live
 
 
 def without(batch: pa.RecordBatch, firsts: Rows, counts: Rows, seq: str) -> tuple[pa.RecordBatch, int]:
-    """Remove deleted rows from the runs of one file. Returns the runs and the number of removed rows.
+    """Remove deleted rows from the spans of one file. Returns the spans and the number of removed rows.
 
-    `firsts`, `counts`: the deleted ranges, ascending. A run may be split into several parts.
+    `firsts`, `counts`: the deleted ranges, ascending. A span may be split into several parts.
     """
     starts = batch.column(ROW).to_numpy()
     lengths = batch.column(LENGTH).to_numpy().astype(np.uint64)
-    low = np.searchsorted(firsts + counts, starts, side="right")  # the first range that ends after the run's start
-    high = np.searchsorted(firsts, starts + lengths, side="left")  # the first range that begins after the run's end
+    low = np.searchsorted(firsts + counts, starts, side="right")  # the first range that ends after the span's start
+    high = np.searchsorted(firsts, starts + lengths, side="left")  # the first range that begins after the span's end
     cuts = np.maximum(high - low, 0)
     if not cuts.any():
         return batch, 0
-    # A run with n ranges in it leaves n + 1 parts, some of them empty.
+    # A span with n ranges in it leaves n + 1 parts, some of them empty.
     of_part = np.repeat(np.arange(len(starts)), cuts + 1)
     number = np.arange(len(of_part)) - np.repeat(np.cumsum(cuts + 1) - (cuts + 1), cuts + 1)
     before, behind = low[of_part] + number - 1, low[of_part] + number
@@ -330,16 +331,20 @@ def without(batch: pa.RecordBatch, firsts: Rows, counts: Rows, seq: str) -> tupl
     end = np.maximum(begin, end)
     is_left = end > begin
     of_part, begin, end = of_part[is_left], begin[is_left], end[is_left]
-    left = batch.take(pa.array(of_part))
-    shift = (begin - starts[of_part]).astype(np.int64)
-    for name, values in (
-        (ROW, begin),
-        (LENGTH, end - begin),
-        (seq, left.column(seq).to_numpy().astype(np.int64) + shift),
-    ):
-        place = left.schema.get_field_index(name)
-        left = left.set_column(place, left.schema.field(place), pa.array(values).cast(left.schema.field(place).type))
+    left = cut_spans(batch, seq, of_part, begin - starts[of_part], end - begin)
     return left, int(lengths.sum() - (end - begin).sum())
+
+
+def cut_spans(spans: Any, seq: str, of_span: Places, offsets: Places | Rows, counts: Places | Rows) -> Any:
+    """Cut `counts` rows from each span in `of_span` (indexes), beginning at `offsets`. A table or a batch."""
+    cut = spans.take(pa.array(of_span))
+    begin = cut.column(seq).to_numpy().astype(np.int64) + offsets.astype(np.int64)
+    row = cut.column(ROW).to_numpy() + offsets.astype(np.uint64)
+    for name, values in ((seq, begin), (LENGTH, counts), (ROW, row)):
+        place = cut.schema.get_field_index(name)
+        field = cut.schema.field(place)
+        cut = cut.set_column(place, field, pa.array(values).cast(field.type))
+    return cut
 
 
 def _check_order(batches: list[tuple[int, pa.RecordBatch]], path: str, reading: Reading) -> None:
@@ -352,16 +357,16 @@ def _check_order(batches: list[tuple[int, pa.RecordBatch]], path: str, reading: 
 
 
 class _Writer:
-    """Collects the runs of files and writes them by shard, about `runs_together` at a time.
+    """Collects the spans of files and writes them by shard, about `spans_together` at a time.
 
-    Runs of a file that is not completely read are in separate exchange files, so that they can be dropped.
+    Spans of a file that is not completely read are in separate exchange files, so that they can be dropped.
     """
 
-    def __init__(self, scratch: Scratch, runs_together: int) -> None:
-        self.scratch, self.runs_together = scratch, runs_together
+    def __init__(self, scratch: Scratch, spans_together: int) -> None:
+        self.scratch, self.spans_together = scratch, spans_together
         self.exchanges: list[Exchange] = []
         self.held: list[tuple[int, pa.RecordBatch]] = []
-        self.runs = 0
+        self.spans = 0
         self.alone_from: int | None = None
 
     def __enter__(self) -> _Writer:
@@ -372,7 +377,7 @@ class _Writer:
             self.flush()
 
     def add_alone(self, dealt: list[tuple[int, pa.RecordBatch]]) -> None:
-        """Write runs of the current file, which has more."""
+        """Write spans of the current file, which has more."""
         if self.alone_from is None:
             self.flush()
             self.alone_from = len(self.exchanges)
@@ -380,24 +385,24 @@ class _Writer:
         self.flush()
 
     def keep(self, dealt: list[tuple[int, pa.RecordBatch]]) -> None:
-        """Add the last runs of the current file, and keep all of its runs."""
+        """Add the last spans of the current file, and keep all of its spans."""
         self.alone_from = None
         self.hold(dealt)
 
     def forget(self) -> None:
-        """Drop all runs of the current file."""
+        """Drop all spans of the current file."""
         if self.alone_from is not None:
             del self.exchanges[self.alone_from :]
             self.alone_from = None
 
     def hold(self, batches: list[tuple[int, pa.RecordBatch]]) -> None:
-        runs = sum(len(batch) for _, batch in batches)
+        spans = sum(len(batch) for _, batch in batches)
         # Files with other column types start a new exchange file.
         is_other = bool(self.held and batches) and self.held[0][1].schema != batches[0][1].schema
-        if is_other or self.runs + runs > self.runs_together:
+        if is_other or self.spans + spans > self.spans_together:
             self.flush()
         self.held += batches
-        self.runs += runs
+        self.spans += spans
 
     def flush(self) -> None:
         if not self.held:
@@ -407,7 +412,7 @@ class _Writer:
             by_shard.setdefault(shard, []).append(batch)
         joined = {shard: pa.concat_batches(by_shard[shard]) for shard in sorted(by_shard)}
         self.exchanges.append(write_exchange(self.scratch, joined))
-        self.held, self.runs = [], 0
+        self.held, self.spans = [], 0
 
 
 def by_number(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -416,11 +421,11 @@ def by_number(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return np.argsort(numbers.astype(np.uint16) if is_short else numbers, kind="stable")
 
 
-def deal_runs(scratch: Scratch, runs: pa.Table, shards: npt.NDArray[Any]) -> Exchange:
-    """Write an exchange file of at least one run, split by `shards`. Runs of a shard keep their order."""
+def deal_spans(scratch: Scratch, spans: pa.Table, shards: npt.NDArray[Any]) -> Exchange:
+    """Write an exchange file of at least one span, split by `shards`. Spans of a shard keep their order."""
     order = by_number(shards)
     numbers, firsts = np.unique(shards[order], return_index=True)
-    in_order = runs.take(pa.array(order)).combine_chunks()
+    in_order = spans.take(pa.array(order)).combine_chunks()
     batches = {
         int(number): in_order.slice(first, end - first).to_batches()[0]
         for number, (first, end) in zip(numbers, pairwise([*firsts.tolist(), len(order)]), strict=True)
@@ -429,19 +434,19 @@ def deal_runs(scratch: Scratch, runs: pa.Table, shards: npt.NDArray[Any]) -> Exc
 
 
 def write_exchange(scratch: Scratch, batches: dict[int, pa.RecordBatch]) -> Exchange:
-    """Write an exchange file of runs by shard, which must ascend."""
-    name = f"{uuid4().hex}.runs"
+    """Write an exchange file of spans by shard, which must ascend."""
+    name = f"{uuid4().hex}.spans"
     schema = next(iter(batches.values())).schema
     with scratch.new(name) as path, open(path, "xb") as file:
         sizes = [file.write(batch.serialize()) for batch in batches.values()]
-    runs = [len(batch) for batch in batches.values()]
+    spans = [len(batch) for batch in batches.values()]
     rows = sum(int(batch.column(LENGTH).to_numpy().sum(dtype=np.int64)) for batch in batches.values())
     return Exchange(
         name=name,
         schema=schema,
         rows=rows,
         shards=np.array(list(batches), np.uint32),
-        runs=np.array(runs, np.uint32),
+        spans=np.array(spans, np.uint32),
         bytes=np.array(sizes, np.uint32),
     )
 
@@ -452,7 +457,7 @@ def read_batch(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def files_in(scratch: Scratch, exchange: Exchange) -> list[int]:
-    """Return the ordinals of the files whose runs are in the exchange file."""
+    """Return the ordinals of the files whose spans are in the exchange file."""
     ranges = [(exchange.name, begin, end) for begin, end in pairwise([0, *exchange.ends.tolist()])]
     batches = [read_batch(data, exchange.schema) for data in scratch.read_ranges(ranges)]
     return sorted({ordinal for batch in batches for ordinal in batch.column(FILE).unique().to_pylist()})

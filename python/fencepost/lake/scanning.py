@@ -54,7 +54,7 @@ def parts_of(run: Run, files: Files) -> list[int]:
 
 def merge_scanned(run: Run, files: Files, tasks: list[Scanned]) -> Found:
     """Merge the results of scan tasks."""
-    scanned, spans = joined(tasks)
+    scanned, row_ranges = joined(tasks)
     is_read = np.array([it for group in scanned for it in group.is_read], bool)
     as_read = Files(files.root)
     for group in scanned:
@@ -70,10 +70,10 @@ def merge_scanned(run: Run, files: Files, tasks: list[Scanned]) -> Found:
         schema_crc=[it for group in scanned for it in group.schema_crc],
         exchanges=[it for group in scanned for it in group.exchanges],
         newest_ms=max(newest, default=None),
-        spans=spans,
+        row_ranges=row_ranges,
     )
-    if spans:
-        run.plan |= {"split_files": len(spans)}
+    if row_ranges:
+        run.plan |= {"split_files": len(row_ranges)}
     _check_columns(run, found, scanned)
     status = [it for group in scanned for it in group.status]
     reasons = [it for group in scanned for it in group.reason]

@@ -18,7 +18,7 @@ from fencepost._native import Rewritten, parquet_footer, rewrite
 from fencepost.errors import SourceError
 from fencepost.lake.ahead import WholeFile
 from fencepost.lake.files import Files
-from fencepost.lake.parts import Span
+from fencepost.lake.parts import RowRange
 from fencepost.lake.refused import by_file, read_refused, within
 from fencepost.lake.storage import ChangedError, Storage, retry, unchanged
 from fencepost.state.scratch import Scratch
@@ -57,7 +57,7 @@ class WriteItem:
     tells_schemas: bool
     """Whether to return the columns of outputs and the bounds of their integer columns."""
     in_place: InPlace | None = None
-    span: Span | None = None
+    row_range: RowRange | None = None
     """Of a single file: the rows to write."""
 
 
@@ -132,10 +132,10 @@ def write(places: Places, item: WriteItem) -> Written:
 
 
 def refused_by_file(places: Places, item: WriteItem) -> list[pa.Table]:
-    """Return the refused rows of each file, or of the span."""
+    """Return the refused rows of each file, or of the row range."""
     refused = read_refused(places.scratch, item.refused_rows)
-    if item.span is not None:
-        refused = within(refused, item.span.first, item.span.end)
+    if item.row_range is not None:
+        refused = within(refused, item.row_range.first, item.row_range.end)
     return by_file(refused, item.first, item.first + len(item.files))
 
 
@@ -143,7 +143,7 @@ def write_file(places: Places, item: WriteItem, place: int, refused_rows: pa.Tab
     """Write the kept rows of a file, and its quarantined rows."""
     ordinal, rows = item.first + place, item.rows[place]
     refused = pc.sum(refused_rows["count"]).as_py() or 0
-    not_kept = rows_not_written(refused_rows, item.files.vectors[place], item.span)
+    not_kept = rows_not_written(refused_rows, item.files.vectors[place], item.row_range)
     are_copied = not len(not_kept)
     with unchanged(places.storage, item.files, place, are_copied=are_copied) if item.is_read[place] else nullcontext():
         if rows and refused < rows:
@@ -208,16 +208,16 @@ def note_columns(places: Places, item: WriteItem, place: int, names: list[str], 
         written.bounds.append(bounds)
 
 
-def rows_not_written(refused_rows: pa.Table, vector: Bitmap | None, span: Span | None) -> pa.Table:
+def rows_not_written(refused_rows: pa.Table, vector: Bitmap | None, row_range: RowRange | None) -> pa.Table:
     """Return ranges of rows that are not written, sorted: refused rows, rows deleted in the source, rows outside the
-    span."""
+    row range."""
     not_kept = _with_gone(refused_rows, vector)
-    if span is None:
+    if row_range is None:
         return not_kept
-    outside = [(0, span.first), (span.end, span.rows_of_file)]
+    outside = [(0, row_range.first), (row_range.end, row_range.rows_of_file)]
     schema = pa.schema([("row", pa.uint64()), ("count", pa.uint64())])
     before, behind = (pa.table([[first], [end - first]], schema=schema) for first, end in outside)
-    return pa.concat_tables([before, within(not_kept.select(schema.names), span.first, span.end), behind])
+    return pa.concat_tables([before, within(not_kept.select(schema.names), row_range.first, row_range.end), behind])
 
 
 def _with_gone(refused_rows: pa.Table, vector: Bitmap | None) -> pa.Table:

@@ -7,10 +7,10 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from fencepost.lake.arranging import ArrangeItem, Arrangement, arrange, batches, spans_to_arrange
+from fencepost.lake.arranging import ArrangeItem, Arrangement, arrange, batches, row_ranges_to_arrange
 from fencepost.lake.found import Found
 from fencepost.lake.judge import Judged
-from fencepost.lake.parts import Span, tasks_of
+from fencepost.lake.parts import RowRange, tasks_of
 from fencepost.lake.plan import groups_of_files
 from fencepost.lake.refused import Refused
 from fencepost.lake.scan import ScanItem
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def write_outputs(run: Run, items: list[ScanItem], found: Found, judged: list[Judged]) -> list[Written]:
     refused = [it.refused_rows for it in judged if it.refused_rows is not None]
     if run.job.arrangement is None:
-        spans = {} if run.job.is_in_place else found.spans_to_write(refused)
+        row_ranges = {} if run.job.is_in_place else found.row_ranges_to_write(refused)
         work = partial(write, run.places)
-        tasks = [_write_item(run, found, *task, refused) for task in tasks_of(items, spans)]
+        tasks = [_write_item(run, found, *task, refused) for task in tasks_of(items, row_ranges)]
         written = run.tasks("write", work, tasks)
     else:
         arranged = list(_arrange_items(run, run.job.arrangement, found, refused))
@@ -41,23 +41,25 @@ def _arrange_items(run: Run, arrangement: Arrangement, found: Found, refused: li
     of_batch = [sum(sizes[first:end]) for first, end in pairwise(borders)]
     for low, high in groups_of_files(of_batch, run.job.engine.slots, run.job.task_bytes_max):
         first, end = borders[low], borders[high]
-        spans: Sequence[Span | None] = [None]
-        if end == first + 1 and first in found.spans:
-            spans = spans_to_arrange(arrangement, sizes[first], found.spans[first])
-        for span in spans:
+        row_ranges: Sequence[RowRange | None] = [None]
+        if end == first + 1 and first in found.row_ranges:
+            row_ranges = row_ranges_to_arrange(arrangement, sizes[first], found.row_ranges[first])
+        for row_range in row_ranges:
             yield ArrangeItem(
-                files=_write_item(run, found, first, end, span, refused),
+                files=_write_item(run, found, first, end, row_range, refused),
                 ends=[end - first for end in ends[low:high]],
                 arrangement=arrangement,
             )
 
 
-def _write_item(run: Run, found: Found, first: int, end: int, span: Span | None, refused: list[Refused]) -> WriteItem:
-    rows = None if span is None else (span.first, span.end)
+def _write_item(
+    run: Run, found: Found, first: int, end: int, row_range: RowRange | None, refused: list[Refused]
+) -> WriteItem:
+    rows = None if row_range is None else (row_range.first, row_range.end)
     return WriteItem(
         files=found.files.slice(first, end),
         first=first,
-        rows=found.rows[first:end].tolist() if span is None else [span.live],
+        rows=found.rows[first:end].tolist() if row_range is None else [row_range.live],
         footer_crc=found.footer_crc[first:end],
         is_read=found.is_read[first:end].tolist(),
         refused_rows=[place for it in refused if (place := it.of(first, end, rows)) is not None],
@@ -66,7 +68,7 @@ def _write_item(run: Run, found: Found, first: int, end: int, span: Span | None,
         may_link=run.may_link,
         tells_schemas=run.job.sink.has_schema,
         in_place=run.in_place,
-        span=span,
+        row_range=row_range,
     )
 
 

@@ -36,7 +36,7 @@ class Hole(NamedTuple):
     timestamp: int | None
 
 
-class Span(NamedTuple):
+class HoleRange(NamedTuple):
     """Selects the holes of an entry whose last number is in `low` to `high`."""
 
     of: Of
@@ -48,7 +48,7 @@ class Span(NamedTuple):
 class HoleChanges:
     """The changes of a call: `deleted` applies before `added`."""
 
-    deleted: list[Span] = field(default_factory=list)
+    deleted: list[HoleRange] = field(default_factory=list)
     added: list[tuple[Of, Hole]] = field(default_factory=list)
 
     @property
@@ -59,14 +59,14 @@ class HoleChanges:
     def replace(self, of: Of, before: Sequence[Hole], after: Sequence[Hole]) -> None:
         """Record the change from `before` to `after`: consecutive holes of an entry."""
         kept, known = set(after), set(before)
-        deleted: list[Span] = []
+        deleted: list[HoleRange] = []
         was_kept = True
         for hole in before:
             is_kept = hole in kept
             if not is_kept and not was_kept:
                 deleted[-1] = deleted[-1]._replace(high=hole.last)
             elif not is_kept:
-                deleted.append(Span(of, hole.last, hole.last))
+                deleted.append(HoleRange(of, hole.last, hole.last))
             was_kept = is_kept
         self.deleted += deleted
         self.added += [(of, hole) for hole in after if hole not in known]
@@ -79,18 +79,18 @@ class HoleChanges:
             _insert(connection, consumer, self.added)
 
 
-def read_holes(connection: Connection, consumer: Consumer, spans: Sequence[Span]) -> dict[Of, list[Hole]]:
-    """Return the holes of each span and the next one above it, in order: all that overlap `low` to `high`."""
-    found: dict[Of, list[Hole]] = {it.of: [] for it in spans}
-    if not spans:
+def read_holes(connection: Connection, consumer: Consumer, ranges: Sequence[HoleRange]) -> dict[Of, list[Hole]]:
+    """Return the holes of each range and the next one above it, in order: all that overlap `low` to `high`."""
+    found: dict[Of, list[Hole]] = {it.of: [] for it in ranges}
+    if not ranges:
         return found
     database = consumer.database
     if database.is_sqlite or database.is_mariadb:
-        for span in spans:
-            rows = connection.execute(_READ, {**_parameters(span), "of_consumer": consumer.id})
-            found[span.of] = [Hole(*row) for row in rows]
+        for it in ranges:
+            rows = connection.execute(_READ, {**_parameters(it), "of_consumer": consumer.id})
+            found[it.of] = [Hole(*row) for row in rows]
         return found
-    rows = connection.execute(_READ_ON_POSTGRESQL, _arrays(spans) | {"consumer": consumer.id})
+    rows = connection.execute(_READ_ON_POSTGRESQL, _arrays(ranges) | {"consumer": consumer.id})
     for pid, partition, epoch, *hole in rows:
         found[Of(pid, partition, epoch)].append(Hole(*hole))
     for holes in found.values():
@@ -98,11 +98,11 @@ def read_holes(connection: Connection, consumer: Consumer, spans: Sequence[Span]
     return found
 
 
-def _delete(connection: Connection, consumer: Consumer, spans: Sequence[Span]) -> None:
+def _delete(connection: Connection, consumer: Consumer, ranges: Sequence[HoleRange]) -> None:
     if consumer.database.is_sqlite or consumer.database.is_mariadb:
-        connection.execute(_DELETE, [{**_parameters(it), "of_consumer": consumer.id} for it in spans])
+        connection.execute(_DELETE, [{**_parameters(it), "of_consumer": consumer.id} for it in ranges])
         return
-    connection.execute(_DELETE_ON_POSTGRESQL, _arrays(spans) | {"consumer": consumer.id})
+    connection.execute(_DELETE_ON_POSTGRESQL, _arrays(ranges) | {"consumer": consumer.id})
 
 
 def _insert(connection: Connection, consumer: Consumer, added: Sequence[tuple[Of, Hole]]) -> None:
@@ -110,12 +110,12 @@ def _insert(connection: Connection, consumer: Consumer, added: Sequence[tuple[Of
         rows = [{"consumer": consumer.id, **of._asdict(), **hole._asdict()} for of, hole in added]
         connection.execute(HOLES.insert(), rows)
         return
-    arrays = _arrays([Span(of, hole.first, hole.last) for of, hole in added])
+    arrays = _arrays([HoleRange(of, hole.first, hole.last) for of, hole in added])
     arrays["timestamps"] = array_of_integers([hole.timestamp for _, hole in added])
     connection.execute(_INSERT_ON_POSTGRESQL, arrays | {"consumer": consumer.id})
 
 
-# One query per span: MariaDB does not use an index for a range that comes from another table.
+# One query per range: MariaDB does not use an index for a range that comes from another table.
 _OF_ENTRY = [
     HOLES.c.consumer == bindparam("of_consumer"),
     *(HOLES.c[name] == bindparam(f"of_{name}", type_=HOLES.c[name].type) for name in Of._fields),
@@ -129,8 +129,9 @@ _READ = (
 _DELETE = delete(HOLES).where(*_OF_ENTRY, HOLES.c.last >= bindparam("low"), HOLES.c.last <= bindparam("high"))
 
 
-def _parameters(span: Span) -> dict[str, object]:
-    return {**{f"of_{name}": value for name, value in span.of._asdict().items()}, "low": span.low, "high": span.high}
+def _parameters(wanted: HoleRange) -> dict[str, object]:
+    of, low, high = wanted
+    return {**{f"of_{name}": value for name, value in of._asdict().items()}, "low": low, "high": high}
 
 
 _SPANS = (
@@ -138,7 +139,7 @@ _SPANS = (
     "CAST(:highs AS bigint[]))"
 )
 _ENTRY = "consumer = :consumer AND pid = s.pid AND partition = s.partition AND epoch = s.epoch"
-# OFFSET 0 makes the database look up each span in the index, whatever its statistics of the table.
+# OFFSET 0 makes the database look up each range in the index, whatever its statistics of the table.
 _READ_ON_POSTGRESQL = text(
     f"SELECT s.pid, s.partition, s.epoch, h.first, h.last, h.timestamp FROM {_SPANS} "
     "AS s (pid, partition, epoch, low, high) CROSS JOIN LATERAL ("
@@ -158,8 +159,8 @@ _INSERT_ON_POSTGRESQL = prepared(
 )
 
 
-def _arrays(spans: Iterable[Span]) -> dict[str, str]:
-    pids, partitions, epochs, lows, highs = zip(*((*of, low, high) for of, low, high in spans), strict=True)
+def _arrays(ranges: Iterable[HoleRange]) -> dict[str, str]:
+    pids, partitions, epochs, lows, highs = zip(*((*of, low, high) for of, low, high in ranges), strict=True)
     return {
         "pids": array_of_texts(pids),
         "partitions": array_of_texts(partitions),

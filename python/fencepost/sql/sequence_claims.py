@@ -39,7 +39,7 @@ from fencepost._native import StateTable
 from fencepost.errors import BatchError, PolicyError
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy
 from fencepost.sql.consumers import KEY_BYTES_MAX, STORAGES, Consumer
-from fencepost.sql.holes import HIGHEST, LOWEST, NO_EPOCH, Hole, HoleChanges, Of, Span, read_holes
+from fencepost.sql.holes import HIGHEST, LOWEST, NO_EPOCH, Hole, HoleChanges, HoleRange, Of, read_holes
 from fencepost.sql.rows import array_of_integers, array_of_texts, prepared
 from fencepost.sql.upserts import RacedError, as_json, is_duplicate
 from fencepost.verdict import Verdict
@@ -150,7 +150,7 @@ class Sequences:
         unbound = {"max_jump": None, "reach": None, "intervals_max": None}
         self._lister = policy.replace(**lenient, **unbound, window=1, columns=columns)
         of_all = {"admit": "any", "epochs": "ignore" if policy.epochs == "ignore" else "key", "first": "any"}
-        self._spanner = Policy.any_order().replace(**of_all, wrap=policy.wrap, columns=columns)
+        self._bounds_policy = Policy.any_order().replace(**of_all, wrap=policy.wrap, columns=columns)
 
     def prepare(self, rows: pa.Table) -> Keys:
         """Validate the rows and return their keys, without a query.
@@ -230,27 +230,27 @@ class Sequences:
             return {}
         is_bound = self.policy.reach is not None or self.policy.intervals_max is not None
         reads_all = is_bound or horizon_ms is not None
-        spans = {} if reads_all else self._spans(keys)
+        bounds_of = {} if reads_all else self._bounds(keys)
         wanted = []
         for key, entry in with_holes:
             of = _of(key, entry.epoch)
-            span = (LOWEST, HIGHEST) if reads_all else spans.get(of)
+            bounds = (LOWEST, HIGHEST) if reads_all else bounds_of.get(of)
             if key in of_sources:
-                span = min(of_sources[key], HIGHEST if span is None else span[0]), HIGHEST
-            elif span is not None and self._has_laps(span, entry):
-                span = LOWEST, HIGHEST
-            if span is not None:
-                wanted.append(Span(of, *span))
+                bounds = min(of_sources[key], HIGHEST if bounds is None else bounds[0]), HIGHEST
+            elif bounds is not None and self._has_laps(bounds, entry):
+                bounds = LOWEST, HIGHEST
+            if bounds is not None:
+                wanted.append(HoleRange(of, *bounds))
         return read_holes(connection, self.consumer, wanted)
 
-    def _has_laps(self, span: tuple[int, int], entry: Entry) -> bool:
+    def _has_laps(self, bounds: tuple[int, int], entry: Entry) -> bool:
         """Return whether a sequence number of the rows can mean several positions of an entry, because it wraps."""
-        first, last = min(span[0], entry.first), max(span[1], entry.last)
+        first, last = min(bounds[0], entry.first), max(bounds[1], entry.last)
         return self.policy.wrap is not None and not 0 <= first <= last < self.policy.wrap
 
-    def _spans(self, keys: Keys) -> dict[Of, tuple[int, int]]:
+    def _bounds(self, keys: Keys) -> dict[Of, tuple[int, int]]:
         """Return the lowest and highest sequence number of the rows, by entry."""
-        table = StateTable(self._spanner, untracked=self.untracked)
+        table = StateTable(self._bounds_policy, untracked=self.untracked)
         table.apply(keys.rows, self.columns)
         found = pa.table(table.entries())
         columns = (found[name].to_pylist() for name in ("epoch", "first", "last"))
@@ -498,14 +498,14 @@ def _counted(
         end = of_sources.get(key)
         if count and end is not None:
             # The holes that end at or above the position are all read. Those below it are deleted, read or not.
-            changes.deleted.append(Span(of, LOWEST, end - 1))
+            changes.deleted.append(HoleRange(of, LOWEST, end - 1))
             read = [it for it in read if it.last >= end]
             count = len(read)
         changes.replace(of, read, after)
         counted.append(entry._replace(holes=count + len(after) - len(read)))
     for epoch, gone in before.items():
         if isinstance(gone.holes, int) and gone.holes:
-            changes.deleted.append(Span(_of(key, epoch), LOWEST, HIGHEST))
+            changes.deleted.append(HoleRange(_of(key, epoch), LOWEST, HIGHEST))
     return counted
 
 

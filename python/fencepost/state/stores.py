@@ -699,12 +699,12 @@ class Ranges:
 
     def pieces(self, length: int) -> Iterator[bytes]:
         """Yield the whole object in pieces of this length, with read-ahead."""
-        spans = iter([(offset, min(length, self.length - offset)) for offset in range(0, self.length, length)])
+        ranges = iter([(offset, min(length, self.length - offset)) for offset in range(0, self.length, length)])
         with ThreadPoolExecutor(PIECES_AHEAD) as pool:
-            ahead = deque(pool.submit(self.read, *span) for span in islice(spans, PIECES_AHEAD))
+            ahead = deque(pool.submit(self.read, *it) for it in islice(ranges, PIECES_AHEAD))
             while ahead:
                 data = ahead.popleft().result()
-                ahead.extend(pool.submit(self.read, *span) for span in islice(spans, 1))
+                ahead.extend(pool.submit(self.read, *it) for it in islice(ranges, 1))
                 yield data
 
     def chunks(self, offset: int, length: int) -> Iterator[bytes]:
