@@ -50,7 +50,7 @@ FUZZ_DIR := target/fuzz$(if $(SANITIZE),,-quick)
 # The decoders of Kafka's files.
 LOG_TARGETS := log_headers log_records log_payload log_snapshot log_aborted log_index
 # The binding, without an interpreter: Arrow and Parquet.
-BINDING_TARGETS := binding_rows binding_runs binding_restore binding_parquet
+BINDING_TARGETS := binding_rows binding_spans binding_restore binding_parquet
 # Set by `make test`: runs a command of a suite, keeps its output in a log and its time for the report.
 TIMED ?=
 # Set by `make test`: options of Rust's test runner that print the time of each test.

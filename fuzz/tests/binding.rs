@@ -28,8 +28,8 @@ fn no_rows_break_the_conversion() {
 }
 
 #[test]
-fn no_runs_are_judged_as_anything_but_their_rows() {
-    run(binding::runs, "binding_runs");
+fn spans_are_judged_as_their_rows() {
+    run(binding::spans, "binding_spans");
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn programs(seed: u64) -> Vec<Vec<u8>> {
 fn write_the_corpus() {
     for (name, inputs) in [
         ("binding_rows", programs(1)),
-        ("binding_runs", programs(2)),
+        ("binding_spans", programs(2)),
         ("binding_restore", snapshots()),
         ("binding_parquet", files()),
     ] {

@@ -155,13 +155,13 @@ fn operation(random: &mut Random) -> Vec<u8> {
         10 => vec![random.below(4) as u8],
         11 => vec![random.below(4) as u8, random.below(2) as u8],
         12.. => vec![],
-        _ => (0..batches).flat_map(|_| run_of_rows(random)).collect(),
+        _ => (0..batches).flat_map(|_| batch_of_rows(random)).collect(),
     };
     [vec![kind + 16 * (batches - 1)], arguments].concat()
 }
 
 /// A batch of eight rows, mostly of one of eight keys and epochs.
-fn run_of_rows(random: &mut Random) -> Vec<u8> {
+fn batch_of_rows(random: &mut Random) -> Vec<u8> {
     let key = random.bits() as u8 & if random.chance(80) { 0xa5 } else { 0xe7 };
     let (from, step) = (random.below(40) as u8, 1 + random.below(2) as u8);
     let late = (key >= 128).then_some(random.below(60) as u8);

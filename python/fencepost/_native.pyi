@@ -14,7 +14,7 @@ __all__ = [
     "ParquetFooter",
     "PartitionLog",
     "Rewritten",
-    "RunScan",
+    "SpanScan",
     "StateTable",
     "TransactionIndex",
     "Verdicts",
@@ -177,11 +177,11 @@ def collect(rows: Rows) -> ArrowStreamExportable: ...
 def filter_rows(table: ArrowStreamExportable, mask: ArrowArrayExportable) -> ArrowStreamExportable: ...
 
 @final
-class RunScan:
-    """Reads the rows of a Parquet file as runs, split by shard.
+class SpanScan:
+    """Reads the rows of a Parquet file as spans, split by shard.
 
-    A run is a sequence of consecutive rows with the same key and epoch, consecutive sequence numbers, and equal
-    timestamps and values of `order_by`, if those are read. With `by_row` each row is a run.
+    A span is a sequence of consecutive rows with the same key and epoch, consecutive sequence numbers, and equal
+    timestamps and values of `order_by`, if those are read. With `by_row` each row is a span.
 
     Args:
         path: The file.
@@ -189,7 +189,7 @@ class RunScan:
         shards: Number of shards.
         timestamp: Read timestamps.
         order_by: Additional columns to read.
-        by_row: Make each row a run.
+        by_row: Make each row a span.
         constants: Values of columns that are not read from the file.
         ordinal: The value of `_file`.
         policy: The policy whose sequence space contains the values.
@@ -216,12 +216,12 @@ class RunScan:
         policy: str | Policy | None = None,
         object: Any = None,
         part: tuple[int, int] = (0, 1),
-    ) -> RunScan: ...
-    def next(self, runs_max: int) -> list[tuple[int, ArrowArrayExportable]] | None:
-        """Return the next runs, at least `runs_max` unless the file ends; None at its end.
+    ) -> SpanScan: ...
+    def next(self, spans_max: int) -> list[tuple[int, ArrowArrayExportable]] | None:
+        """Return the next spans, at least `spans_max` unless the file ends; None at its end.
 
         Returns (shard, record batch) ordered by shard. Columns: the identity, those of `order_by`, `_length` (uint32),
-        `_file` (uint32), `_row` (uint64). No run continues across calls.
+        `_file` (uint32), `_row` (uint64). No span continues across calls.
         """
 
     @property
@@ -239,7 +239,7 @@ class RunScan:
     @property
     def untracked(self) -> int: ...
     @property
-    def runs(self) -> int: ...
+    def spans(self) -> int: ...
     @property
     def newest_timestamp(self) -> int | None: ...
 

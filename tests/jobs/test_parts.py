@@ -15,7 +15,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from deltalake import WriterProperties, write_deltalake
 from fencepost import state
-from fencepost._native import RunScan
+from fencepost._native import SpanScan
 from fencepost.lake import DedupJob, LocalEngine, RunReport, arranging, found, refused
 from fencepost.lake.plan import groups_of_files, parts_of_files
 from fencepost.state.scratch import FolderScratch
@@ -157,8 +157,8 @@ def test_parts_have_each_row_once(tmp_path: Path, parts: int) -> None:
         for count in (3, 400, 1, 1, 200, 395):
             writer.write_table(rows.slice(first, count))
             first += count
-    whole = RunScan(path, fp.Columns(), 1, by_row=True)
-    scans = [RunScan(path, fp.Columns(), 1, by_row=True, part=(number, parts)) for number in range(parts)]
+    whole = SpanScan(path, fp.Columns(), 1, by_row=True)
+    scans = [SpanScan(path, fp.Columns(), 1, by_row=True, part=(number, parts)) for number in range(parts)]
     borders = [(scan.first_row, scan.first_row + scan.rows) for scan in scans]
     assert [end for _, end in borders[:-1]] == [begin for begin, _ in borders[1:]]
     assert (borders[0][0], borders[-1][1]) == (0, 1_000)
@@ -170,7 +170,7 @@ def test_parts_have_each_row_once(tmp_path: Path, parts: int) -> None:
         assert [scan.row_groups for scan in scans] == [(0, 4), (4, 6)]
 
 
-def batches_of(scan: RunScan) -> Iterator[pa.RecordBatch]:
+def batches_of(scan: SpanScan) -> Iterator[pa.RecordBatch]:
     while (dealt := scan.next(1 << 60)) is not None:
         yield from (pa.record_batch(batch) for _, batch in dealt)
 
@@ -185,7 +185,7 @@ def test_bad_values_name_the_row_of_the_file(tmp_path: Path) -> None:
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
     with pytest.raises(ValueError, match=r"part=\(2, 2\)"):
-        RunScan(tmp_path / "source" / "a.parquet", fp.Columns(), 1, part=(2, 2))
+        SpanScan(tmp_path / "source" / "a.parquet", fp.Columns(), 1, part=(2, 2))
     with pytest.raises(ValueError, match="task_bytes_max=0"):
         make_job(tmp_path, task_bytes_max=0)
 

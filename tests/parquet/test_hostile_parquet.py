@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from fencepost._native import RunScan, rewrite
+from fencepost._native import SpanScan, rewrite
 from fencepost.policy import Columns
 from support import parquet_bytes as raw
 from support.bounded import run
@@ -181,7 +181,7 @@ def test_files_of_these_bytes_are_files() -> None:
 SCAN = """
     for path in sys.argv[1:]:
         try:
-            scan = RunScan(path, Columns(), 2)
+            scan = SpanScan(path, Columns(), 2)
             while scan.next(1) is not None:
                 pass
             print("read")
@@ -196,7 +196,7 @@ REWRITE = """
         except fp.SourceError as error:
             print(error.path == path and not Path(path + ".new").exists(), error.message)
 """
-MORE = "from fencepost._native import RunScan, rewrite; from fencepost.policy import Columns"
+MORE = "from fencepost._native import SpanScan, rewrite; from fencepost.policy import Columns"
 
 
 def check(program: str, files: dict[str, tuple[bytes, str]], folder: Path) -> None:
@@ -280,11 +280,11 @@ def test_highly_compressed_pages_are_read(codec: str, version: str, tmp_path: Pa
     table = pa.table({name: pa.array(np.zeros(rows, np.int64)) for name in ("pid", "epoch", "partition", "seq")})
     options = {"compression": codec, "data_page_version": version, "row_group_size": rows}
     pq.write_table(table, path, use_dictionary=False, data_page_size=1 << 28, **options)
-    scan = RunScan(path, Columns(), 1)
-    runs = 0
+    scan = SpanScan(path, Columns(), 1)
+    spans = 0
     while (batches := scan.next(1 << 30)) is not None:
-        runs += sum(pa.record_batch(batch).num_rows for _, batch in batches)
-    assert runs == rows
+        spans += sum(pa.record_batch(batch).num_rows for _, batch in batches)
+    assert spans == rows
     items = pa.chunked_array([pa.array([[0.0] * 100_000] * 40)] * 3)
     nulls = pa.nulls(120, pa.string())
     pq.write_table(pa.table({"items": items, "nulls": nulls}), path, **options)

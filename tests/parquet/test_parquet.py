@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fencepost import Columns
-from fencepost._native import ParquetFooter, RunScan, parquet_footer, rewrite
+from fencepost._native import ParquetFooter, SpanScan, parquet_footer, rewrite
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from support.interpreter import assert_released
@@ -393,7 +393,7 @@ def small_file(path: Path, **options: Any) -> bytes:
 
 def read_all(path: Path, target: Path) -> None:
     """Every function over one file."""
-    scan = RunScan(path, Columns(), 4, order_by=["name"] if path.stat().st_size % 2 else [])
+    scan = SpanScan(path, Columns(), 4, order_by=["name"] if path.stat().st_size % 2 else [])
     while scan.next(1) is not None:
         pass
     parquet_footer(path, ["seq"])
@@ -409,7 +409,7 @@ def test_every_truncated_file_is_reported(tmp_path: Path) -> None:
     for length in range(len(data)):
         path.write_bytes(data[:length])
         for door in (
-            lambda: RunScan(path, Columns(), 4),
+            lambda: SpanScan(path, Columns(), 4),
             lambda: parquet_footer(path),
             lambda: rewrite(path, target, np.array([1]), np.array([1])),
         ):
@@ -455,7 +455,7 @@ def test_checksums_of_pages_are_checked(tmp_path: Path) -> None:
     data[place] ^= 1
     path.write_bytes(data)
     with pytest.raises(fp.errors.SourceError, match=r"(?i)crc|checksum"):
-        RunScan(path, Columns(), 1).next(1)
+        SpanScan(path, Columns(), 1).next(1)
 
 
 def test_no_file_no_parquet_and_encrypted_ones(tmp_path: Path) -> None:
@@ -473,19 +473,19 @@ def test_no_file_no_parquet_and_encrypted_ones(tmp_path: Path) -> None:
     with pytest.raises(fp.errors.SourceError, match="not a regular file"):
         parquet_footer(tmp_path)
     path.unlink()
-    for door in (lambda: parquet_footer(path), lambda: RunScan(path, Columns(), 1)):
+    for door in (lambda: parquet_footer(path), lambda: SpanScan(path, Columns(), 1)):
         with pytest.raises(FileNotFoundError, match="No such file") as gone:
             door()
         assert gone.value.filename == str(path)
 
 
-# Rows as runs
+# Rows as spans
 
 IDENTITY = Columns()
 
 
-def scanned(scan: RunScan, runs_max: int = 1 << 60) -> Iterator[tuple[int, pa.RecordBatch]]:
-    while (batches := scan.next(runs_max)) is not None:
+def scanned(scan: SpanScan, spans_max: int = 1 << 60) -> Iterator[tuple[int, pa.RecordBatch]]:
+    while (batches := scan.next(spans_max)) is not None:
         assert [shard for shard, _ in batches] == sorted({shard for shard, _ in batches})
         for shard, batch in batches:
             rows = pa.record_batch(batch)
@@ -495,23 +495,23 @@ def scanned(scan: RunScan, runs_max: int = 1 << 60) -> Iterator[tuple[int, pa.Re
             yield shard, rows
 
 
-def expanded(scan: RunScan, seq: str, runs_max: int = 1 << 60) -> dict[int, tuple[int, dict[str, Any]]]:
-    """Each row of each run: its shard and its values."""
+def expanded(scan: SpanScan, seq: str, spans_max: int = 1 << 60) -> dict[int, tuple[int, dict[str, Any]]]:
+    """Each row of each span: its shard and its values."""
     found: dict[int, tuple[int, dict[str, Any]]] = {}
-    runs = 0
-    for shard, batch in scanned(scan, runs_max):
-        for run in batch.to_pylist():
-            runs += 1
-            length, row = run.pop("_length"), run.pop("_row")
+    spans = 0
+    for shard, batch in scanned(scan, spans_max):
+        for span in batch.to_pylist():
+            spans += 1
+            length, row = span.pop("_length"), span.pop("_row")
             for at in range(length):
                 assert row + at not in found
-                found[row + at] = shard, run | {seq: run[seq] + at}
-    assert scan.runs == runs
+                found[row + at] = shard, span | {seq: span[seq] + at}
+    assert scan.spans == spans
     return found
 
 
 def events(rows: int, seed: int, *, null_share: float = 0.05) -> pa.Table:
-    """Runs of several lengths by a few producers, some of it untracked."""
+    """Spans of several lengths by a few producers, some of it untracked."""
     rng = random.Random(seed)
     columns: dict[str, list[Any]] = {name: [] for name in ("pid", "epoch", "partition", "seq", "timestamp", "source")}
     while len(columns["pid"]) < rows:
@@ -529,9 +529,9 @@ def events(rows: int, seed: int, *, null_share: float = 0.05) -> pa.Table:
     return pa.table(arrays | {"payload": pa.array([str(row) for row in range(rows)])})
 
 
-def plain_runs(rows: list[dict[str, Any]], same: Sequence[str]) -> list[tuple[int, int]]:
-    """First row and length of each run, row by row."""
-    runs: list[tuple[int, int]] = []
+def plain_spans(rows: list[dict[str, Any]], same: Sequence[str]) -> list[tuple[int, int]]:
+    """First row and length of each span, row by row."""
+    spans: list[tuple[int, int]] = []
     before: dict[str, Any] | None = None
     for number, row in enumerate(rows):
         if row["pid"] in (None, -1):
@@ -539,22 +539,22 @@ def plain_runs(rows: list[dict[str, Any]], same: Sequence[str]) -> list[tuple[in
             continue
         goes_on = before is not None and row["seq"] == before["seq"] + 1 and all(row[it] == before[it] for it in same)
         if goes_on:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            spans[-1] = (spans[-1][0], spans[-1][1] + 1)
         else:
-            runs.append((number, 1))
+            spans.append((number, 1))
         before = row
-    return runs
+    return spans
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("options", [{}, {"timestamp": True}, {"order_by": ["source"]}, {"by_row": True}], ids=str)
-@pytest.mark.parametrize("runs_max", [1, 40, 1 << 60])
-def test_runs_are_the_rows(seed: int, options: dict[str, Any], runs_max: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("spans_max", [1, 40, 1 << 60])
+def test_spans_are_the_rows(seed: int, options: dict[str, Any], spans_max: int, tmp_path: Path) -> None:
     path = tmp_path / "events.parquet"
     table = events(3000, seed)
     pq.write_table(table, path, row_group_size=random.Random(seed).choice([100, 999, 10**6]))
-    scan = RunScan(path, IDENTITY, 5, ordinal=17, **options)
-    found = expanded(scan, "seq", runs_max)
+    scan = SpanScan(path, IDENTITY, 5, ordinal=17, **options)
+    found = expanded(scan, "seq", spans_max)
     given = [*IDENTITY.names, *(["timestamp"] if "timestamp" in options else []), *options.get("order_by", [])]
     shards = pa.array(fp.shards(table, 5)).to_pylist()
     rows = table.to_pylist()
@@ -568,13 +568,13 @@ def test_runs_are_the_rows(seed: int, options: dict[str, Any], runs_max: int, tm
     newest = max(values["timestamp"] for values in tracked.values()) if "timestamp" in options else None
     assert scan.newest_timestamp == newest
     same = [name for name in given if name != "seq"]
-    expected = plain_runs(rows, same)
+    expected = plain_spans(rows, same)
     if options.get("by_row"):
         expected = [(row, 1) for row in tracked]
-    if runs_max == 1 << 60:
-        whole = [batch for _, batch in scanned(RunScan(path, IDENTITY, 5, **options))]
-        runs = [(it["_row"], it["_length"]) for batch in whole for it in batch.to_pylist()]
-        assert sorted(runs) == expected
+    if spans_max == 1 << 60:
+        whole = [batch for _, batch in scanned(SpanScan(path, IDENTITY, 5, **options))]
+        spans = [(it["_row"], it["_length"]) for batch in whole for it in batch.to_pylist()]
+        assert sorted(spans) == expected
 
 
 def test_spans_continue_across_batches_and_row_groups(tmp_path: Path) -> None:
@@ -587,16 +587,16 @@ def test_spans_continue_across_batches_and_row_groups(tmp_path: Path) -> None:
     })  # fmt: skip
     pq.write_table(table, path, row_group_size=70_000)
     columns = Columns(epoch=None)
-    scan = RunScan(path, columns, 3, order_by=["source"], timestamp=True)
+    scan = SpanScan(path, columns, 3, order_by=["source"], timestamp=True)
     [(shard, batch)] = scanned(scan)
     assert batch.to_pylist() == [{
         "pid": "only", "partition": 3, "seq": 0, "timestamp": 0, "source": "x",
         "_length": rows, "_file": 0, "_row": 0,
     }]  # fmt: skip
     assert shard == pa.array(fp.shards(table.slice(0, 1), 3, columns))[0].as_py()
-    assert (scan.runs, scan.untracked) == (1, 0)
+    assert (scan.spans, scan.untracked) == (1, 0)
     # What was given is not gone on with.
-    lengths = [batch["_length"][0].as_py() for _, batch in scanned(RunScan(path, columns, 3), 1)]
+    lengths = [batch["_length"][0].as_py() for _, batch in scanned(SpanScan(path, columns, 3), 1)]
     assert sum(lengths) == rows
     assert lengths[0] == 1 << 16
 
@@ -613,7 +613,7 @@ def test_integers_of_any_width(kind: pa.DataType, options: dict[str, Any], tmp_p
     rng = random.Random(19)
     table = pa.table({name: pa.array([rng.randrange(3) for _ in range(500)], kind) for name in IDENTITY.names})
     pq.write_table(table, path, **options)
-    [*batches] = scanned(RunScan(path, IDENTITY, 2))
+    [*batches] = scanned(SpanScan(path, IDENTITY, 2))
     wide = kind.bit_width == 64 or kind == pa.uint32()
     kinds = [
         pa.int64(),
@@ -627,7 +627,7 @@ def test_integers_of_any_width(kind: pa.DataType, options: dict[str, Any], tmp_p
     for _, batch in batches:
         assert batch.schema.names == ["pid", "partition", "epoch", "seq", "_length", "_file", "_row"]
         assert batch.schema.types == kinds
-    found = {row: values for row, (_, values) in expanded(RunScan(path, IDENTITY, 2), "seq").items()}
+    found = {row: values for row, (_, values) in expanded(SpanScan(path, IDENTITY, 2), "seq").items()}
     assert found == {row: values | {"_file": 0} for row, values in enumerate(table.to_pylist())}
 
 
@@ -653,7 +653,7 @@ def test_keys_of_any_kind(keys: pa.Array, use_dictionary: bool, tmp_path: Path) 
     pq.write_table(table, path, use_dictionary=use_dictionary, row_group_size=37)
     columns = Columns(pid=("pid", "site"), epoch=None)
     shards = pa.array(fp.shards(table, 7, columns)).to_pylist()
-    scan = RunScan(path, columns, 7)
+    scan = SpanScan(path, columns, 7)
     found = expanded(scan, "seq", 3)
     assert scan.untracked == 1
     plain = {name: table[name].to_pylist() for name in table.column_names}
@@ -662,7 +662,7 @@ def test_keys_of_any_kind(keys: pa.Array, use_dictionary: bool, tmp_path: Path) 
     }
     kind = keys.type.value_type if pa.types.is_dictionary(keys.type) else keys.type
     given = {pa.large_string(): pa.string(), pa.int32(): pa.int64()}.get(kind, kind)
-    assert {batch.schema.field("site").type for _, batch in scanned(RunScan(path, columns, 7))} == {given}
+    assert {batch.schema.field("site").type for _, batch in scanned(SpanScan(path, columns, 7))} == {given}
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
@@ -682,9 +682,9 @@ def test_timestamps_of_any_unit(unit: str, options: dict[str, Any], tmp_path: Pa
     pq.write_table(table, path, **options)
     per_ms = {"s": 0.001, "ms": 1, "us": 1000, "ns": 10**6}[unit]
     expected = [tick * 1000 if unit == "s" else tick // int(per_ms) for tick in ticks]
-    found = expanded(RunScan(path, IDENTITY, 1, timestamp=True), "seq")
+    found = expanded(SpanScan(path, IDENTITY, 1, timestamp=True), "seq")
     assert [found[row][1]["timestamp"] for row in range(7)] == expected
-    newest = RunScan(path, IDENTITY, 1, timestamp=True)
+    newest = SpanScan(path, IDENTITY, 1, timestamp=True)
     assert newest.newest_timestamp is None
     newest.next(1)
     assert newest.newest_timestamp == max(expected)
@@ -695,12 +695,12 @@ def test_an_order_by_the_timestamp_keeps_what_is_below_the_millisecond(tmp_path:
     at = pa.array([1000, 1000, 1001], pa.timestamp("us"))
     pq.write_table(pa.table({"pid": [1] * 3, "epoch": [0] * 3, "partition": [0] * 3, "seq": range(3), "at": at}), path)
     columns = Columns(timestamp="at")
-    [(_, batch)] = scanned(RunScan(path, columns, 1, timestamp=True, order_by=["at"]))
+    [(_, batch)] = scanned(SpanScan(path, columns, 1, timestamp=True, order_by=["at"]))
     assert batch["at"].type == pa.timestamp("us")
     assert batch["_length"].to_pylist() == [2, 1]
-    [(_, batch)] = scanned(RunScan(path, columns, 1, timestamp=True, order_by=["pid"]))
+    [(_, batch)] = scanned(SpanScan(path, columns, 1, timestamp=True, order_by=["pid"]))
     assert batch["at"].to_pylist() == [1]
-    [(_, batch)] = scanned(RunScan(path, columns, 1, order_by=["seq"]))
+    [(_, batch)] = scanned(SpanScan(path, columns, 1, order_by=["seq"]))
     assert batch["_length"].to_pylist() == [1, 1, 1]
     assert batch.schema.names.count("seq") == 1
 
@@ -711,20 +711,20 @@ def test_columns_of_folder_names(tmp_path: Path) -> None:
     pq.write_table(table, path)
     columns = Columns(pid=("site", "number"), epoch="day")
     constants = {"site": "paris", "number": 8, "day": 3}
-    found = expanded(RunScan(path, columns, 3, constants=constants), "seq")
+    found = expanded(SpanScan(path, columns, 3, constants=constants), "seq")
     whole = table.append_column("site", pa.array(["paris"] * 3)).append_column("number", pa.array([8] * 3))
     shards = pa.array(fp.shards(whole, 3, columns)).to_pylist()
     row = {"site": "paris", "number": 8, "partition": 9, "day": 3, "_file": 0}
     assert found == {at: (shards[at], row | {"seq": seq}) for at, seq in enumerate([0, 1, 5])}
     # The folder's word counts more than the file's.
     constants = {"partition": 4, "pid": 2}
-    found = expanded(RunScan(path, Columns(epoch=None), 3, constants=constants, order_by=["partition"]), "seq")
+    found = expanded(SpanScan(path, Columns(epoch=None), 3, constants=constants, order_by=["partition"]), "seq")
     assert {values["partition"] for _, values in found.values()} == {4}
-    untracked = RunScan(path, Columns(epoch=None), 3, constants={"pid": None})
+    untracked = SpanScan(path, Columns(epoch=None), 3, constants={"pid": None})
     assert untracked.next(1) is None
-    assert (untracked.untracked, untracked.runs, untracked.rows) == (3, 0, 3)
+    assert (untracked.untracked, untracked.spans, untracked.rows) == (3, 0, 3)
     with pytest.raises(fp.BatchError, match="null, but"):
-        RunScan(path, Columns(epoch=None), 3, constants={"pid": 1, "seq": None}).next(1)
+        SpanScan(path, Columns(epoch=None), 3, constants={"pid": 1, "seq": None}).next(1)
 
 
 BAD = [
@@ -753,7 +753,7 @@ def test_a_bad_value_is_named_with_its_row_of_the_file(
     zeros = pa.array((["a"] if name == "source" else [0]) * good, values.type)
     columns[name] = pa.concat_arrays([zeros, values])
     pq.write_table(pa.table(columns), path, row_group_size=30_000)
-    scan = RunScan(path, IDENTITY, 3, **options)
+    scan = SpanScan(path, IDENTITY, 3, **options)
     with pytest.raises(fp.BatchError) as raised:
         scan.next(1 << 60)
     assert (raised.value.column, raised.value.row) == (name, good + 1)
@@ -772,39 +772,39 @@ def test_missing_or_unusable_columns_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "events.parquet"
     pq.write_table(pa.table({"pid": [1.0], "epoch": [0], "partition": [[1]], "seq": [0]}), path)
     with pytest.raises(fp.BatchError, match="column 'nothing': missing; it has pid, epoch, partition, seq") as raised:
-        RunScan(path, Columns(seq="nothing"), 1)
+        SpanScan(path, Columns(seq="nothing"), 1)
     assert raised.value.column == "nothing"
     with pytest.raises(fp.BatchError, match=r"column 'pid'.* Float64, integers, strings or binary"):
-        RunScan(path, IDENTITY, 1).next(1)
+        SpanScan(path, IDENTITY, 1).next(1)
     with pytest.raises(fp.BatchError, match="column 'partition': is of type List"):
-        RunScan(path, Columns(pid="epoch"), 1).next(1)
+        SpanScan(path, Columns(pid="epoch"), 1).next(1)
     with pytest.raises(ValueError, match="at least one shard"):
-        RunScan(path, IDENTITY, 0)
+        SpanScan(path, IDENTITY, 0)
     twice = pa.table([pa.array([1])] * 5, names=["pid", "epoch", "partition", "seq", "seq"])
     pq.write_table(twice, path)
     with pytest.raises(fp.BatchError, match=r"column 'seq': .*more than once"):
-        RunScan(path, IDENTITY, 1)
+        SpanScan(path, IDENTITY, 1)
 
 
 def test_empty_files(tmp_path: Path) -> None:
     path = tmp_path / "events.parquet"
     pq.write_table(events(0, 1), path)
-    scan = RunScan(path, IDENTITY, 3)
+    scan = SpanScan(path, IDENTITY, 3)
     assert scan.next(10) is None
     assert scan.next(10) is None
-    assert (scan.rows, scan.runs, scan.untracked, scan.newest_timestamp) == (0, 0, 0, None)
+    assert (scan.rows, scan.spans, scan.untracked, scan.newest_timestamp) == (0, 0, 0, None)
 
 
 def test_spans_of_a_scan_are_judged_as_their_rows(tmp_path: Path) -> None:
-    """Each run's rows, in the order of the file, by shard: the verdicts of the whole."""
+    """Each span's rows, in the order of the file, by shard: the verdicts of the whole."""
     path = tmp_path / "events.parquet"
     table = events(4000, 21)
     pq.write_table(table, path, row_group_size=700)
     expected = fp.StateTable("any_order").apply(table)
     counts: dict[Any, int] = {}
     tables = [fp.StateTable("any_order") for _ in range(4)]
-    for shard, batch in scanned(RunScan(path, IDENTITY, 4, policy="any_order"), 100):
-        rows = [run | {"seq": run["seq"] + at} for run in batch.to_pylist() for at in range(run["_length"])]
+    for shard, batch in scanned(SpanScan(path, IDENTITY, 4, policy="any_order"), 100):
+        rows = [span | {"seq": span["seq"] + at} for span in batch.to_pylist() for at in range(span["_length"])]
         for verdict, count in tables[shard].apply(pa.Table.from_pylist(rows)).counts.items():
             counts[verdict] = counts.get(verdict, 0) + count
     counts[fp.Verdict.UNTRACKED] = expected.counts[fp.Verdict.UNTRACKED]
@@ -854,7 +854,7 @@ def test_the_interpreter_is_released_and_interrupts_are_answered(tmp_path: Path)
 
     def work() -> None:
         target.unlink(missing_ok=True)
-        RunScan(path, IDENTITY, 4).next(1 << 60)
+        SpanScan(path, IDENTITY, 4).next(1 << 60)
         rewrite(path, target, np.arange(0, rows, 100), np.ones(rows // 100, np.uint64))
 
     assert_released(work, is_brief=True)
@@ -874,7 +874,7 @@ def test_the_interpreter_is_released_and_interrupts_are_answered(tmp_path: Path)
             rewrite(path, again, np.arange(0, rows, 100), np.ones(rows // 100, np.uint64))
         assert not again.exists()
         signal.setitimer(signal.ITIMER_PROF, 0.005)
-        scans = (RunScan(path, IDENTITY, 4, by_row=True).next(1 << 60) for _ in range(1000))
+        scans = (SpanScan(path, IDENTITY, 4, by_row=True).next(1 << 60) for _ in range(1000))
         with pytest.raises(KeyboardInterrupt):
             list(scans)
     finally:

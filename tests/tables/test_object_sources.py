@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fencepost import Columns
-from fencepost._native import RunScan
+from fencepost._native import SpanScan
 from fencepost.errors import StoreError
 from fencepost.lake import DedupJob, LocalEngine, ahead, asking, audit, dataset
 from fencepost.lake.ahead import ColumnsAhead, WholeFile
@@ -440,7 +440,7 @@ def test_columns_in_the_end_of_a_file(landing: Landing) -> None:
     assert columns.read(tail, size - tail) == path.read_bytes()[tail:], "whole, though it begins within columns"
     for start, end in held:
         assert columns.read(start, size) == path.read_bytes()[start:end]
-    scan = RunScan("a.parquet", Columns(), 1, object=ColumnsAhead(ranges, names))
+    scan = SpanScan("a.parquet", Columns(), 1, object=ColumnsAhead(ranges, names))
     batches = [batch for dealt in iter(lambda: scan.next(1), None) for _, batch in dealt]
     assert sum(pa.record_batch(batch)["_length"].to_numpy().sum() for batch in batches) == 4_000
 

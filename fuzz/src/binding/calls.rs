@@ -49,7 +49,7 @@ pub struct Scanned {
     pub is_end: bool,
 }
 
-/// As `RunScan`, with two shards.
+/// As `SpanScan`, with two shards.
 pub fn scan(
     file: &ParquetFile,
     names: &ColumnNames,

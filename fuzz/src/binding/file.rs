@@ -143,7 +143,7 @@ fn single_rows(batch: &RecordBatch, range: &Range<u64>) -> Vec<RecordBatch> {
     (0..kept.num_rows()).map(|row| kept.slice(row, 1)).collect()
 }
 
-/// The rows that runs stand for.
+/// Number of rows of the spans.
 fn rows_of(scanned: &Scanned) -> u64 {
     let lengths = |batch: &RecordBatch| -> u64 {
         let lengths = batch.column(batch.num_columns() - 3).as_primitive::<UInt32Type>();

@@ -43,8 +43,8 @@ pub fn rows(bytes: &[u8]) {
     assert_eq!(missing, table.missing().count());
 }
 
-/// Any bytes as runs of rows: judged as their rows are one by one.
-pub fn runs(bytes: &[u8]) {
+/// Any bytes as spans: judged like their rows one by one.
+pub fn spans(bytes: &[u8]) {
     let mut input = Bytes(bytes);
     let stream = Stream::read(&mut input);
     let mut table = stream.rules.table();
@@ -233,12 +233,12 @@ impl Stream {
         if let Some(rows) = self.expanded(values, form, lengths) {
             let mut copy = restored(&before);
             let single = apply(&mut copy, rows, &self.columns).expect("valid rows");
-            assert_eq!(single, judged, "runs show");
-            assert!(content(&copy) == content(table), "runs show in the table");
+            assert_eq!(single, judged, "spans show");
+            assert!(content(&copy) == content(table), "spans show in the table");
         }
     }
 
-    /// The rows of runs; none where a run goes past the end of its type or its space.
+    /// The rows of spans; none where a span goes past the end of its type or its space.
     fn expanded(&self, values: &[Values], form: Form, lengths: &[Vec<Option<i64>>]) -> Option<Vec<RecordBatch>> {
         let end = self.rules.core.seq_max().min(127);
         let mut batches = vec![];

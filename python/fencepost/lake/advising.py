@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 import fencepost
-from fencepost._native import RunScan, parquet_footer
+from fencepost._native import SpanScan, parquet_footer
 from fencepost.advice import Advice, Named, advise_table, base_policy, named_timestamp, resolve_named
 from fencepost.errors import SourceError
 from fencepost.findings import ADVICE_ROWS
@@ -91,13 +91,13 @@ def _head(path: str, facts: Any) -> pa.Table:
     return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def _scan(path: str, columns: Columns, constants: Constants, facts: Any) -> RunScan:
+def _scan(path: str, columns: Columns, constants: Constants, facts: Any) -> SpanScan:
     has_times = columns.timestamp is not None
     rules = base_policy(columns).replace(wrap=None)
-    return RunScan(path, columns, 1, timestamp=has_times, constants=constants, policy=rules, object=facts)
+    return SpanScan(path, columns, 1, timestamp=has_times, constants=constants, policy=rules, object=facts)
 
 
-def _rows(scan: RunScan, columns: Columns) -> Iterator[pa.Table]:
+def _rows(scan: SpanScan, columns: Columns) -> Iterator[pa.Table]:
     """Return the identity columns and timestamps of a file's rows that have a producer."""
     while (dealt := scan.next(SPANS)) is not None:
         for _, batch in dealt:

@@ -1,6 +1,6 @@
 """The audit of files: reads identity columns, judges them with an empty state, and writes nothing.
 
-Files are read as spans (`RunScan`) and split into shards by key. The current file yields its next spans and the
+Files are read as spans (`SpanScan`) and split into shards by key. The current file yields its next spans and the
 following files their first ones, one task each, up to `TOGETHER` spans. Then each shard judges its spans, one task
 each, in the cheapest order (`order.py`). The verdicts equal those of judging all rows in sequence. Memory: `TOGETHER`
 spans, 2 * `SPANS` per thread, the tables, and the auditors' tallies.
@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 import fencepost
-from fencepost._native import RunScan
+from fencepost._native import SpanScan
 from fencepost.auditor import CALL_ROWS, Auditor, identity
 from fencepost.content import columns_to_compare
 from fencepost.errors import BatchError, SourceError
@@ -49,7 +49,7 @@ TOGETHER = 1 << 22
 """Number of spans to judge together, about 150 bytes each at the peak. A larger number leaves fewer holes for later
 spans to fill."""
 Dealt = list[tuple[int, pa.RecordBatch]]
-"""(shard, spans), see `RunScan.next`."""
+"""(shard, spans), see `SpanScan.next`."""
 
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -287,7 +287,7 @@ class _Reading:
         """Yield the spans of a file, SPANS at a time. The only place that reads rows."""
         path = self.files.full_path(reader.place)
         with unchanged(self.storage, self.files, reader.place):
-            scan = RunScan(
+            scan = SpanScan(
                 path,
                 self.columns,
                 self.shards,

@@ -1,7 +1,7 @@
 """Large files, which several tasks scan and write in parts.
 
 A part is a number and the number of parts. The driver plans it from the file's size: a task reads the footer and takes
-the row groups whose middle is in its share of the bytes (`RunScan`). Row numbers count from the beginning of the file,
+the row groups whose middle is in its share of the bytes (`SpanScan`). Row numbers count from the beginning of the file,
 so verdicts and reports do not depend on the number of parts.
 
 A row group is never split.

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from fencepost._native import RunScan
+from fencepost._native import SpanScan
 from fencepost.errors import BatchError, SourceError
 from fencepost.lake.ahead import ColumnsAhead
 from fencepost.lake.files import Constants, Facts, Files
@@ -84,7 +84,7 @@ class Reading:
         constants: Constants,
         ordinal: int,
         part: tuple[int, int] = WHOLE,
-    ) -> RunScan:
+    ) -> SpanScan:
         ranges = storage.object(path, facts)
         names = (
             *self.policy.columns.names,
@@ -92,7 +92,7 @@ class Reading:
             *([self.policy.columns.timestamp] if self.timestamp else ()),
         )
         ahead = None if ranges is None else ColumnsAhead(ranges, names)
-        scan = RunScan(
+        scan = SpanScan(
             path,
             self.policy.columns,
             self.shards,

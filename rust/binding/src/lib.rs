@@ -43,7 +43,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(collect, module)?)?;
     module.add_function(wrap_pyfunction!(filter_rows, module)?)?;
     module.add_class::<transactions::TransactionIndex>()?;
-    module.add_class::<scan::RunScan>()?;
+    module.add_class::<scan::SpanScan>()?;
     module.add_class::<parquet::Rewritten>()?;
     module.add_class::<parquet::Arranged>()?;
     module.add_class::<parquet::ParquetFooter>()?;

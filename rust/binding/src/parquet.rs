@@ -44,7 +44,7 @@ pub(crate) struct Rewritten {
 ///     first_rows, counts: Integer arrays of equal length with one value per range of rows. Ranges are sorted and
 ///         disjoint.
 ///     keep: Keep only these rows.
-///     object: An object to read instead of ``source``, as for RunScan.
+///     object: An object to read instead of ``source``, as for SpanScan.
 ///
 /// Raises:
 ///     SourceError: The source is damaged (path, position).
@@ -111,7 +111,7 @@ type Target = (PathBuf, AnyArray, AnyArray, AnyArray);
 ///     targets: (path, sources, first rows, counts) of each new file. The last three are integer arrays of equal length
 ///         with one value per range of rows: the index of its source, its first row and its number of rows. The path
 ///         must not exist. The file is not synced.
-///     objects: Objects to read instead of the sources, as for RunScan.
+///     objects: Objects to read instead of the sources, as for SpanScan.
 ///     without: A top-level column to leave out.
 ///     metadata: Key-value metadata. Default: that of the first source.
 ///
@@ -243,7 +243,7 @@ impl ParquetFooter {
 /// Args:
 ///     path: The file.
 ///     columns: Names of the columns whose bounds to read.
-///     object: An object to read instead of ``path``, as for RunScan.
+///     object: An object to read instead of ``path``, as for SpanScan.
 ///
 /// Raises:
 ///     SourceError: The file is damaged (path, position).

@@ -58,7 +58,7 @@ impl From<FolderValue> for Constant {
 ///     StoreError: The storage cannot read the file (path, errno).
 ///     FileNotFoundError: The file does not exist.
 #[pyclass(frozen, module = "fencepost._native")]
-pub struct RunScan {
+pub struct SpanScan {
     scan: Mutex<Scan>,
     first_row: u64,
     rows: u64,
@@ -69,7 +69,7 @@ pub struct RunScan {
 }
 
 #[pymethods]
-impl RunScan {
+impl SpanScan {
     #[new]
     #[pyo3(
         signature = (
@@ -93,7 +93,7 @@ impl RunScan {
         policy: Option<&Bound<'_, PyAny>>,
         object: Option<Py<PyAny>>,
         part: (u32, u32),
-    ) -> PyResult<RunScan> {
+    ) -> PyResult<SpanScan> {
         let (number, parts) = part;
         if number >= parts {
             let text = format!("part=({number}, {parts}): a number below that of all parts is needed");
@@ -122,7 +122,7 @@ impl RunScan {
         });
         let (scan, groups, file, schema) = opened.map_err(|failure: Failure| failure.raise(py))?;
         let first_row = file.first_row(groups.start);
-        Ok(RunScan {
+        Ok(SpanScan {
             scan: Mutex::new(scan),
             first_row,
             rows: file.first_row(groups.end) - first_row,
@@ -133,19 +133,19 @@ impl RunScan {
         })
     }
 
-    /// Return the next spans, at least ``runs_max`` unless the file ends. Return None at its end.
+    /// Return the next spans, at least ``spans_max`` unless the file ends. Return None at its end.
     ///
     /// The result is a list of (shard, record batch) in the order of shards, without empty shards. The spans of a shard
     /// are in the order of the file. Columns: the identity columns, those of ``order_by``, ``_length`` (uint32),
     /// ``_file`` (uint32) and ``_row`` (uint64, the first row).
     ///
     /// No span continues across calls. Memory: the result, and some ten thousand rows.
-    fn next(&self, py: Python<'_>, runs_max: u64) -> PyResult<Option<Vec<(u32, PyRecordBatch)>>> {
+    fn next(&self, py: Python<'_>, spans_max: u64) -> PyResult<Option<Vec<(u32, PyRecordBatch)>>> {
         loop {
             let step = py.detach(|| {
                 let mut scan = self.lock()?;
                 let is_end = !scan.step()?;
-                (is_end || scan.spans_held() >= runs_max.max(1)).then(|| scan.take_spans()).transpose()
+                (is_end || scan.spans_held() >= spans_max.max(1)).then(|| scan.take_spans()).transpose()
             });
             if let Some(batches) = step.map_err(|failure: Failure| failure.raise(py))? {
                 let batches = batches.into_iter().map(|(shard, batch)| (shard, PyRecordBatch::new(batch)));
@@ -200,7 +200,7 @@ impl RunScan {
 
     /// Number of spans so far.
     #[getter]
-    fn runs(&self, py: Python<'_>) -> PyResult<u64> {
+    fn spans(&self, py: Python<'_>) -> PyResult<u64> {
         py.detach(|| Ok(self.lock()?.spans())).map_err(|failure: Failure| failure.raise(py))
     }
 
@@ -211,7 +211,7 @@ impl RunScan {
     }
 }
 
-impl RunScan {
+impl SpanScan {
     fn lock(&self) -> Result<std::sync::MutexGuard<'_, Scan>, Failure> {
         self.scan.lock().map_err(|_| Failure::Value("an earlier call on this scan failed midway".into()))
     }

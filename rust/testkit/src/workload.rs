@@ -142,7 +142,7 @@ fn beginning(random: &mut Random, shape: &Shape) -> u64 {
 
 /// One step of one producer. The order of the cases is the order of the fields of [`Shape`].
 fn step(random: &mut Random, shape: &Shape, producer: &mut Producer, rows: &mut Vec<Row>) {
-    let run = 1 + random.below(shape.span_max);
+    let length = 1 + random.below(shape.span_max);
     let (dice, mut threshold) = (random.below(100), 0);
     let mut falls = |percent: u64| {
         threshold += percent;
@@ -150,11 +150,11 @@ fn step(random: &mut Random, shape: &Shape, producer: &mut Producer, rows: &mut 
     };
     let epoch = producer.epoch;
     if falls(shape.repeat_percent) {
-        let from = producer.next.saturating_sub(run).max(producer.first);
+        let from = producer.next.saturating_sub(length).max(producer.first);
         producer.emit(shape, epoch, from..producer.next, rows);
     } else if falls(shape.replay_percent) {
         let from = producer.first + random.below(producer.next - producer.first + 1);
-        producer.emit(shape, epoch, from..(from + run).min(producer.next), rows);
+        producer.emit(shape, epoch, from..(from + length).min(producer.next), rows);
     } else if falls(shape.gap_percent) {
         let resume = producer.next + 1 + random.below(8);
         producer.held.extend(producer.next..resume);
@@ -167,7 +167,7 @@ fn step(random: &mut Random, shape: &Shape, producer: &mut Producer, rows: &mut 
         }
     } else if falls(shape.bump_percent) {
         producer.bump(if random.chance(70) { 0 } else { beginning(random, shape) });
-        producer.advance(shape, run, rows);
+        producer.advance(shape, length, rows);
     } else if falls(shape.zombie_percent) {
         let before = (epoch - 1).max(0);
         producer.emit(shape, before, producer.ended..producer.ended + 1, rows);
@@ -178,7 +178,7 @@ fn step(random: &mut Random, shape: &Shape, producer: &mut Producer, rows: &mut 
     } else if falls(shape.untracked_percent) {
         rows.push(Row { pid: -1, epoch: -1, partition: -1, seq: -1 });
     } else {
-        producer.advance(shape, run, rows);
+        producer.advance(shape, length, rows);
     }
 }
 
@@ -189,9 +189,9 @@ impl Producer {
         rows.extend(numbers.map(|number| Row { pid, epoch, partition, seq: seq(number) }));
     }
 
-    fn advance(&mut self, shape: &Shape, run: u64, rows: &mut Vec<Row>) {
-        self.emit(shape, self.epoch, self.next..self.next + run, rows);
-        self.next += run;
+    fn advance(&mut self, shape: &Shape, length: u64, rows: &mut Vec<Row>) {
+        self.emit(shape, self.epoch, self.next..self.next + length, rows);
+        self.next += length;
     }
 
     fn bump(&mut self, first: u64) {

@@ -331,7 +331,7 @@ fn a_step_that_is_misunderstood_is_found_out() {
         }),
         ("no row is old", |call| call.rows.iter_mut().for_each(|row| later(row, 1 << 40))),
         ("the horizon lies one lower", |call| call.rows.iter_mut().for_each(|row| later(row, 1))),
-        ("a run is as old as its first row", |call| {
+        ("a span is as old as its first row", |call| {
             let first = call.rows.first().map(|row| row.timestamp.clone());
             call.rows.iter_mut().for_each(|row| row.timestamp = first.clone().expect("this row"));
         }),
