@@ -448,8 +448,9 @@ class _SegmentTail:
 def _read(segment: Segment, position: int, length: int) -> bytes:
     if segment.object is not None:
         return segment.object.read(position, length)
-    with open(segment.path, "rb") as file:
-        return os.pread(file.fileno(), length, position)
+    with open(segment.path, "rb", buffering=0) as file:
+        file.seek(position)
+        return file.read(length)
 
 
 def _length_at(segment: Segment, position: int) -> int | None:

@@ -374,5 +374,6 @@ class _Excerpt:
     def _read_segment(self, position: int, length: int) -> bytes:
         if self.segment.object is not None:
             return self.segment.object.read(position, length)
-        with open(self.segment.path, "rb") as file:
-            return os.pread(file.fileno(), length, position)
+        with open(self.segment.path, "rb", buffering=0) as file:
+            file.seek(position)
+            return file.read(length)

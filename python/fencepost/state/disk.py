@@ -109,8 +109,14 @@ class Disk:
 
 
 @contextmanager
-def opened_folder(path: str | os.PathLike[str]) -> Iterator[int]:
-    """Open a folder, so that accessing many files in it needs no path lookup in the kernel."""
+def opened_folder(path: str | os.PathLike[str]) -> Iterator[int | str]:
+    """Open a folder, so that accessing many files in it needs no path lookup in the kernel.
+
+    Yields what `os.scandir` accepts: a descriptor, or the path where folders cannot be opened (Windows).
+    """
+    if os.scandir not in os.supports_fd:
+        yield os.fspath(path)
+        return
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield handle

@@ -7,8 +7,8 @@ use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// EISDIR on Linux and macOS.
-const IS_A_DIRECTORY: i32 = 21;
+/// The code for a folder where a file is expected: EISDIR on Linux and macOS, ERROR_ACCESS_DENIED on Windows.
+const IS_A_DIRECTORY: i32 = if cfg!(windows) { 5 } else { 21 };
 
 /// Numbers the temporary files, because two concurrent calls for the same path must not write to the same one.
 static ATTEMPTS: AtomicU64 = AtomicU64::new(0);
@@ -29,7 +29,10 @@ pub(crate) fn replace<T>(path: &Path, write: impl FnOnce(&mut File) -> io::Resul
         let _ = fs::remove_file(&temporary);
         return written;
     }
-    File::open(folder)?.sync_all()?;
+    // Windows cannot sync a folder. Its file systems keep names in a journal.
+    if !cfg!(windows) {
+        File::open(folder)?.sync_all()?;
+    }
     written
 }
 

@@ -46,17 +46,26 @@ impl Raise for Failure {
             Failure::PoisonedLog(message) => error_of(py, "PoisonedError", message, |_| Ok(())),
             Failure::Locked(message) => error_of(py, "LockedError", message, |_| Ok(())),
             Failure::Refused { error, path, state } => {
-                let (code, text) = (error.raw_os_error(), error.to_string());
-                let reason = text.split(" (os error").next().unwrap_or_default();
-                pyo3::exceptions::PyOSError::new_err((code, format!("{reason}; {state}"), path))
+                os_error(&error, format!("{}; {state}", reason_of(&error)), path)
             }
-            Failure::Io(error, path) => {
-                let (code, text) = (error.raw_os_error(), error.to_string());
-                let reason = text.split(" (os error").next().unwrap_or_default().to_string();
-                pyo3::exceptions::PyOSError::new_err((code, reason, path))
-            }
+            Failure::Io(error, path) => os_error(&error, reason_of(&error), path),
             Failure::Arrow(message) => error_of(py, "BatchError", message, |_| Ok(())),
         }
+    }
+}
+
+/// The message of the system, without its code.
+fn reason_of(error: &std::io::Error) -> String {
+    error.to_string().split(" (os error").next().unwrap_or_default().to_string()
+}
+
+/// Python derives the class of the exception from the code. Windows has its own codes, in the fourth argument.
+fn os_error(error: &std::io::Error, reason: String, path: String) -> PyErr {
+    let code = error.raw_os_error();
+    if cfg!(windows) {
+        pyo3::exceptions::PyOSError::new_err((0, reason, path, code))
+    } else {
+        pyo3::exceptions::PyOSError::new_err((code, reason, path))
     }
 }
 

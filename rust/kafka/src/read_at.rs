@@ -6,7 +6,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
 /// A source of bytes at positions, such as a file or an object of a store.
 pub trait ReadAt: Send + Sync {
@@ -44,12 +43,23 @@ impl ReadAt for File {
     }
 
     fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        FileExt::read_at(self, buffer, position)
+        read_file_at(self, position, buffer)
     }
 
     fn is_quick(&self) -> bool {
         true
     }
+}
+
+#[cfg(unix)]
+fn read_file_at(file: &File, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, buffer, position)
+}
+
+/// Moves the position of the file too, which nothing here reads.
+#[cfg(windows)]
+fn read_file_at(file: &File, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, buffer, position)
 }
 
 impl<R: ReadAt + ?Sized> ReadAt for std::sync::Arc<R> {

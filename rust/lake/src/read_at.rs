@@ -6,7 +6,6 @@ use parquet::errors::{ParquetError, Result};
 use parquet::file::reader::{ChunkReader, Length};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -41,8 +40,19 @@ impl ReadAt for File {
     }
 
     fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        FileExt::read_at(self, buffer, position)
+        read_file_at(self, position, buffer)
     }
+}
+
+#[cfg(unix)]
+fn read_file_at(file: &File, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, buffer, position)
+}
+
+/// Moves the position of the file too, which nothing here reads.
+#[cfg(windows)]
+fn read_file_at(file: &File, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, buffer, position)
 }
 
 /// A file that is in memory.
@@ -69,7 +79,7 @@ impl ReadAt for Reopened {
     }
 
     fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        File::open(&self.path).and_then(|file| FileExt::read_at(&file, buffer, position))
+        File::open(&self.path).and_then(|file| read_file_at(&file, position, buffer))
     }
 }
 

@@ -4,7 +4,6 @@
 use fencepost_kafka::ReadAt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -77,7 +76,7 @@ impl Folder {
         fs::create_dir_all(path)?;
         for folder in missing.into_iter().rev() {
             let above = folder.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            File::open(above)?.sync_all()?;
+            sync_folder(above)?;
         }
         Ok(Folder { path: path.into() })
     }
@@ -121,7 +120,7 @@ impl Disk for Folder {
         let unfinished = self.path.join(format!("{name}{UNFINISHED}"));
         let write = || {
             let file = File::create(&unfinished)?;
-            FileExt::write_all_at(&file, bytes, 0)?;
+            LogFile::write_all_at(&file, 0, bytes)?;
             file.sync_all()?;
             fs::rename(&unfinished, self.path.join(name))
         };
@@ -139,13 +138,13 @@ impl Disk for Folder {
     }
 
     fn sync(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
+        sync_folder(&self.path)
     }
 }
 
 impl LogFile for File {
     fn write_all_at(&self, position: u64, bytes: &[u8]) -> io::Result<()> {
-        FileExt::write_all_at(self, bytes, position)
+        write_file_at(self, position, bytes)
     }
 
     fn cut(&self, bytes: u64) -> io::Result<()> {
@@ -156,4 +155,28 @@ impl LogFile for File {
     fn sync(&self) -> io::Result<()> {
         self.sync_data()
     }
+}
+
+/// Windows cannot sync a folder. Its file systems keep names in a journal.
+fn sync_folder(path: &Path) -> io::Result<()> {
+    if cfg!(windows) { Ok(()) } else { File::open(path)?.sync_all() }
+}
+
+#[cfg(unix)]
+fn write_file_at(file: &File, position: u64, bytes: &[u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, position)
+}
+
+#[cfg(windows)]
+fn write_file_at(file: &File, mut position: u64, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_write(file, bytes, position)? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            count => {
+                position += count as u64;
+                bytes = &bytes[count..];
+            }
+        }
+    }
+    Ok(())
 }
