@@ -214,7 +214,7 @@ test-free-threaded: dist/native-free-threaded ## The thread tests on a CPython w
 	$(UV) pip install --quiet --python .venv-free-threaded/bin/python numpy pyarrow pytest
 	$(UV) pip install --quiet --python .venv-free-threaded/bin/python --no-deps --reinstall dist/native-free-threaded/*.whl
 	.venv-free-threaded/bin/python -W error -c 'import fencepost, sys; assert not sys._is_gil_enabled()'
-	.venv-free-threaded/bin/python -m pytest tests/core/test_threads.py -m 'not global_lock'
+	.venv-free-threaded/bin/python -m pytest tests/core/test_threads.py tests/core/test_serial_order.py -m 'not global_lock'
 
 PYTHON_TESTS := $(addprefix tests/,core frames parquet kafka_logs producers product)
 test-python: $(VENV)/tests ## The state table, DataFrames, Parquet, Kafka's logs, producers, command line and pages

@@ -22,6 +22,7 @@ pub fn prefetch<T>(address: *const T) {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
     }
     #[cfg(all(target_arch = "aarch64", not(feature = "portable")))]
+    #[allow(clippy::pointers_in_nomem_asm_block)] // the instruction accesses no memory of the program
     // SAFETY: a prefetch is a hint; it reads nothing and cannot fault. The standard library has no stable call for this
     // instruction. The figure is that of x86-64: no ARM processor was measured.
     unsafe {
