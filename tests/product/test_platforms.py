@@ -10,12 +10,7 @@ from pathlib import Path
 # for other systems.
 WITHOUT = """
 import importlib, os, pkgutil, sys
-import numpy, pyarrow.dataset, pyarrow.parquet
-for library in ("pandas", "polars", "fsspec", "sqlalchemy", "typer", "rich.progress", "httpx", "jinja2"):
-    try:
-        importlib.import_module(library)
-    except ImportError:
-        pass
+import fsspec, httpx, jinja2, numpy, pandas, polars, pyarrow.dataset, pyarrow.parquet, rich.progress, sqlalchemy, typer
 
 MODULES = ("fcntl", "grp", "pwd", "resource", "syslog", "termios", "tty")
 FUNCTIONS = (
