@@ -378,7 +378,8 @@ def run_dealt(root: Path, files: int, shards: int = SHARDS) -> tuple[dict[str, C
         mock.patch.object(LocalStorage, "list", side_effect=lambda *_: listed(files)),
     ):
         engine, sink = Dealing(shards), Hidden(root / "sink", state.disk.Disk(sync=False))
-        job = DedupJob(root / "source", uri, sink, engine=engine, settle_ms=0, plan="interval", shards=shards)
+        whole: dict[str, Any] = {"plan": "interval", "shards": shards, "task_spans_max": 1 << 40}  # a task per shard
+        job = DedupJob(root / "source", uri, sink, engine=engine, settle_ms=0, **whole)
         found = Run(job)
         cost, report = measured(found.run)
         assert (report.files, found.plan["shards"]) == (files, shards), report
