@@ -29,8 +29,10 @@ from fencepost.lake.judge import gather
 from fencepost.lake.order import Numbers, overlapping
 from fencepost.lake.plan import groups_of_files
 from fencepost.lake.refused import merge_refused, refused_ranges
-from fencepost.lake.scan import LENGTH
+from fencepost.lake.repeats import key_columns
+from fencepost.lake.scan import FILE, LENGTH, ROW
 from fencepost.lake.storage import ChangedError, LocalStorage, unchanged
+from fencepost.state.changelog import sparse_numbers
 from pyspark.sql import DataFrame, SparkSession, Window, functions
 
 from fencepost_spark.frames import unused_name
@@ -185,10 +187,10 @@ def find_copies(batches: Batches, scan: PlainScan) -> Batches:
             of_shard.setdefault(shard, []).extend(pa.ipc.open_stream(spans.as_buffer()))
     while of_shard:
         _, found = of_shard.popitem()
-        rows = rows_with_copies(gather(found), scan.policy)
-        if not len(rows.row):
+        rows, copies = rows_with_copies(gather(found), scan.policy)
+        if not len(copies):
             continue
-        lost, opened = order_copies(rows, partial(_read, scan), scan)
+        lost, opened = order_copies(rows, copies, partial(_read, scan), scan)
         for first_words in scan.words:
             yield _words_of(np.array(first_words)[rows.file], rows.row, lost, opened)
 
@@ -204,8 +206,8 @@ class Rows(NamedTuple):
         return Rows(self.file[places], self.row[places])
 
 
-def rows_with_copies(spans: pa.Table, policy: Policy) -> Rows:
-    """Return the rows whose identity another row has, too.
+def rows_with_copies(spans: pa.Table, policy: Policy) -> tuple[Rows, Numbers]:
+    """Return the rows whose identity another row has, too, and a number for the identity of each.
 
     A table refuses all copies except the first one that it sees. Judging forwards and backwards, it refuses all of
     them.
@@ -223,18 +225,30 @@ def rows_with_copies(spans: pa.Table, policy: Policy) -> Rows:
     file, first, count = (ranges[name].to_numpy().astype(np.int64) for name in ("file", "row", "count"))
     within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
     places = np.unique(np.repeat(file << ROW_BITS | first, count) + within)
-    return Rows(places >> ROW_BITS, places & ((1 << ROW_BITS) - 1))
+    return Rows(places >> ROW_BITS, places & ((1 << ROW_BITS) - 1)), _identities(spans, places, rules)
 
 
-def order_copies(rows: Rows, read: Callable[[Rows, str], pa.ChunkedArray], scan: PlainScan) -> tuple[Flags, Flags]:
+def _identities(spans: pa.Table, places: Numbers, policy: Policy) -> Numbers:
+    """Return a number for the identity of each row: 0, 1, …"""
+    firsts = spans[FILE].to_numpy().astype(np.int64) << ROW_BITS | spans[ROW].to_numpy().astype(np.int64)
+    order = np.argsort(firsts, kind="stable")
+    span = order[np.searchsorted(firsts[order], places, side="right") - 1]
+    of_span, span = np.unique(span, return_inverse=True)
+    some = spans.take(pa.array(of_span))
+    keys = np.unique(sparse_numbers(pa.table(key_columns(some, policy, by_epoch=True))), return_inverse=True)[1]
+    seqs = some[policy.columns.seq].to_numpy().astype(np.int64)[span] + places - firsts[of_span][span]
+    seqs = np.unique(seqs, return_inverse=True)[1]
+    numbers: Numbers = np.unique(keys[span] * len(places) + seqs, return_inverse=True)[1]
+    return numbers
+
+
+def order_copies(
+    rows: Rows, copies: Numbers, read: Callable[[Rows, str], pa.ChunkedArray], scan: PlainScan
+) -> tuple[Flags, Flags]:
     """Return (whether a row is known not to be the first of its copies, whether only Spark can compare it).
 
-    `read`: returns a column of some rows.
+    `copies`: a number for the identity of each row. `read`: returns a column of some rows.
     """
-    copies = np.zeros(len(rows.row), np.int64)  # a number for each identity
-    for name in scan.policy.columns.names:
-        ranks = _ranks(read(rows, name))
-        copies = np.unique(copies * (len(rows.row) + 1) + ranks, return_inverse=True)[1]
     lost, opened = np.zeros(len(copies), bool), np.zeros(len(copies), bool)
     left = np.arange(len(copies))
     for name in scan.ties:

@@ -87,7 +87,7 @@ class PlainScan:
     policy: Policy
     """Its columns are named as in the files."""
     types: dict[str, pa.DataType]
-    """Types in Spark of the identity columns and of `ties`."""
+    """Types in Spark of `ties`."""
     ties: list[str]
     """Columns by which copies are ordered, one after the other, up to the first that Arrow cannot compare."""
     has_all_ties: bool
@@ -300,7 +300,7 @@ def _opened(
         rows=rows,
         words=words,
         policy=policy,
-        types={**types, **ties},
+        types={name: ties[name] for name in comparable},
         ties=comparable,
         has_all_ties=has_all_ties and len(comparable) == len(ties),
     )

@@ -577,13 +577,16 @@ def test_rows_that_have_copies(drawn: list[tuple[int, int, int]], is_text: bool)
         "_file": pa.array([3] * len(drawn), pa.uint32()),
         "_row": pa.array(rows, pa.uint64()),
     }
-    found = copies.rows_with_copies(pa.table(columns), fp.Policy.any_order())
+    found, identities = copies.rows_with_copies(pa.table(columns), fp.Policy.any_order())
     times = Counter((pid, seq + step) for pid, seq, length in drawn for step in range(length))
-    expected = [
-        first + step
+    expected = {
+        first + step: (pid, seq + step)
         for (pid, seq, length), first in zip(drawn, rows, strict=True)
         for step in range(length)
         if times[pid, seq + step] > 1
-    ]
-    assert found.row.tolist() == expected
+    }
+    assert found.row.tolist() == list(expected)
+    number_of = dict(zip(expected.values(), identities.tolist(), strict=True))
+    assert [number_of[it] for it in expected.values()] == identities.tolist()
+    assert len(set(number_of.values())) == len(number_of), "other identities have other numbers"
     assert found.file.tolist() == [3] * len(expected)
