@@ -86,7 +86,7 @@ PACKAGE_SOURCES := $(shell find python/fencepost -name '*.py' -o -name '*.pyi' -
 SPARK_SOURCES := Cargo.toml spark_udf/README.md spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-chain check test-quick test test-matrix test-marked lint test-rust test-portable test-portable-part test-aarch64 test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql mariadb model coverage coverage-python coverage-rust mutants mutants-rules mutants-broker mutants-transactions \
+.PHONY: help demo demo-chain check test-quick test test-matrix test-marked lint test-rust test-portable test-portable-part test-aarch64 test-fuzz test-fuzz-part test-python test-core test-product test-jobs test-tables test-bench test-sql postgresql mariadb model coverage coverage-python coverage-rust mutants mutants-rules mutants-broker mutants-transactions \
 	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark43-part test-spark41 test-minimum test-free-threaded asan asan-part miri fuzz test-spark-connect \
 	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores test-docs test-airflow docs jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels release-check \
 	develop format errors requirements tools java clean
@@ -109,10 +109,10 @@ test: ## Everything that must pass; ends with the slowest tests of each suite, a
 test-matrix: ## All of what `make test` runs in part: libFuzzer, benchmarks, the newest PySpark, Connect, ...
 	$(call together,$(MATRIX))
 
-# What others wait for first, beside it what waits for nothing, then what takes longest.
-SUITES := java postgresql mariadb $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-spark-frames test-python \
-	test-spark-jobs test-jobs test-tables test-sql test-spark-delta test-rust test-kafka test-cluster test-fuzz-part lint test-spark43-part \
-	test-spark-connect-part test-docs test-bench
+# What others wait for first, then what takes longest.
+SUITES := java postgresql mariadb $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV43)/dependencies test-sql test-product test-core test-spark-jobs \
+	test-spark-frames test-jobs test-tables test-spark-delta test-rust test-spark43-part test-bench test-kafka asan-part lint test-cluster \
+	test-portable-part test-fuzz-part test-spark-connect-part test-docs
 MATRIX := java postgresql mariadb $(S3_SERVER) test-fuzz test-spark43 test-spark41 test-minimum asan test-spark-connect test-portable test-aarch64 test-marked test-airflow test-stores
 
 # Suites at a time. Each waits for servers, JVMs and other processes: six leave a seventh of two cores idle.
@@ -129,7 +129,7 @@ together = @$(PYTHON) .ci/suite.py --clear || exit 1; \
 # and reading and verifying classes from jars another third. A JVM with other jars passes over the archive; what it has
 # to say of it must not stand in what tests read.
 BRIEF_JVM := -Djava.io.tmpdir=$(or $(TMPDIR),/tmp) -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr
-WITH_JVM := test-python test-minimum test-bench test-marked test-spark-frames test-spark-jobs test-spark41 test-spark43 test-spark43-part \
+WITH_JVM := test-core test-product test-minimum test-bench test-marked test-spark-frames test-spark-jobs test-spark41 test-spark43 test-spark43-part \
 	test-spark-delta test-spark-connect test-spark-connect-part test-kafka test-cluster test-stores
 $(WITH_JVM): export JDK_JAVA_OPTIONS = $(BRIEF_JVM) -XX:SharedArchiveFile=$(abspath $(SPARK_CLASSES))
 $(WITH_JVM): $(SPARK_CLASSES)
@@ -216,9 +216,15 @@ test-free-threaded: dist/native-free-threaded ## The thread tests on a CPython w
 	.venv-free-threaded/bin/python -W error -c 'import fencepost, sys; assert not sys._is_gil_enabled()'
 	.venv-free-threaded/bin/python -m pytest tests/core/test_threads.py tests/core/test_serial_order.py -m 'not global_lock'
 
-PYTHON_TESTS := $(addprefix tests/,core frames parquet kafka_logs producers product)
-test-python: $(VENV)/tests ## The state table, DataFrames, Parquet, Kafka's logs, producers, command line and pages
-	$(TIMED) $(BIN)/python -m pytest $(PYTHON_TESTS)
+CORE_TESTS := $(addprefix tests/,core frames parquet)
+PRODUCT_TESTS := $(addprefix tests/,kafka_logs producers product)
+test-python: test-core test-product ## test-core and test-product
+
+test-core: $(VENV)/tests ## The state table, DataFrames and Parquet files
+	$(TIMED) $(BIN)/python -m pytest $(CORE_TESTS)
+
+test-product: $(VENV)/tests ## Kafka's logs, producers, command line, reports and pages
+	$(TIMED) $(BIN)/python -m pytest $(PRODUCT_TESTS)
 
 # Rules, tables, frames and errors: what most changes break first.
 QUICK_TESTS := $(patsubst %,tests/%.py,core/test_rulebook core/test_broker_rulebook core/test_table frames/test_deduplicate \
@@ -238,7 +244,7 @@ test-bench: java $(VENV)/tests ## The benchmarks with few rows: every answer is 
 
 # Contestants of the benchmarks beside ours, and stubs of modules that are their own stubs.
 test-marked: java postgresql mariadb $(VENV)/tests $(JARS_IF_MAVEN) $(S3A_IF_MAVEN) ## The tests that `make test` leaves out
-	$(TIMED) $(BIN)/python -m pytest -m matrix $(PYTHON_TESTS) tests/jobs tests/tables tests/benchmarks
+	$(TIMED) $(BIN)/python -m pytest -m matrix $(CORE_TESTS) $(PRODUCT_TESTS) tests/jobs tests/tables tests/benchmarks
 	$(TIMED) $(BIN)/python -m pytest -m matrix tests/sql tests/spark
 	$(call with_jars,-m matrix tests/spark_delta)
 	$(call with_jars,-m matrix tests/kafka)
