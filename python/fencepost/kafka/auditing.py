@@ -442,20 +442,12 @@ class _SegmentTail:
         return (os.path.getsize(self.segment.path) if object is None else object.size()) - self.start
 
     def read(self, offset: int, length: int) -> bytes:
-        return _read(self.segment, self.start + offset, length)
-
-
-def _read(segment: Segment, position: int, length: int) -> bytes:
-    if segment.object is not None:
-        return segment.object.read(position, length)
-    with open(segment.path, "rb", buffering=0) as file:
-        file.seek(position)
-        return file.read(length)
+        return self.segment.read(self.start + offset, length)
 
 
 def _length_at(segment: Segment, position: int) -> int | None:
     """Return the size of the batch at a position; None if the segment ends within it."""
-    header = _read(segment, position, 12)
+    header = segment.read(position, 12)
     if len(header) < 12:
         return None
     length = 12 + int.from_bytes(header[8:], "big", signed=True)

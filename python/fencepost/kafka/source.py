@@ -57,6 +57,14 @@ class Segment:
             return self
         return dataclasses.replace(self, object=_StoreObject(*_open_object(self.path, options)))
 
+    def read(self, position: int, length: int) -> bytes:
+        """Return a range of the bytes; fewer at the end."""
+        if self.object is not None:
+            return self.object.read(position, length)
+        with open(self.path, "rb", buffering=0) as file:
+            file.seek(position)
+            return file.read(length)
+
 
 @dataclass(frozen=True)
 class Log:

@@ -368,12 +368,5 @@ class _Excerpt:
         start, block = self.block
         if not start <= position < start + len(block):
             least = _LOCAL_BYTES if self.segment.object is None else _REMOTE_BYTES
-            start, block = self.block = position, self._read_segment(position, max(length, least))
+            start, block = self.block = position, self.segment.read(position, max(length, least))
         return block[position - start : position - start + length]
-
-    def _read_segment(self, position: int, length: int) -> bytes:
-        if self.segment.object is not None:
-            return self.segment.object.read(position, length)
-        with open(self.segment.path, "rb", buffering=0) as file:
-            file.seek(position)
-            return file.read(length)

@@ -29,10 +29,7 @@ pub(crate) fn replace<T>(path: &Path, write: impl FnOnce(&mut File) -> io::Resul
         let _ = fs::remove_file(&temporary);
         return written;
     }
-    // Windows cannot sync a folder. Its file systems keep names in a journal.
-    if !cfg!(windows) {
-        File::open(folder)?.sync_all()?;
-    }
+    fencepost_log::sync_folder(folder)?;
     written
 }
 

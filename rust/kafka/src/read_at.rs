@@ -1,8 +1,8 @@
 //! Reads at positions. Files are not mapped into memory: a broker can truncate its log at any time, and accessing a
 //! mapping of removed bytes would abort the process.
 //!
-//! `rust/lake` has the same trait. Its fifteen lines do not justify a crate, and the two crates must not depend on each
-//! other.
+//! `rust/lake` has the same trait and reads files by the same calls. These few lines do not justify a crate, and the two
+//! crates must not depend on each other.
 
 use std::fs::File;
 use std::io;

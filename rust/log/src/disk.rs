@@ -157,8 +157,8 @@ impl LogFile for File {
     }
 }
 
-/// Windows cannot sync a folder. Its file systems keep names in a journal.
-fn sync_folder(path: &Path) -> io::Result<()> {
+/// Makes the names in a folder durable. Windows cannot sync a folder: its file systems keep names in a journal.
+pub fn sync_folder(path: &Path) -> io::Result<()> {
     if cfg!(windows) { Ok(()) } else { File::open(path)?.sync_all() }
 }
 

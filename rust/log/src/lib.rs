@@ -14,7 +14,7 @@ mod segment;
 mod sync;
 mod transactions;
 
-pub use disk::{Disk, Folder, Lock, LogFile};
+pub use disk::{Disk, Folder, Lock, LogFile, sync_folder};
 pub use error::{Error, Result};
 pub use log::{Appended, Batch, Options, PartitionLog, Reading};
 pub use producers::{of_kafka, to_kafka};
