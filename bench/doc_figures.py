@@ -101,14 +101,14 @@ def _delta() -> str:
     results = Results(_facts("delta"))
     lines = {
         "in place, with deletion vectors": delta.VECTORS,
-        "in place, without": delta.FILES,
+        "in place, without deletion vectors": delta.FILES,
         "`dropDuplicates` and an overwrite": delta.OVERWRITE,
         "a MERGE that deletes": delta.DELETE,
     }
     rows = results.contests[delta.ALL_ROWS][delta.VECTORS].rows
     table = "\n".join(f"| {what} | {_seconds(results, delta.ALL_ROWS, name)} |" for what, name in lines.items())
     return (
-        f"A table of {_millions(rows)} rows with a 90-byte payload, one in twenty a repeat, on two cores\n"
+        f"A table of {_millions(rows)} rows with a 90-byte payload, on two cores. One row in twenty is a repeat "
         f"(`bench/results/delta.md`):\n\n| | time |\n|---|---:|\n{table}\n"
     )
 
@@ -119,7 +119,7 @@ def _streams() -> str:
     lines = {
         "`foreach_batch`": streams.OURS,
         "`dropDuplicates`, Spark's default state store": streams.DEFAULT,
-        "`dropDuplicates`, RocksDB": streams.ROCKSDB,
+        "`dropDuplicates`, Spark's RocksDB state store": streams.ROCKSDB,
     }
     table = "\n".join(f"| {what} | {_seconds(results, streams.STREAM, name)} |" for what, name in lines.items())
     rows, events = results.contests[streams.STREAM][streams.OURS].rows, weighed[streams.ROCKSDB]["events"]
