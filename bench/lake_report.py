@@ -201,32 +201,32 @@ def _cluster_rows(facts: Facts | None) -> list[tuple[str, str, str]]:
 
 
 CLUSTER = {
-    "scan": ("core time to read the identity of a row, spans of 20", "{:.1f} ns"),
-    "scan₁": ("the same, spans of one row", "{:.1f} ns"),
-    "run": ("core time to judge a run of 20 rows", "{:.0f} ns"),
-    "run₁": ("the same, spans of one row", "{:.0f} ns"),
-    "write": ("core time to write a row with 90 bytes where each row group loses some", "{:.1f} ns"),
-    "clean": ("the same where nothing is lost", "{:.1f} ns"),
-    "drop": ("core time of `dropDuplicates` to Parquet for a row", "{:.0f} ns"),
-    "bytes": ("bytes of a row in a file", "{:.0f}"),
-    "shard": ("core time of a shard that is touched", "{:.2f} ms"),
-    "entry": ("core time of an entry in a shard that is touched", "{:.0f} ns"),
-    "disk": ("bytes of an entry in the state", "{:.1f}"),
-    "memory": ("bytes of an entry in memory, while its shard is judged", "{:.0f}"),
-    "fileᵈ": ("driver time of a file", "{:.0f} µs"),
-    "shardᵈ": ("driver time of a shard", "{:.0f} µs"),
+    "scan": ("core time to read the identity of a row, in spans of 20 rows", "{:.1f} ns"),
+    "scan₁": ("core time to read the identity of a row, in spans of one row", "{:.1f} ns"),
+    "span": ("core time to judge a span of 20 rows", "{:.0f} ns"),
+    "span₁": ("core time to judge a span of one row", "{:.0f} ns"),
+    "write": ("core time to write a row with a 90-byte payload, if every row group loses rows", "{:.1f} ns"),
+    "clean": ("core time to write a row with a 90-byte payload, if no row is lost", "{:.1f} ns"),
+    "drop": ("core time of `dropDuplicates` per row, from Parquet to Parquet", "{:.0f} ns"),
+    "bytes": ("size of a row in a file", "{:.0f} bytes"),
+    "shard": ("core time per touched shard", "{:.2f} ms"),
+    "entry": ("core time per entry in a touched shard", "{:.0f} ns"),
+    "disk": ("size of an entry in the files of the state", "{:.1f} bytes"),
+    "memory": ("size of an entry in memory, while its shard is judged", "{:.0f} bytes"),
+    "fileᵈ": ("driver time per file", "{:.0f} µs"),
+    "shardᵈ": ("driver time per shard", "{:.0f} µs"),
     "T₁": ("the example: scan", "{:.1f} s"),
     "T₂": ("the example: judge", "{:.1f} s"),
     "T₃": ("the example: write", "{:.1f} s"),
     "T₄": ("the example: driver", "{:.1f} s"),
-    "T": ("the example: all of it", "{:.1f} s"),
-    "rate": ("the example: rows a second", "{:.0f} M"),
+    "T": ("the example: the whole run", "{:.1f} s"),
+    "rate": ("the example: rows per second", "{:.0f} M"),
     "T′": ("the example: `dropDuplicates`", "{:.0f} s"),
-    "storage": ("the example: what storage has to bear, reading and writing together", "{:.1f} GB/s"),
-    "exchange": ("the example: bytes of the exchange", "{:.1f} GB"),
-    "state": ("the example: bytes of the state", "{:.1f} GB"),
-    "one shard": ("the example: bytes of a shard in memory", "{:.0f} MB"),
-    "cores": ("the example: cores at which the driver takes half of the time", "{:,.0f}"),
+    "storage": ("the example: bytes read and written per second, during the write step", "{:.1f} GB/s"),
+    "exchange": ("the example: bytes that tasks exchange", "{:.1f} GB"),
+    "state": ("the example: size of the state", "{:.1f} GB"),
+    "one shard": ("the example: size of a shard in memory", "{:.0f} MB"),
+    "cores": ("the example: number of cores at which the driver takes half of the time", "{:,.0f}"),
 }
 """Symbol: (what, how its figure is written)."""
 RUN_BYTES = 34
@@ -246,8 +246,8 @@ def _figures(facts: Facts) -> dict[str, float]:
     found = {
         "scan": _core_ns(whole, "scan", "rows"),
         "scan₁": _core_ns(single, "scan", "rows"),
-        "run": _core_ns(whole, "judge", "spans"),
-        "run₁": _core_ns(single, "judge", "spans"),
+        "span": _core_ns(whole, "judge", "spans"),
+        "span₁": _core_ns(single, "judge", "spans"),
         "write": _core_ns(whole, "write", "rows"),
         "clean": _core_ns(clean, "write", "rows"),
         "drop": drop.median * spark.THREADS / drop.rows * 1e9,
@@ -287,7 +287,7 @@ def _driver_figures(driver: list[Facts]) -> dict[str, float]:
 def _example_figures(it: dict[str, float], of: Example) -> dict[str, float]:
     runs = of.rows / of.run
     scan, write = of.rows * it["scan"] / 1e9, of.rows * it["write"] / 1e9
-    judge = (runs * it["run"] + of.entries * it["entry"]) / 1e9 + of.shards * it["shard"] / 1e3
+    judge = (runs * it["span"] + of.entries * it["entry"]) / 1e9 + of.shards * it["shard"] / 1e3
     driver = (of.files * it["fileᵈ"] + of.shards * it["shardᵈ"]) / 1e6
     in_tasks = scan + judge + write
     total = in_tasks / of.cores + driver
