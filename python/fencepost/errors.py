@@ -31,7 +31,7 @@ def message_of(error: BaseException) -> str:
 class FencepostError(Coded, Exception):
     """Base class of all errors of this package. Input that is not tabular raises TypeError.
 
-    What to do: read the message. The class itself is raised only for a defect, which is worth a report.
+    What to do: read the message. This class itself is raised only for a defect: please report it.
     """
 
     code = "FP001"
@@ -47,7 +47,9 @@ class DependencyError(FencepostError):
 
 
 class BatchError(FencepostError):
-    """The rows cannot be judged. The table is as it was before the call.
+    """The rows cannot be used: a column is missing or has a wrong type, or a value is invalid.
+
+    A state table is as it was before the call.
 
     What to do: correct the input at the column and row that the message names, then call again with all rows.
     """
@@ -72,9 +74,10 @@ class PolicyError(FencepostError):
 
 
 class CapacityError(FencepostError):
-    """The call could exceed the limit that was set for the table. Nothing has changed.
+    """The call could exceed the limit of a state table, or of the buffer of a producer. Nothing has changed.
 
-    What to do: raise the limit, evict old entries, or start a new table.
+    What to do: raise the limit. Otherwise, for a table: evict old entries, or start a new table. For a producer: call
+    again when more batches have an outcome.
     """
 
     code = "FP103"
@@ -86,9 +89,12 @@ class CapacityError(FencepostError):
 
 
 class SnapshotError(FencepostError):
-    """The bytes are not a usable snapshot: damaged, of another version, or of another policy.
+    """A snapshot of a table, or the state of a job, cannot be used.
 
-    What to do: restore an older snapshot, or start a new table.
+    It is damaged, or it has another version, policy or setting.
+
+    What to do: use the setting that the message names. If the bytes are damaged, restore an older snapshot or a backup
+    of the state, or start with a new table or state.
     """
 
     code = "FP104"
@@ -143,9 +149,9 @@ class SinkChangedError(SinkError):
 
 
 class StoreError(FencepostError):
-    """A store, disk, database or broker does not answer, refuses, or breaks its contract.
+    """A store, disk, database or broker does not answer, refuses a request, or breaks its contract.
 
-    It says nothing about content: a file that cannot be decoded is a SourceError.
+    A file that can be read but not decoded raises SourceError instead.
 
     What to do: check the service, the network and the rights, then make the same call again.
     """
@@ -172,7 +178,7 @@ class StateConflictError(FencepostError):
 class LockedError(FencepostError):
     """Another writer has this log open, in this process or in another one.
 
-    What to do: close it there first.
+    What to do: close the log there, then open it again.
     """
 
     code = "FP305"
@@ -181,8 +187,8 @@ class LockedError(FencepostError):
 class DeliveryError(FencepostError):
     """Rows were not acknowledged. The producer remains usable.
 
-    What to do: if `is_refused` is true, correct the rows and send them again. If it is false, they may be in the log:
-    read the log before you send them again.
+    What to do: if `is_refused` is true, correct the rows and send them again. If it is false, the rows may be in the
+    log: read the log before you send them again.
     """
 
     code = "FP401"
@@ -198,7 +204,7 @@ class DeliveryError(FencepostError):
 class TransportError(FencepostError):
     """The transport returned a response that violates its contract, or failed in an unexpected way.
 
-    What to do: correct the transport, then open the producer again with `resume=` its last checkpoint.
+    What to do: correct the transport, then open the producer again, and pass its last checkpoint as `resume`.
     """
 
     code = "FP402"
@@ -207,7 +213,7 @@ class TransportError(FencepostError):
 class FencedError(FencepostError):
     """Another producer took over this identity, or another worker took over this request. Nothing has changed.
 
-    Kafka's PRODUCER_FENCED, for producers.
+    Kafka's name for it, for producers: PRODUCER_FENCED.
 
     What to do: stop this producer or worker. The other one continues.
     """
@@ -218,7 +224,7 @@ class FencedError(FencepostError):
 class ConcurrentTransactionError(FencepostError):
     """The previous transaction of this id is decided, but not completed yet. The decision itself is final.
 
-    Kafka's CONCURRENT_TRANSACTIONS.
+    Kafka's name for it: CONCURRENT_TRANSACTIONS.
 
     What to do: make the same call again.
     """
@@ -229,18 +235,18 @@ class ConcurrentTransactionError(FencepostError):
 class TransactionStateError(FencepostError):
     """The state of the transaction does not allow this call. Nothing has changed.
 
-    Kafka's INVALID_TXN_STATE.
+    Kafka's name for it: INVALID_TXN_STATE.
 
-    What to do: abort the transaction. The abort returns the present identity.
+    What to do: abort the transaction. `abort` returns the identity for the next one.
     """
 
     code = "FP405"
 
 
 class TransactionAbortableError(FencepostError):
-    """This transaction can no longer commit. Nothing has changed.
+    """This transaction can no longer commit, for example because another one has moved a position of its group.
 
-    Kafka's TRANSACTION_ABORTABLE. A consumer group answers it to a member of an older generation.
+    Nothing has changed. Kafka's name for it: TRANSACTION_ABORTABLE.
 
     What to do: abort the transaction, read the positions again, then begin another transaction.
     """
@@ -251,9 +257,9 @@ class TransactionAbortableError(FencepostError):
 class MappingError(FencepostError):
     """No transactional id has this pid: the id has expired, or its pid was replaced by a new one.
 
-    Kafka's INVALID_PRODUCER_ID_MAPPING.
+    Kafka's name for it: INVALID_PRODUCER_ID_MAPPING.
 
-    What to do: call `init_producer` with `expected=`, which finds out whether the identity was taken over.
+    What to do: call `init_producer` with `expected=`. This call finds out whether another producer took over.
     """
 
     code = "FP407"
@@ -269,16 +275,18 @@ class SchemaError(FencepostError):
 
 
 class OutcomeUnknownError(FencepostError):
-    """The connection was lost during a commit, so it may or may not have happened.
+    """The connection was lost during a commit, so its changes may or may not be in the database.
 
-    What to do: make the same call again. The claim or the number shows whether the first call was applied.
+    What to do: make the same call again. The claim or version in the database shows whether the first call was applied.
     """
 
     code = "FP502"
 
 
 class UndoneError(FencepostError):
-    """Your code in a transaction rolled it back or ended it. Nothing was applied.
+    """Your function ended a transaction of the package, or ignored an error after which the database rolled it back.
+
+    Nothing was applied, except what the function committed itself.
 
     What to do: leave commit and rollback to the package, and let errors of your statements propagate.
     """

@@ -372,7 +372,7 @@ def _check_deterministic(df: DataFrame, identity: dict[str, Column], order: list
         )
     if order and not _is_deterministic(df.sortWithinPartitions(*order), identity.values()):
         raise PolicyError(
-            f"order_by {how}, and after the shuffle: make it a column of the DataFrame and write that first"
+            f"order_by {how}, and it is computed after the shuffle: add it as a column, and write the DataFrame first"
         )
 
 

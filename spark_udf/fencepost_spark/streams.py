@@ -278,9 +278,10 @@ class BatchWriter:
             return True
         if not self._adopts:
             raise SourceError(
-                f"{state}: knows {what}; this is batch {number} of query {query}, from {json.dumps(begins)} to "
-                f"{json.dumps(position['ends'])}. To continue this state with a checkpoint that is new or was "
-                "restored, pass adopt_checkpoint=True: rows that are read again are refused as duplicates"
+                f"{state}: not the batch that this state expects. The state knows {what}; this is batch {number} of "
+                f"query {query}, from {json.dumps(begins)} to {json.dumps(position['ends'])}. To continue this state "
+                "with a checkpoint that is new or was restored, pass adopt_checkpoint=True: rows that are read again "
+                "are refused as duplicates"
             )
         return True
 

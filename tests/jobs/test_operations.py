@@ -237,7 +237,7 @@ def test_a_rollback_that_would_lose_rows(world: World) -> None:
 
 @pytest.mark.parametrize("version", [-1, 4, 9])
 def test_no_such_version_to_go_back_to(world: World, version: int) -> None:
-    with pytest.raises(fp.SnapshotError, match=rf"no version {version} .*newest is 3"):
+    with pytest.raises(fp.SnapshotError, match=rf"no applied version {version}; .*newest is 3"):
         world.state.rollback(version)
 
 

@@ -610,7 +610,7 @@ def test_a_log_that_could_not_be_opened_is_not_locked(tmp_path: Path) -> None:
         PartitionLog(path)
     assert raised.value.path == f"{path}/"
     segment.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-    with pytest.raises(fp.SourceError, match=r"Not the torn end.* byte 69 follows a whole batch") as raised:
+    with pytest.raises(fp.SourceError, match=r"Not the torn end.* batch follows at byte 69") as raised:
         PartitionLog(path)
     assert (raised.value.path, raised.value.position) == (str(segment), 0)
     segment.write_bytes(whole[:-1])

@@ -276,7 +276,7 @@ def test_a_marker_that_cannot_be_written_leaves_the_decision(engine: Engine) -> 
         assert state(coordinator, identity.pid) == "PREPARE_COMMIT"
     with pytest.raises(fp.TransactionStateError, match=r"cannot abort: .*another outcome"):
         coordinator.abort(identity)
-    with pytest.raises(fp.ConcurrentTransactionError, match="1 transactions are decided"):
+    with pytest.raises(fp.ConcurrentTransactionError, match="could not be completed: 1"):
         coordinator.recover()
     with pytest.raises(fp.ConcurrentTransactionError):
         coordinator.add_partitions(identity, [("out", 2)])

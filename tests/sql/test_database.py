@@ -143,7 +143,7 @@ def test_other_databases_are_refused() -> None:
         def __init__(self) -> None:
             self.dialect = oracle.dialect()
 
-    with pytest.raises(fp.PolicyError, match="an engine for 'oracle'"):
+    with pytest.raises(fp.PolicyError, match="engines for 'oracle' are not"):
         Database(Other())
     with pytest.raises(fp.PolicyError, match="engine: str, but a SQLAlchemy Engine is needed"):
         Database("sqlite://")  # type: ignore[arg-type]
@@ -153,7 +153,7 @@ def test_one_connection_for_all_threads_is_refused(tmp_path: Path) -> None:
     """Transactions of two threads were one: 450 rows for 200 events."""
     for url in ("sqlite://", f"sqlite:///{tmp_path}/shared.db"):
         engine = sqlalchemy.create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
-        with pytest.raises(fp.PolicyError, match=r"pool StaticPool: .* one connection"):
+        with pytest.raises(fp.PolicyError, match=r"pool StaticPool is .* one connection"):
             Database(engine)
         engine.dispose()
     engine = sqlalchemy.create_engine("sqlite://")

@@ -135,5 +135,7 @@ def row_of(message: Message, decode: Decoder) -> dict[str, Any] | None:
         return None
     taken = [name for name in COORDINATES if name in columns]
     if taken:
-        raise PolicyError(f"the decoder returned a column '{taken[0]}', which the loop adds itself: rename the column")
+        raise PolicyError(
+            f"the decoder returned a column '{taken[0]}', which the consumer adds itself: rename the column"
+        )
     return {"topic": message.topic(), "partition": message.partition(), "offset": message.offset(), **columns}

@@ -85,7 +85,7 @@ class Log:
         Raises SourceError for an offset before all segments: its record was deleted.
         """
         if offset < 0:
-            raise ValueError(f"from_offset={offset}: 0 or more")
+            raise ValueError(f"from_offset={offset}: expected 0 or more")
         bases = [it.base_offset or 0 for it in self.segments]
         if offset < bases[0]:
             path = self.folder or self.segments[0].path
@@ -105,7 +105,7 @@ def open_log(source: str | os.PathLike[str], options: Options = None) -> Log:
 class EmptyLogError(SourceError):
     """A folder holds no segments of a log.
 
-    What to do: name the folder of a partition, `topic-0`, or the folder that holds such folders.
+    What to do: pass the folder of a partition, such as `orders-0`, or the folder that contains such folders.
     """
 
     code = "FP203"

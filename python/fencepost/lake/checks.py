@@ -47,7 +47,7 @@ def _check_read(run: Run, found: Found) -> None:
     unread = run.source.unread(found, is_rebase=run.is_rebase)
     if unread:
         files = plural(len(unread), "file")
-        text = f"{run.source.place}: cannot read {files}, whose rows would look new later: "
+        text = f"{run.source.place}: cannot read {files}. Without them, a later run would keep their rows as new: "
         raise SourceError(text + ", ".join(unread[:10]), path=f"{run.source.place}/{unread[0]}")
 
 
@@ -99,7 +99,7 @@ def _check_resets(run: Run, resets: list[pa.Table]) -> None:
     listed = "; ".join(str(line) for line in worst.slice(0, 3).to_pylist())
     keys = plural(count, "key")
     raise PolicyError(
-        f"{keys} with a numbering that seems to have restarted: {reset_rule(run.job.reset_rows_min)} "
+        f"the numbering of {keys} seems to have restarted: {reset_rule(run.job.reset_rows_min)} "
         f"({listed}); nothing was written. If a topic was recreated, a cluster rebuilt or a device reset, "
         "give it its own scope and state. If the timestamps are not those of the events, "
         "on_reset='report' drops such repeats"

@@ -169,7 +169,7 @@ def _check_by_library(table: Table, live: Live) -> None:
         raise SourceError(f"{root}: cannot be read as a Delta table: {reason}", path=root) from error
     sizes = zip(map(unquote, known["path"].to_pylist()), known["size_bytes"].to_pylist(), strict=True)
     if dict(sizes) != {path: it["size"] for path, it in live.items()}:
-        text = f"{root}: version {table.version}: its log, read twice, names different files"
+        text = f"{root}: version {table.version}: fencepost and delta-rs find different files in its log"
         raise SourceError(text, path=root)
 
 

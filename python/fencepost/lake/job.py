@@ -449,8 +449,8 @@ class DedupJob:
         """Raise PolicyError if other writers may have rewritten files and no column defines the required order."""
         if self.policy.depends_on_order and not self.order_by:
             raise PolicyError(
-                f"policy {self.policy.name or self.policy.rules} depends on the order of rows, which files no "
-                "longer show after others rewrote them: pass order_by=[columns]"
+                f"policy {self.policy.name or self.policy.rules} depends on the order of rows, but other "
+                "writers may have rewritten the files in another order: pass order_by=[columns]"
             )
 
     def settings(self) -> Settings:

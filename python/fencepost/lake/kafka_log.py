@@ -125,7 +125,8 @@ def _place_of(log: Log) -> tuple[str, str]:
     if not log.is_folder or log.topic is None:
         path = log.folder or log.segments[0].path
         raise SourceError(
-            f"{path}: a job reads partition folders, whose names have topic and number (such as orders-0)", path=path
+            f"{path}: not a partition folder: its name must have the topic and the partition, such as orders-0",
+            path=path,
         )
     return log.topic, str(log.partition)
 

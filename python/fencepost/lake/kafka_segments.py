@@ -264,7 +264,7 @@ def _aborted_beside(
         if not any(one[0] == pid and one[1] <= first and one[2] >= log_end for one in indexed):
             raise SourceError(
                 f"{segment.path}: the transaction of producer {pid} at offset {first} ends in another segment or is "
-                "open: whether it was committed is not known from this one; read the folder",
+                "open, so this segment does not show whether it was committed: read the folder of the partition",
                 path=segment.path,
             )
     return indexed

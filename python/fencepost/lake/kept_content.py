@@ -73,9 +73,12 @@ def checked(
     """
     known = newest.checksums if newest else None
     if keep_checksums is None and known is not None:
-        reason = f"it keeps checksums of {_named(known.columns)}, but this job has no keep_checksums"
-        advice = "Rows of a run without them would be compared with older rows. keep_checksums=0 drops them"
-        raise SnapshotError(f"{uri}: {reason}. {advice}", reason=reason)
+        lacking = f"it keeps checksums of {_named(known.columns)}, but this job has no keep_checksums"
+        raise SnapshotError(
+            f"{uri}: {lacking}. Pass keep_checksums again, or drop the checksums with one run under keep_checksums=0. "
+            "After a run without them, repeats of its rows would be compared with older rows",
+            reason=lacking,
+        )
     if keep_checksums in (None, 0) or compared is None:
         return None
     columns = kept_columns(compared)

@@ -174,7 +174,7 @@ class _Objects(fs.FileSystemHandler, metaclass=ABCMeta):  # type: ignore[misc]
         return pa.PythonFile(self.store.object(path, *self.store.head(path)).open(), mode="r")
 
     def _refuse(self, *_: object, **__: object) -> Any:
-        raise NotImplementedError("the files of a sink are only read")
+        raise NotImplementedError("the files of a sink are read-only")
 
     open_input_stream = open_input_file
     get_file_info_selector = create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = _refuse

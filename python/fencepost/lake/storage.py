@@ -41,7 +41,9 @@ COPY_BYTES = 16 << 20
 
 
 class ChangedError(SourceError):
-    """A file changed while a run was reading it. The run plans again by itself; others see this error.
+    """A file changed while it was read.
+
+    A run of a job tries again by itself, and raises this error only after several tries. Other calls raise it.
 
     What to do: call again when nothing writes to the file.
     """

@@ -62,7 +62,8 @@ class Identities:
         found = read_identity(self.latest)
         if found.pid == identity.pid and found.epoch <= identity.epoch:
             raise FencedError(
-                f"{self.name!r} has pid {found.pid} epoch {found.epoch}, not above this producer's {identity.epoch}"
+                f"{self.name!r} has pid {found.pid} epoch {found.epoch} in the registry, which is not above this "
+                f"producer's epoch {identity.epoch}"
             )
         return found
 

@@ -591,7 +591,9 @@ class SequencedProducer:
             self._send_waiting()
         if not self._changed.wait_for(has_room, block_ms / 1000):
             waited = (
-                f"still after max_block_ms={block_ms}" if block_ms else "and a callback of the producer cannot wait"
+                f"No room became free within max_block_ms={block_ms}"
+                if block_ms
+                else "A callback of the producer cannot wait for room"
             )
             is_rows = self._buffered + rows > rows_max
             held, more, bound, name = (
@@ -600,7 +602,7 @@ class SequencedProducer:
                 else (f"{self._buffered_bytes} bytes of rows have", f"{size} more", bytes_max, "buffer_bytes")
             )
             raise CapacityError(
-                f"{held} no outcome yet, and {more} would exceed {name}={bound}, {waited}. Nothing of this call "
+                f"{held} no outcome yet, and {more} would exceed {name}={bound}. {waited}. Nothing of this call "
                 "was sent",
                 limit=bound,
             )
@@ -886,9 +888,10 @@ def _check_transactions(
         raise PolicyError("a coordinator needs a name: it is the transactional id, which fences zombies")
     routes: Mapping[str, Any] | None = getattr(coordinator, "routes", None)
     if not topic or (routes is not None and topic not in routes):
-        known = "" if routes is None else f"; its routes: {', '.join(map(repr, routes)) or 'none'}"
+        known = "" if routes is None else f"; the coordinator's routes: {', '.join(map(repr, routes)) or 'none'}"
         raise PolicyError(
-            f"topic={topic!r} with a coordinator: pass the topic under which it routes markers to this transport{known}"
+            f"topic={topic!r} with a coordinator: pass the topic whose markers the coordinator writes with this "
+            f"transport{known}"
         )
     if routes is not None and routes[topic] is None and hasattr(transport, "write_marker"):
         raise PolicyError(

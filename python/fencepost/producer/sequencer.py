@@ -228,7 +228,7 @@ class Sequencer:
     def add(self, batch: Batch) -> None:
         """Take a batch; `poll` decides when to send it. Raises the error that stopped the producer."""
         if not 1 <= batch.count <= COUNT_MAX:
-            raise ValueError(f"{batch.count} rows in a batch: 1 to {COUNT_MAX}")
+            raise ValueError(f"{batch.count} rows in a batch: expected 1 to {COUNT_MAX}")
         self.check()
         self._partition(batch.partition).waiting.append(batch)
 
@@ -633,9 +633,9 @@ _DOUBTFUL = frozenset(
 )
 """Errors after which the batch may be in the log."""
 
-_IN_THE_LOG = {True: "It is not in the log", False: "It may be in the log or not"}
+_IN_THE_LOG = {True: "The batch is not in the log", False: "The batch may or may not be in the log"}
 _GOES_ON = "the producer continues"
-_STOPS = "the producer stops, because later rows would hide that it is missing. Resume from its position"
+_STOPS = "the producer stops, because later rows would hide that the batch is missing. Resume from the batch's position"
 
 
 def _delivered(batch: Batch, reading: Reading) -> Delivered:

@@ -541,7 +541,7 @@ class TransactionCoordinator:
         timed_out = self._for_each(query, self._time_out, failures)
         if failures:
             raise ConcurrentTransactionError(
-                f"{len(failures)} transactions are decided and not completed, the first: {failures[0]}"
+                f"transactions that could not be completed: {len(failures)}. The first: {failures[0].message}"
             ) from failures[0]
         completed = sum(it.transaction.state not in PREPARED for it in prepared)
         aborted = sum(it.transaction.state is not State.ONGOING for it in timed_out)

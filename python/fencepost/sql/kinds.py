@@ -24,14 +24,15 @@ from fencepost.sql import drivers
 
 _WHOLE = "fencepost_whole"
 ENDED = (
-    "the work has ended its transaction by itself. Only its own commits are in the database. Do not commit or roll "
-    "back in the work"
+    "your function has ended its transaction. Only what it committed itself is in the database. Do not commit or roll "
+    "back in the function"
 )
 _IGNORED = (
-    "the database has rolled back the transaction, but the work continued: it has ignored an error of a statement. "
-    "Nothing of it is in the database. Let the work raise the error, or run statements that may fail in "
-    "connection.begin_nested()"
+    "the database has rolled back the transaction, but your function has ignored an error of a statement and "
+    "continued. Nothing of its work is in the database. Let the function raise the error, or run statements that may "
+    "fail in connection.begin_nested()"
 )
+_UNCLEAR = f"the transaction ended before its commit. Either {_IGNORED}. Or {ENDED}"
 
 
 class Limits(NamedTuple):
@@ -114,8 +115,8 @@ class SQLite:
     def check(self, engine: Engine) -> None:
         if isinstance(engine.pool, StaticPool):
             raise PolicyError(
-                "an engine with the pool StaticPool: all users share one connection, so a user that closes it ends the "
-                "transactions of the others. Use SQLAlchemy's default pool, and a file if threads share a database "
+                "the pool StaticPool is not supported: all users share one connection, so a user that closes it ends "
+                "the transactions of the others. Use SQLAlchemy's default pool, and a file if threads share a database "
                 "(in memory, each thread has its own database)"
             )
 
@@ -140,7 +141,7 @@ class SQLite:
         try:
             connection.exec_driver_sql(f"RELEASE {_WHOLE}")
         except exc.OperationalError as error:
-            raise UndoneError(f"{_IGNORED}. Or {ENDED}") from error
+            raise UndoneError(_UNCLEAR) from error
 
     def schema_lock(self, connection: Connection) -> AbstractContextManager[None]:
         return nullcontext()  # The transaction holds the write lock.
@@ -192,7 +193,7 @@ class PostgreSQL:
     def check(self, engine: Engine) -> None:
         if engine.dialect.driver != "psycopg":
             raise PolicyError(
-                f"an engine with the driver {engine.dialect.driver!r}: use psycopg 3, postgresql+psycopg://..."
+                f"the driver {engine.dialect.driver!r} is not supported: use psycopg 3, postgresql+psycopg://..."
             )
         if not event.contains(engine, "after_cursor_execute", _begin_to_count):
             event.listen(engine, "after_cursor_execute", _begin_to_count)
@@ -290,7 +291,7 @@ class MariaDB:
     def check(self, engine: Engine) -> None:
         if engine.dialect.driver != "pymysql":
             raise PolicyError(
-                f"an engine with the driver {engine.dialect.driver!r}: use PyMySQL, mariadb+pymysql://..."
+                f"the driver {engine.dialect.driver!r} is not supported: use PyMySQL, mariadb+pymysql://..."
             )
 
     def set_up(self, connection: Connection) -> None:
@@ -362,16 +363,16 @@ class MariaDB:
         except exc.OperationalError as error:
             if self._code(error) != 1305:  # ER_SP_DOES_NOT_EXIST
                 raise
-            raise UndoneError(
-                f"{_IGNORED}. Or {ENDED}. CREATE, ALTER, DROP and TRUNCATE commit by themselves"
-            ) from error
+            raise UndoneError(f"{_UNCLEAR}. CREATE, ALTER, DROP and TRUNCATE commit by themselves") from error
 
     @contextmanager
     def schema_lock(self, connection: Connection) -> Iterator[None]:
         """See `Kind`. The session holds the lock, because the first CREATE TABLE ends a transaction."""
         name = "CONCAT('fencepost_', MD5(DATABASE()))"
         if connection.exec_driver_sql(f"SELECT GET_LOCK({name}, 60)").scalar() != 1:
-            raise StoreError("another session is changing tables of fencepost for more than 60 s. Call again later")
+            raise StoreError(
+                "another session has been changing tables of fencepost for more than 60 s. Call again later"
+            )
         try:
             yield
         finally:
@@ -417,7 +418,9 @@ def kind_of(engine: Engine) -> Kind:
     """
     kind = KINDS.get(engine.dialect.name)
     if kind is None:
-        raise PolicyError(f"an engine for {engine.dialect.name!r}. Supported are 'sqlite', 'postgresql' and 'mariadb'")
+        raise PolicyError(
+            f"engines for {engine.dialect.name!r} are not supported: use 'sqlite', 'postgresql' or 'mariadb'"
+        )
     kind.check(engine)
     return kind
 

@@ -20,7 +20,7 @@ _PIECE_ROWS = 20_000
 class RetentionWarning(Coded, UserWarning):
     """The retention is shorter than the time in which an event can arrive again.
 
-    What to do: choose a longer retention, or shorten the path that the message names.
+    What to do: choose a longer retention, or pass a smaller `replay_ms` if no event arrives that late.
     """
 
     code = "FP901"
@@ -76,7 +76,7 @@ def reap_processed(
     warning = _too_short(consumer, retention_ms, replay_ms, "applied again")
     if warning is not None:
         if not force:
-            raise PolicyError(f"{warning}. Choose a longer one, or pass force=True. Nothing has changed")
+            raise PolicyError(f"{warning}. Choose a longer retention, or pass force=True. Nothing has changed")
         warnings.warn(warning, RetentionWarning, stacklevel=3)
     clock = consumer.database.transaction(consumer.database.now_ms) if now_ms is None else now_ms
     return Reaped(_delete_behind(consumer, storage, "changed_ms", clock - retention_ms), None, warning)
@@ -101,7 +101,7 @@ def _too_short(consumer: Consumer, retention_ms: int, replay_ms: int | None, out
         return None
     return (
         f"consumer {consumer.name!r}: a retention of {retention_ms} ms is shorter than the slowest replay "
-        f"({replay_ms} ms): events that it delivers again will be {outcome}"
+        f"({replay_ms} ms): events that the replay delivers again will be {outcome}"
     )
 
 
@@ -119,9 +119,10 @@ def _check_in_flight(
     ).one()
     if count:
         raise PolicyError(
-            f"consumer {consumer.name!r}: the retention is shorter than what is in flight: {count} of its claims were "
-            f"written within it by older events, up to {slowest} ms behind. Choose a longer retention, or wait until "
-            "the replay is over; force=True forgets them. Nothing has changed"
+            f"consumer {consumer.name!r}: the retention is shorter than the delay of events in flight: {count} of its "
+            f"claims were written within the retention by events older than the retention, up to {slowest} ms late. "
+            "Choose a longer retention, or wait until the replay is over. force=True forgets these claims. Nothing has "
+            "changed"
         )
 
 

@@ -279,7 +279,7 @@ class SqlSink:
                 Nothing is applied, except what the effect committed itself.
         """
         if self._comparison is not None:
-            raise PolicyError("handle(): what an effect writes cannot be compared; compare_content is for apply()")
+            raise PolicyError("handle() cannot compare what an effect writes: call apply(), or omit compare_content")
         table = rows_of(rows, NOTHING)
         return self._run(
             table, lambda connection, mask: run(effect, connection, table.filter(mask)), positions, expected, refused
@@ -331,14 +331,14 @@ class SqlSink:
             raise PolicyError(f"{self!r} as the sink of a job: {what}")
         if not is_local(state):
             raise PolicyError(
-                f"{self!r} with the state {os.fspath(state)}: give a StagedTable, and a local folder for it"
+                f"{self!r} with the state {os.fspath(state)}: pass a StagedTable, and a local folder for it"
             )
         folder = os.fspath(state).removeprefix("file://").rstrip("/") + ".sink"
         url, name = self._database.engine.url, self._target.name
         if place_of(url, name) != self._target.place():
             raise PolicyError(
-                f"{self!r} as the sink of a job: tasks connect by the engine's URL alone, and there {name} is another "
-                "table. Give a StagedTable with a complete URL (such as with options=-csearch_path=...)"
+                f"{self!r} as the sink of a job: tasks connect with the engine's URL only, and {name} is another "
+                "table there. Pass a StagedTable with a complete URL (such as with options=-csearch_path=...)"
             )
         return StagedTable(url, name, folder, insert=self._target.insert)
 

@@ -169,7 +169,7 @@ class StagedTable(RunFolders):
             )
         row = self._row()
         if row is None or row.state != state_id:
-            raise SinkError(f"{self!r}: another state (id {row and row.state}) has claimed it at the same time")
+            raise SinkError(f"{self!r}: another state (id {row and row.state}) claimed this table at the same time")
 
     def current_version(self, before: Decision | None) -> dict[str, Any] | None:
         """See `Sink`. Return the table and its newest version."""
@@ -262,7 +262,7 @@ class StagedTable(RunFolders):
                 except _IncompleteError:
                     uses_tables = False
         raise OutcomeUnknownError(
-            f"{self!r}: the connection was lost during {_TRIES} commits of version {decision.version}"
+            f"{self!r}: the connection was lost during {_TRIES} commits of version {decision.version}. Run again"
         )
 
     def _move(self, connection: Connection, decision: Decision, wanted: str, uses_tables: bool) -> str:

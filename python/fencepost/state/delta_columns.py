@@ -105,7 +105,7 @@ def new_table(location: str, found: Found, folders: list[dict[str, str | None]])
     named = {tuple(it) for it in folders}
     if len(named) > 1:
         both = " and by ".join(map(str, named))
-        raise SinkError(f"{location}: one table cannot be partitioned by {both}")
+        raise SinkError(f"{location}: the input has folders by {both}, but a table has one partitioning")
     for name in (name for folder in folders for name, value in folder.items() if value == ""):
         raise SinkError(f"{location}: column '{name}': an empty folder name is read as null")
     try:
@@ -169,8 +169,8 @@ def with_columns(location: str, table: Table, columns: Iterable[Action]) -> Acti
             known[name] = _merged(table, known, name, kind)
         except ValueError as error:
             raise SinkError(
-                f"{location}: column '{name}' should become {kind}{error}. The table was changed since this was "
-                "decided: `fencepost state abandon` abandons the version"
+                f"{location}: column '{name}' should become {kind}{error}. The table was changed after the version "
+                "was decided: `fencepost state abandon` abandons the version"
             ) from None
     if list(known.values()) == table.fields:
         return table.metadata

@@ -347,8 +347,8 @@ class DeltaSink:
             table = self._later(table)
             if table.version == before:
                 raise SinkError(
-                    f"{self.location}: version {before + 1} of the table cannot be read, but its name is taken. "
-                    "Run again"
+                    f"{self.location}: version {before + 1} of the table cannot be read, although its log file "
+                    "exists. Run again"
                 )
 
     def _check_follows(self, table: Table, decision: Decision, state: str) -> None:

@@ -227,8 +227,8 @@ class InPlace(DeltaSink):
             if vector and vector["cardinality"] < it["rows"] and found.get(it["path"]) != vector["cardinality"]:
                 raise SinkError(
                     f"{self.location}: version {version} of the table differs from what was written: {it['path']} "
-                    f"lacks {found.get(it['path'])} rows, not {vector['cardinality']}. RESTORE it to version "
-                    f"{version - 1}"
+                    f"has {found.get(it['path'])} deleted rows, not {vector['cardinality']}. RESTORE the table to "
+                    f"version {version - 1}"
                 )
 
 

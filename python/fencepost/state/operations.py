@@ -82,7 +82,7 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
         reason = f"version {version} is older than {before.oldest}, the oldest that is retained{is_folded}"
         raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
     if not 0 <= version < next_version or (version and state.status(version) != APPLIED):
-        reason = f"no version {version} that was applied; the newest is {before.version}"
+        reason = f"there is no applied version {version}; the newest is {before.version}"
         raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
     sink_version = sink.current_version(None)  # before checking what is shown, so that a later change is detected
     over, asked = _differing_versions(state, before.version, version)
@@ -226,7 +226,7 @@ def _horizon(state: State, before: Decision, now_ms: int | None, max_idle_ms: in
         raise PolicyError(f"max_idle_ms={max_idle_ms}: must not be negative")
     clock_ms = _later(now_ms, before.clock_ms)
     if clock_ms is None:
-        raise PolicyError(f"{state.uri}: its clock has not started; pass the time (now_ms)")
+        raise PolicyError(f"{state.uri}: this state's clock has not started, so pass the time: now_ms")
     horizon_ms = max(clock_ms - max_idle_ms, -(2**63))
     return clock_ms, horizon_ms if before.horizon_ms is None else max(horizon_ms, before.horizon_ms)
 

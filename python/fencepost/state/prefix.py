@@ -88,7 +88,9 @@ class RunPrefixes:
         self.store.put(first, b"probe")
         self.store.copy(self.store, first, 5, second)
         if self.store.read_exactly(second, 0, 5, "") != b"probe":
-            raise SinkError(f"{self.location}: this store cannot hold a sink: a copy of an object differs from it")
+            raise SinkError(
+                f"{self.location}: this store cannot hold a sink: its copy of an object differs from the original"
+            )
         self.store.delete([first, second])
 
     def claim(self, state_id: str) -> None:

@@ -281,8 +281,8 @@ class RunFolders:
             is_shown = self._matches(target, decision)
             if not is_shown and _sizes(target).items() & _expected_sizes(decision).items():
                 raise SinkChangedError(
-                    f"{target}: not what version {decision.version} decided, but a part of it: restore what is "
-                    "missing and remove what is too much, or remove the folder"
+                    f"{target}: not what version {decision.version} decided, but it has some of its files: restore the "
+                    "missing files and remove additional ones, or remove the folder"
                 ) from None
             self.disk.seal(self.path)
             if is_shown:

@@ -173,9 +173,9 @@ def check_exclusion(store: Store, folder: str = "probe") -> None:
             if error.errno not in NO_LINKS:
                 raise
             raise StoreError(
-                f"{store.uri}: this file system cannot hold a state: {error.strerror} (error {error.errno}). A "
-                "decision must appear by a hard link. Use a local disk or NFS, or an object store by its URI (s3://, "
-                "gs://, az://)",
+                f"{store.uri}: this file system cannot hold a state: {error.strerror} (error {error.errno}). It "
+                "must support hard links, which publish decisions. Use a local disk or NFS, or an object store by its "
+                "URI (s3://, gs://, az://)",
                 errno=error.errno,
             ) from error
         finally:

@@ -499,7 +499,10 @@ class State(Report):
             return
         done = {"format": FORMAT, "status": status, "decision": sha256(logged)}
         if not self.store.put(f"done/{version}", to_json(done)):
-            raise StateConflictError(f"{self.uri}: version {version} is {self.status(version)}, not {status}")
+            raise StateConflictError(
+                f"{self.uri}: another process finished version {version} as {self.status(version)}, not as {status}. "
+                "Run again"
+            )
         self._seen = None
         self._put_hint(version)
 
@@ -750,7 +753,7 @@ class State(Report):
             mark = self._mark(done) if done else None
             if self.floor() < max(done, 1):
                 return Seen(done=done, decided=decided, mark=mark)
-        raise self.damaged("done", f"no version follows version {self._floor}, up to which all are folded")
+        raise self.damaged("done", f"versions up to {self._floor} are folded, but no later version is done")
 
     def _decision(self, version: int, logged: bytes, *, is_root: bool = False) -> Decision:
         """Return the decision in a log file; see `root`."""
@@ -765,7 +768,7 @@ class State(Report):
             data = self._read_root(header) if is_root else self._read(header["body"], header["sha256"])
         decision = decision_from_json(data, self._place(place))
         if decision.version != version:
-            raise self.damaged(place, f"it is version {decision.version}")
+            raise self.damaged(place, f"it contains version {decision.version}")
         self._remember(logged, decision, is_root=is_root)
         return decision
 

@@ -462,7 +462,7 @@ def read_entry(entry: Mapping[str, Any]) -> LandedBatch | Lease | Fence | Marker
             raise ValueError(f"outcome {entry['outcome']!r} is neither 'commit' nor 'abort'")
         partition = _integer(entry, "partition", 2**31 - 1)
         return Marker(pid, epoch, partition, entry["outcome"], _integer(entry, "coordinator_epoch", 2**31 - 1))
-    raise ValueError(f"kind {kind!r}")
+    raise ValueError(f"unknown kind {kind!r}")
 
 
 def _batch_of(entry: Mapping[str, Any]) -> LandedBatch:

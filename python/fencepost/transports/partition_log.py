@@ -72,7 +72,8 @@ class PartitionLogTransport:
             opened: list[Any] = list(logs)
             if options or partitions not in (None, len(opened)):
                 raise PolicyError(
-                    f"{len(opened)} open logs were passed: they set partitions and options, so do not pass those"
+                    f"{len(opened)} open logs were passed, which determine the number of partitions and the options: "
+                    "leave out partitions= and options"
                 )
             for folder, name in {(it.path.parent, it.topic) for it in opened if getattr(it, "topic", None)}:
                 _count(folder, name, len(opened))

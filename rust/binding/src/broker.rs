@@ -182,7 +182,7 @@ impl BrokerTable {
         let partition = KeyValue::of(partition, &kind, "partition").map_err(|failure| failure.raise(py))?;
         self.with(py, |table| {
             if !table.follows_log_ends() {
-                return Err(Failure::Policy("set_log_end: this table is given its offsets (offsets='given')".into()));
+                return Err(Failure::Policy("set_log_end: this table keeps no log ends (offsets='given')".into()));
             }
             let before = table.keys().mark();
             table.keys_mut().fix(KeyKind::Plain, kind)?;
@@ -401,7 +401,7 @@ fn add_kafka_snapshot(table: &mut core::BrokerTable, path: &Path, partition: i32
     let in_file = |reason: String| Failure::snapshot(reason).in_file(path);
     let entries = kafka::snapshot::read(&bytes).map_err(|error| in_file(error.reason))?;
     for entry in &entries {
-        let no_offset = || in_file(format!("producer {}: a last batch that has no offset", entry.pid));
+        let no_offset = || in_file(format!("producer {}: its last batch has no offset", entry.pid));
         let producer = log::of_kafka(entry, partition).ok_or_else(no_offset)?;
         table.add(&producer).map_err(|error| Failure::from(error).in_file(path))?;
     }

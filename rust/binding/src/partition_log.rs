@@ -206,7 +206,8 @@ impl PartitionLog {
         }
         if records.bytes() > kafka::BATCH_BYTES_MAX {
             let (bytes, most) = (records.bytes(), kafka::BATCH_BYTES_MAX);
-            return Err(Failure::batch(VALUE, None, format!("{bytes} bytes in a batch, {most} can be read again")));
+            let problem = format!("a batch of {bytes} bytes, but at most {most} bytes can be read back");
+            return Err(Failure::batch(VALUE, None, problem));
         }
         let packed = records.finish(stamp, self.compression);
         let bytes = packed.map_err(|error| Failure::Value(format!("the batch cannot be compressed: {error}")))?;

@@ -77,8 +77,8 @@ fn take_column(name: &str, values: &Bound<'_, PyAny>) -> PyResult<Column> {
         let kind = values.get_type().fully_qualified_name()?;
         let dtype = values.getattr("dtype").map(|dtype| format!(" of dtype {dtype}")).unwrap_or_default();
         let problem = format!(
-            "{kind}{dtype} is neither an Arrow array nor a one-dimensional NumPy array of numbers \
-             (of strings or with nulls: make it an Arrow array)"
+            "{kind}{dtype} is neither an Arrow array nor a one-dimensional NumPy array of numbers. \
+             Pass strings, and values with nulls, as an Arrow array"
         );
         return Err(Failure::batch(name, None, problem).raise(values.py()));
     };

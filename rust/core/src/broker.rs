@@ -46,7 +46,7 @@ impl std::str::FromStr for BrokerVersion {
             .and_then(|(major, minor)| Some(BrokerVersion { major: number(major)?, minor: number(minor)? }));
         version.filter(|it| (Self::OLDEST..=Self::NEWEST).contains(it)).ok_or_else(|| {
             Error::Policy(format!(
-                "version={text:?}: the rules of Kafka {} to {} are known",
+                "version={text:?}: expected a version of Kafka from {} to {}",
                 Self::OLDEST,
                 Self::NEWEST
             ))

@@ -409,7 +409,7 @@ impl<'a, R: Read> Incoming<'a, R> {
         if header.follows.is_some() != (kind == DELTA)
             || (kind == WHOLE && (header.gone > 0 || header.everything || header.eviction.is_some()))
         {
-            return refuse("a delta names what it follows, a whole snapshot nothing");
+            return refuse("a delta must name what it follows, and a whole snapshot must not");
         }
         Ok((Incoming { frames }, header))
     }
@@ -496,7 +496,7 @@ fn read_eviction(payload: &mut Payload<'_>) -> Result<Option<Eviction>> {
         (Some(idle_until), Some(horizon)) => {
             Ok(Some(Eviction { idle_until: idle_until as i64, horizon: horizon as i64 }))
         }
-        _ => refuse("half an eviction"),
+        _ => refuse("an eviction lacks one of its two times"),
     }
 }
 

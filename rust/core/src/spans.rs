@@ -177,7 +177,7 @@ impl Cut {
     pub(crate) fn take(&mut self, batch: &Batch<'_>, lengths: &[u32], domain: &Domain) -> Result<()> {
         let fail = |row, problem| Err(Error::Batch { column: Column::Seq, row, problem });
         if lengths.len() != batch.len() {
-            return fail(None, format!("has {} rows, of which {} lengths are given", batch.len(), lengths.len()));
+            return fail(None, format!("has {} rows, but {} lengths were passed", batch.len(), lengths.len()));
         }
         self.find(batch, domain)?;
         self.starts.clear();
@@ -188,7 +188,7 @@ impl Cut {
             let is_beyond = batch.pid[span] != -1 && seq > domain.seq_max - i64::from(length.max(1) - 1);
             if length == 0 || is_beyond {
                 let within = format!("1 and above, and the last row within 0..={}", domain.seq_max);
-                return fail(Some(span), format!("a span of {length} rows from {seq} on; needed are {within}"));
+                return fail(Some(span), format!("a span of {length} rows from {seq} on; expected {within}"));
             }
             self.starts.push(rows);
             let Some(sum) = rows.checked_add(length) else {
@@ -493,7 +493,7 @@ fn check_rows<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, rows: std::ops:
         let pid = batch.pid[row];
         if pid == -1 {
             if domain.untracked == Untracked::Fail {
-                return fail(Column::Pid, "carries no producer (null or -1), and untracked='fail' allows none".into());
+                return fail(Column::Pid, "carries no producer (null or -1), but untracked='fail' needs one".into());
             }
             continue;
         }

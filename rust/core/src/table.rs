@@ -542,7 +542,7 @@ impl StateTable {
         }
         let is_timed = |timestamp: Option<i64>| timestamp.is_some() == self.keeps_timestamp;
         if !is_timed(entry.last_timestamp) || !entry.holes.iter().all(|hole| is_timed(hole.timestamp)) {
-            return refuse("an entry and its holes have timestamps exactly where the table keeps them");
+            return refuse("an entry and its holes must have timestamps if the table keeps them, and none otherwise");
         }
         Ok(())
     }

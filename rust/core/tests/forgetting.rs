@@ -349,8 +349,8 @@ fn a_refused_merge_names_the_key_and_the_reason() {
         });
         let [one, other] = &mut tables;
         let expected = format!(
-            "pid {name}, partition 3, epoch 2 has positions in both zones beside the border of the wrap: there the \
-             lap depends on the order of rows"
+            "pid {name}, partition 3, epoch 2 has positions on both sides of the wrap: which of them are \
+             newer depends on the order of rows, so these tables cannot merge"
         );
         assert_eq!(one.merge(other).expect_err("both zones").to_string(), expected);
     }
@@ -359,11 +359,11 @@ fn a_refused_merge_names_the_key_and_the_reason() {
     let forward = "admit=forward";
     assert_eq!(
         refusal(forward, forward),
-        "only tables of admit='any' merge: elsewhere verdicts depend on the order of rows"
+        "only tables of admit='any' can merge: under other policies, verdicts depend on the order of rows"
     );
     assert!(refusal("wrap=16", "wrap=8").starts_with("a table of policy [admit=any epochs=key first=any window=5"));
     assert_eq!(
         table("").merge(&table("").with_keep_timestamp(true)).expect_err("no merge").to_string(),
-        "a table that keeps timestamps and one that does not cannot merge"
+        "one of the tables keeps timestamps and the other does not, so they cannot merge"
     );
 }

@@ -261,7 +261,7 @@ pub(crate) fn check_magic(magic: i8, position: u64) -> Result<(), Error> {
         2 => return Ok(()),
         0 | 1 => format!(
             "a message of format version {magic} (magic {magic}), which brokers wrote before 0.11: it has no producer \
-             id, epoch or sequence. Not read; only version 2 is"
+             id, epoch or sequence. Only version 2 is read"
         ),
         _ => format!("format version {magic} (magic {magic}) is unknown; only version 2 is read"),
     };

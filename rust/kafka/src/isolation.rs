@@ -85,8 +85,8 @@ impl Outcomes {
         };
         if let Some((pid, first)) = self.open().find(|&(pid, first)| !is_listed(pid, first)) {
             let reason = format!(
-                "the transaction of producer {pid} at offset {first} ends in another segment or is open: whether it was \
-                 committed is not known from this one; read the folder"
+                "the transaction of producer {pid} at offset {first} ends in another segment or is open, so this \
+                 segment does not show whether it was committed: read the folder of the partition"
             );
             return Err(Error::new(Kind::Undecided, None, reason));
         }

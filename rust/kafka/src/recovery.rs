@@ -89,7 +89,7 @@ impl RecoveryScan {
                 let length = header.bytes();
                 let Some(left) = to_sum.checked_sub(length) else {
                     let reason =
-                        "no batch could be found: nearly every position after this one looks like one".to_string();
+                        "no batch could be found: too many positions after this one look like a batch".to_string();
                     return Err(Error::new(Kind::Field, at, reason));
                 };
                 to_sum = left;

@@ -277,7 +277,7 @@ fn read_footer(path: &Path, source: &Source) -> Result<(u64, Vec<u8>)> {
     let end = source.bytes();
     let at = end.saturating_sub(TAIL_BYTES);
     let fail = |reason: &str| Err(Error::source(path, Some(at), reason));
-    const NO_FOOTER: &str = "no Parquet footer at its end: cut short, still being written, or no Parquet file";
+    const NO_FOOTER: &str = "no Parquet footer at its end: cut short, still being written, or not a Parquet file";
     if end < HEAD_BYTES + TAIL_BYTES {
         return fail(NO_FOOTER);
     }

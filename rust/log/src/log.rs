@@ -272,7 +272,9 @@ impl Shared {
     fn lock(&self) -> Result<MutexGuard<'_, Inner>> {
         if self.process != process::id() {
             let opener = self.process;
-            return Err(Error::Poisoned(format!("the log was opened by process {opener}, of which this is a fork")));
+            return Err(Error::Poisoned(format!(
+                "the log was opened by process {opener}, of which this is a fork: open it after the fork"
+            )));
         }
         let panicked = |_| Error::Poisoned("an earlier call panicked; open the log again".into());
         let inner = self.inner.lock().map_err(panicked)?;

@@ -95,7 +95,7 @@ pub(crate) fn open(disk: &dyn Disk, options: &Options) -> Result<Opened> {
 /// Creates a new log.
 fn begin<'a>(disk: &dyn Disk, options: &Options, mut states: impl Iterator<Item = &'a i64>) -> Result<Opened> {
     if let Some(offset) = states.find(|&&offset| offset > 0) {
-        let reason = format!("no segments (*.log), but a state of offset {offset}: the log was taken away");
+        let reason = format!("no segments (*.log), but a state of offset {offset}: the segments were removed");
         return Err(damage(Kind::Gap, None, reason).in_file(&disk.path("")).into());
     }
     let state = State { name: None, offset: 0, entries: Vec::new() };
@@ -257,7 +257,7 @@ impl<'a> Replay<'a> {
         }
         let Some((position, offset)) = scan.next_whole_batch()? else { return Ok(()) };
         let reason = format!(
-            "{}. Not the torn end of a write: at byte {position} follows a whole batch, from offset {offset} on",
+            "{}. Not the torn end of a write, because a whole batch follows at byte {position}, offset {offset}",
             damage.reason
         );
         Err(give_up(Damage { reason, ..damage }, scan.last_offset() + 1).into())
@@ -267,7 +267,7 @@ impl<'a> Replay<'a> {
     fn lost(&self, offset: i64) -> Error {
         let reason = format!(
             "the log ends at offset {}, but everything below {offset} was on disk when the state of that offset was \
-             written. Nothing was changed; on_damage=\"cut\" continues from where it ends",
+             written. Nothing was changed; on_damage=\"cut\" continues at the end of the log",
             self.end
         );
         damage(Kind::Gap, None, reason).in_file(&self.disk.path("")).into()
@@ -305,8 +305,7 @@ impl<'a> Replay<'a> {
             origin: Origins::All(Origin::Replica),
         };
         let position = columns.position[from] as u64;
-        let impossible =
-            |error| damage(Kind::Field, Some(position), format!("no broker's batch from here on: {error}"));
+        let impossible = |error| damage(Kind::Field, Some(position), format!("no broker writes such a batch: {error}"));
         self.table.apply(&[batches]).map_err(impossible)?;
         for row in from..rows {
             // If compaction removed all records of a header, its transaction was decided long ago.

@@ -272,7 +272,7 @@ impl<'a> ProduceBatches<'a> {
             return at(Column::Epoch, format!("value {} is outside 0..=32767", self.epoch[row]));
         }
         if control != Control::Data && origin == Origin::Client && control != Control::Other {
-            return at(Column::Origin, "client, but markers are written by coordinators or found in a log".into());
+            return at(Column::Origin, "client, but the origin of a marker is coordinator or replica".into());
         }
         if let Some(&epoch) = self.coordinator_epoch.map(|epochs| &epochs[row]).filter(|&&epoch| epoch < -1) {
             return at(Column::CoordinatorEpoch, format!("value {epoch} is outside 0..=2147483647"));
@@ -285,10 +285,10 @@ impl<'a> ProduceBatches<'a> {
         let (base_seq, last_seq) = (self.base_seq[row], self.last_seq(row));
         if self.control(row) == Control::Data && self.pid[row] >= 0 && !self.has_sequences(row, origin) {
             if base_seq < -1 || (base_seq == -1 && origin == Origin::Client) {
-                let unless = if base_seq == -1 { " (-1 is for coordinators and logs)" } else { "" };
+                let unless = if base_seq == -1 { " (-1 is not for origin client)" } else { "" };
                 return at(Column::BaseSeq, format!("value {base_seq} is outside 0..=2147483647{unless}"));
             }
-            return at(Column::LastSeq, format!("value {last_seq} does not go with base_seq {base_seq}"));
+            return at(Column::LastSeq, format!("value {last_seq} does not fit base_seq {base_seq}"));
         }
         if self.control(row) == Control::Data && !self.has_count(row, has_offset) {
             let count = self.count(row);
@@ -301,7 +301,7 @@ impl<'a> ProduceBatches<'a> {
         }
         if offset == NONE {
             let unless =
-                if last_offset == NONE { "a replica's batches bring theirs" } else { "the last offset is given" };
+                if last_offset == NONE { "a batch of a replica needs an offset" } else { "the row has a last_offset" };
             return at(Column::Offset, format!("null, but {unless}"));
         }
         if moves_end && self.end(row).is_none() {
@@ -317,7 +317,7 @@ impl<'a> ProduceBatches<'a> {
         let delta = self.delta(row);
         at(
             Column::LastOffset,
-            format!("value {last_offset} is not offset {offset} + {delta}, as the batch's numbers say"),
+            format!("value {last_offset}, but the row's other columns give offset {offset} + {delta}"),
         )
     }
 

@@ -113,7 +113,7 @@ fn read_options(payload: &mut Payload<'_>) -> Result<(BrokerOptions, bool)> {
     let (begins_at_zero, assigns_offsets, has_times) = (payload.flag()?, payload.flag()?, payload.flag()?);
     let max_idle_ms = payload.number()? as i64;
     if window == 0 || max_idle_ms < 0 {
-        return refuse(format!("a window of {window} batches and {max_idle_ms} ms of idleness make no table"));
+        return refuse(format!("a window of {window} batches or max_idle_ms={max_idle_ms} is invalid"));
     }
     Ok((BrokerOptions { version, window, begins_at_zero, assigns_offsets, max_idle_ms }, has_times))
 }
@@ -210,7 +210,7 @@ fn read_frame(payload: &mut Payload<'_>, rows: usize) -> Result<Vec<ProducerEntr
     let batches = lengths.iter().try_fold(0_usize, |sum, &length| {
         usize::try_from(length).ok().filter(|&length| length <= usize::from(u8::MAX)).map(|length| sum + length)
     });
-    let Some(batches) = batches else { return refuse("a window is longer than any window") };
+    let Some(batches) = batches else { return refuse("a window has more than 255 batches") };
     let mut of_batches: [Vec<i64>; BATCH_COLUMNS.len()] = Default::default();
     of_batches.iter_mut().try_for_each(|values| columns::read(payload, batches, 1, values))?;
     let [last_seqs, deltas, last_offsets] = of_batches;

@@ -53,10 +53,13 @@ impl StateTable {
             ));
         }
         if self.policy().admit != Admit::Any {
-            return refuse("only tables of admit='any' merge: elsewhere verdicts depend on the order of rows".into());
+            return refuse(
+                "only tables of admit='any' can merge: under other policies, verdicts depend on the order of rows"
+                    .into(),
+            );
         }
         if self.keeps_timestamp != other.keeps_timestamp {
-            return refuse("a table that keeps timestamps and one that does not cannot merge".into());
+            return refuse("one of the tables keeps timestamps and the other does not, so they cannot merge".into());
         }
         self.check_intervals()
     }
@@ -114,8 +117,8 @@ impl StateTable {
         if let Some((pid, partition, epoch)) = ambiguous {
             let (pid, partition) = (self.keys.pid.name(pid), self.keys.partition.name(partition.into()));
             return Err(Error::Policy(format!(
-                "pid {pid}, partition {partition}, epoch {epoch} has positions in both zones beside the border of \
-                 the wrap: there the lap depends on the order of rows"
+                "pid {pid}, partition {partition}, epoch {epoch} has positions on both sides of the wrap: \
+                 which of them are newer depends on the order of rows, so these tables cannot merge"
             )));
         }
         let needed = self.len() as u64 + changes.iter().filter(|change| change.known.is_none()).count() as u64;

@@ -602,5 +602,5 @@ fn segments_without_the_log_before_a_state_are_refused() {
         disk.remove(name).expect("in memory");
     }
     let error = open(&disk, &options(Policy::Group, 500)).err().expect("the log is gone");
-    assert!(error.to_string().contains("the log was taken away"), "{error}");
+    assert!(error.to_string().contains("the segments were removed"), "{error}");
 }
