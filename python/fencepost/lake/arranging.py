@@ -111,7 +111,7 @@ def arrangement_of(
     if column == "" or "" in names:
         raise ValueError("partition_by and sort_by: the name of a column is empty")
     if match is None and column in names:
-        raise ValueError(f"sort_by={column!r}: it is partition_by, so all rows of a file have the same value")
+        raise ValueError(f"sort_by={column!r}: is also partition_by, so all rows of a file have the same value")
     return Arrangement(
         target_file_bytes=target_file_bytes, partition_by=column, is_date=match is not None, sort_by=names
     )

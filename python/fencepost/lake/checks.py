@@ -84,7 +84,7 @@ def _check_conflicts(run: Run, count: int, judged: list[Judged]) -> None:
         return
     rows = plural(count, "row")
     raise PolicyError(
-        f"{rows} with the identity of another row but other content "
+        f"found {rows} with the identity of another row but other content "
         f"({listed(joined([it.conflicts for it in judged]))}); nothing was written. Check whether a "
         "counter restarted, and whether the columns identify a row. compare_content=[columns] leaves out "
         "columns that differ between copies; on_conflict='quarantine' writes such rows to _rejects"

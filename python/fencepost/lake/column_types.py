@@ -42,7 +42,7 @@ def check_types(
                 reason = f"in {paths_of(first[misfit.name])[0]} it is {kind}"
             else:
                 reason = (
-                    f"this state's keys have the type {kind} there since its first rows; another type needs its own "
+                    f"the first rows of this state have the type {kind} in this column, and another type needs its own "
                     "state"
                 )
             problem = f"column '{misfit.name}': {type_name(misfit.type)}; {reason}"

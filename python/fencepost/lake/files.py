@@ -139,7 +139,7 @@ def _misfit(found: Mapping[str, str | None], wanted: Sequence[str], known: Mappi
         if known.get(name) == "integer" and not _is_number(found[name]):
             return name, (
                 f"{found[name]!r} in the names of its folders is not an integer of 64 bits without leading zeros, but "
-                "this state's keys have integers there since its first rows; text needs its own state"
+                "the first rows of this state have integers in this column, and text needs its own state"
             )
     return None
 

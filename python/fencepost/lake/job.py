@@ -246,7 +246,8 @@ class DedupJob:
         if order_by is None and policy.depends_on_order:
             raise PolicyError(
                 f"policy {policy.name or policy.rules} depends on the order of rows, which files do not record: "
-                "pass order_by=[columns], or order_by=() if file names, then rows, are in the true order"
+                "pass order_by=[columns], or order_by=() if the order of file names, and of rows in a file, is the "
+                "true one"
             )
         check_names((*policy.columns.names, *([order_by] if isinstance(order_by, str) else order_by or ())))
         _check_one_of("rejects", rejects, get_args(Rejects))
@@ -479,7 +480,9 @@ def _check_keep_checksums(value: object, is_compared: bool) -> None:
     if value not in (None, "all") and not is_number:
         raise ValueError(f"keep_checksums={value!r}: expected 'all' or a number of rows from 0 on")
     if value not in (None, 0) and not is_compared:
-        raise PolicyError(f"keep_checksums={value!r}: checksums cover the compared columns: pass compare_content, too")
+        raise PolicyError(
+            f"keep_checksums={value!r} keeps checksums of the compared columns: pass compare_content, too"
+        )
 
 
 def _open_sink(place: str, layout: Layout | None, source: str, disk: Disk, options: dict[str, object] | None) -> Sink:

@@ -47,7 +47,7 @@ def reap(
         raise PolicyError(
             f"consumer {consumer.name!r} keeps no timestamps, so the age of its claims is unknown: create it with a "
             "column of the events' own time (Columns(timestamp=...), or timestamp= by message id), or reap "
-            "by='processed_time', after which an event that is delivered again is applied again"
+            "by='processed_time'. Events whose claims are reaped this way are applied again if they are delivered again"
         )
     warning = _too_short(consumer, retention_ms, replay_ms, "FORGOTTEN, not recognized as duplicates")
     if warning is not None:
