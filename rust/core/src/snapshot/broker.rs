@@ -210,7 +210,7 @@ fn read_frame(payload: &mut Payload<'_>, rows: usize) -> Result<Vec<ProducerEntr
     let batches = lengths.iter().try_fold(0_usize, |sum, &length| {
         usize::try_from(length).ok().filter(|&length| length <= usize::from(u8::MAX)).map(|length| sum + length)
     });
-    let Some(batches) = batches else { return refuse("a window has more than 255 batches") };
+    let Some(batches) = batches else { return refuse("the length of a window is outside 0..=255") };
     let mut of_batches: [Vec<i64>; BATCH_COLUMNS.len()] = Default::default();
     of_batches.iter_mut().try_for_each(|values| columns::read(payload, batches, 1, values))?;
     let [last_seqs, deltas, last_offsets] = of_batches;
