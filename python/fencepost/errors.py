@@ -244,11 +244,11 @@ class TransactionStateError(FencepostError):
 
 
 class TransactionAbortableError(FencepostError):
-    """This transaction can no longer commit, for example because another one has moved a position of its group.
+    """This transaction can no longer commit. For example, another transaction has moved a position of the input.
 
-    Nothing has changed. Kafka's name for it: TRANSACTION_ABORTABLE.
+    The call has changed nothing. Kafka's name for it: TRANSACTION_ABORTABLE.
 
-    What to do: abort the transaction, read the positions again, then begin another transaction.
+    What to do: abort the transaction. If it moves positions of an input, read them again. Then begin another transaction.
     """
 
     code = "FP406"

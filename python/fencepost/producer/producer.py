@@ -395,7 +395,7 @@ class SequencedProducer:
         self._in_transaction()
         self._check_undecided("commit()")
         if self._is_aborting:
-            raise TransactionAbortableError("an abort has begun, and unsent rows were dropped: call abort() again")
+            raise TransactionAbortableError("an abort has begun and has dropped unsent rows: call abort() again")
         while not self._is_ending:
             try:
                 self.flush()
@@ -538,8 +538,8 @@ class SequencedProducer:
             return error
         except FencepostError:
             pass  # unknown for now; abort will find out
-        problem = f"the transaction was open for too long and has been aborted: call abort() ({error.message})"
-        return TransactionAbortableError(problem)
+        problem = "the transaction was open for too long, so it was aborted. Call abort(), then begin another one"
+        return TransactionAbortableError(f"{problem} ({error.message})")
 
     # Callbacks
 

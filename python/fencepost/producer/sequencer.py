@@ -546,7 +546,7 @@ class Sequencer:
             return
         self.must_bump = True
         self.abortable = self.abortable or TransactionAbortableError(
-            f"{problem}. Abort the transaction, then run it again"
+            f"{problem}. Abort the transaction, then send its rows again in another one"
         )
 
     def _ask_for_bump(self, partition: int) -> None:

@@ -165,8 +165,8 @@ class Transaction:
             raise self._concurrent()
         if missing := partitions - self.partitions:
             raise TransactionAbortableError(
-                f"{self._name}: not in the open transaction of producer ({pid}, {epoch}): "
-                f"{', '.join(sorted(map(repr, missing)))}; abort it and begin again"
+                f"{self._name}: the open transaction of producer ({pid}, {epoch}) does not contain these partitions: "
+                f"{', '.join(sorted(map(repr, missing)))}. Abort it, then begin another one"
             )
 
     def _check(self, pid: int, epoch: int) -> None:

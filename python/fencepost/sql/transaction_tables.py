@@ -300,8 +300,8 @@ def check_position(group: str, partition: str, expected: int, found: int | None)
     """Raise TransactionAbortableError if `found` is not the position where the transaction began. None counts as 0."""
     if (found or 0) != expected:
         raise TransactionAbortableError(
-            f"group {group!r}, partition {from_text(partition)!r}: the position is {found}, not {expected} as "
-            "expected: another transaction has moved it; abort, and read positions again"
+            f"group {group!r}, partition {from_text(partition)!r}: the position is {found}, but {expected} was "
+            "expected: another transaction has moved it. Abort, then read the positions again"
         )
 
 
