@@ -248,7 +248,8 @@ class TransactionAbortableError(FencepostError):
 
     The call has changed nothing. Kafka's name for it: TRANSACTION_ABORTABLE.
 
-    What to do: abort the transaction. If it moves positions of an input, read them again. Then begin another transaction.
+    What to do: abort the transaction. If it moves positions of an input, read them again. Then begin another
+    transaction.
     """
 
     code = "FP406"
