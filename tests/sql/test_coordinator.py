@@ -203,7 +203,7 @@ def test_two_workers_of_one_input_cannot_both_commit(coordinator: TransactionCoo
     coordinator.add_offsets(other, "group", {1: (0, 60), 2: (0, 5)})
     assert coordinator.positions("group").pending == {0, 1, 2}
     coordinator.commit(one, work=insert("one"))
-    with pytest.raises(fp.TransactionAbortableError, match=r"group 'group', partition 1: .* 50, but 0 was expected.* Abort"):
+    with pytest.raises(fp.TransactionAbortableError, match=r"group 'group', partition 1: .* 50, but 0 .* Abort"):
         coordinator.commit(other, work=insert("other"))
     assert output(coordinator) == ["one"]
     assert coordinator.decision(other.pid, other.epoch) is None, "it is open until it is aborted"
