@@ -29,9 +29,12 @@ def message_of(error: BaseException) -> str:
 
 
 class FencepostError(Coded, Exception):
-    """Base class of all errors of this package. Input that is not tabular raises TypeError.
+    """Base class of all errors that have a code. To handle any of them in the same way, catch this class.
 
-    What to do: read the message. This class itself is raised only for a defect: please report it.
+    Some wrong arguments raise Python's own classes instead. For example, input that is not tabular raises TypeError.
+
+    What to do: read the message. If the class of the error is FencepostError itself, and not a subclass, fencepost has
+    a defect: please report it.
     """
 
     code = "FP001"
@@ -185,10 +188,13 @@ class LockedError(FencepostError):
 
 
 class DeliveryError(FencepostError):
-    """Rows were not acknowledged. The producer remains usable.
+    """A producer got no confirmation that these rows were written. The message says whether the producer continues.
 
-    What to do: if `is_refused` is true, correct the rows and send them again. If it is false, the rows may be in the
-    log: read the log before you send them again.
+    In these messages, the log is the destination of the transport. It may also be a table or a folder.
+
+    What to do: if the producer has stopped, open a new one. If `is_refused` is true, the rows are not in the log:
+    correct what the message names, and send them again. If it is false, the rows may be in the log: read the log before
+    you send them again.
     """
 
     code = "FP401"
@@ -276,9 +282,11 @@ class SchemaError(FencepostError):
 
 
 class OutcomeUnknownError(FencepostError):
-    """The connection was lost during a commit, so its changes may or may not be in the database.
+    """The connection was lost during a commit, so the changes of the call may or may not be in the database.
 
-    What to do: make the same call again. The claim or version in the database shows whether the first call was applied.
+    What to do: make the same call again. If the first call was applied, the database has its claim, version or
+    decision, and the second call does not repeat its changes. Rows without a claim (`untracked="keep"`) are an
+    exception: look for them in your table first.
     """
 
     code = "FP502"

@@ -301,8 +301,9 @@ class Database:
             # If PostgreSQL ended the session before the commit reached it, the error proves that nothing is committed.
             if error.connection_invalidated and not self.kind.is_idled(error, Limits(), 0):
                 raise OutcomeUnknownError(
-                    "the connection was lost during the commit, so its outcome is unknown. Check whether the changes "
-                    "are in the database, or call again if the call is idempotent"
+                    "the connection was lost during the commit, so its outcome is unknown. If a claim or a version "
+                    "protects the changes from being repeated, call again. Otherwise, first check whether they are in "
+                    "the database"
                 ) from error
             # SQLite leaves the transaction open, and SQLAlchemy does not close it. The connection's next user would
             # commit it.

@@ -18,9 +18,12 @@ _PIECE_ROWS = 20_000
 
 
 class RetentionWarning(Coded, UserWarning):
-    """The retention is shorter than the time in which an event can arrive again.
+    """The retention of claims is shorter than `replay_ms`, the longest time after which an event can arrive again.
 
-    What to do: choose a longer retention, or pass a smaller `replay_ms` if no event arrives that late.
+    An event that arrives again after its claim was removed is not recognized as a duplicate.
+
+    What to do: pass a longer `retention_ms` to `reap`. If no event can arrive again after so long a time, pass a smaller
+    `replay_ms` to `SqlSink`.
     """
 
     code = "FP901"

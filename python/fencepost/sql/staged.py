@@ -262,7 +262,8 @@ class StagedTable(RunFolders):
                 except _IncompleteError:
                     uses_tables = False
         raise OutcomeUnknownError(
-            f"{self!r}: the connection was lost during {_TRIES} commits of version {decision.version}. Run again"
+            f"{self!r}: the connection was lost in each of {_TRIES} tries to commit version {decision.version}. Start "
+            "the run again: it finds out whether the version is in the table"
         )
 
     def _move(self, connection: Connection, decision: Decision, wanted: str, uses_tables: bool) -> str:
