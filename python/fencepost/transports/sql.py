@@ -118,7 +118,8 @@ class SqlTransport:
                 raise
             if code is None:
                 raise StoreError(message) from error
-            return Answer(code, message=f"{message}. Mend the table or its rights: the database refuses this for good")
+            advice = "Fix the table or its permissions: the database refuses this permanently"
+            return Answer(code, message=f"{message}. {advice}")
 
     def fence(self, pid: int, epoch: int, partitions: Sequence[int] | None) -> dict[int, tuple[int, int]]:
         """Refuse epochs of a producer below `epoch` from now on, and return its last sequences (`Transport`)."""
