@@ -458,7 +458,7 @@ def rust_messages(path: Path) -> Iterator[tuple[str, str]]:
         if text is None or token[0].startswith("b"):
             continue
         before = code[max(begin, token.start() - 400) : token.start()]
-        if re.search(r"(expect|asm!|panic!|assert\w*!|unreachable!|todo!|signature = |starts_with)\(?[^;]*$", before):
+        if re.search(r"(\bexpect\(|(asm|panic|assert\w*|unreachable|todo)!|signature = |starts_with)\(?[^;]*$", before):
             continue
         text = re.sub(r"\\\n\s*", "", text).replace('\\"', '"').replace("\\n", " ")
         if not is_message(text) or NOT_MESSAGES.search(text):
