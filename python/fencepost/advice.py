@@ -215,7 +215,7 @@ def _by_names(rows: pa.Table, named: Mapping[str, Any]) -> Columns:
         what = "a producer" if pid is None else "a sequence number"
         role = "pid" if pid is None else "seq"
         raise PolicyError(
-            f"no column looks like {what}: pass it as `{role}`. The columns are {', '.join(schema.names)}"
+            f"no column looks like {what}: pass its name as `{role}`. The columns are {', '.join(schema.names)}"
         )
     epoch = _first(schema, EPOCHS)
     if epoch is not None and not _is_epoch(rows.column(rows.column_names.index(epoch))):

@@ -187,9 +187,9 @@ class AuditReport(Report):
             if kind not in FINDINGS:
                 raise PolicyError(f"unknown finding '{kind}'; findings are {', '.join(FINDINGS)}")
         if "reset" in kinds and self.suspected_resets is None:
-            raise PolicyError("suspected resets were not searched: pass a timestamp column")
+            raise PolicyError("this audit did not search for resets: pass a timestamp column")
         if "conflict" in kinds and self.content_compared is None:
-            raise PolicyError("content was not compared: pass compare_content")
+            raise PolicyError("this audit did not compare content: pass compare_content")
         counts = {
             "missing": self.missing_rows,
             "duplicate": self.counts.get("DUPLICATE", 0),

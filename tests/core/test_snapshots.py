@@ -102,7 +102,7 @@ def test_a_loaded_table_continues_with_deltas() -> None:
 
 def test_a_delta_needs_a_base_and_tracking() -> None:
     table = table_of((1, 0, 0))
-    with pytest.raises(SnapshotError, match="changes are not tracked"):
+    with pytest.raises(SnapshotError, match="does not track changes"):
         table.snapshot_delta()
     table.track_changes()
     with pytest.raises(SnapshotError, match="no snapshot yet"):

@@ -88,7 +88,7 @@ def test_a_large_decision_goes_to_a_body(tmp_path: Path, monkeypatch: pytest.Mon
     bodies[1].write_bytes(bodies[1].read_bytes().replace(b"DUPLICATE", b"ACCEPTED "))
     opened = state.open(tmp_path / "state")
     assert [version.rows for version in opened.versions()] == [600] * 3
-    with pytest.raises(fp.SnapshotError, match=r"body/2-.*: its SHA-256 is .* was decided"):
+    with pytest.raises(fp.SnapshotError, match=r"body/2-.*: its SHA-256 is .* the decision names"):
         opened.version(2)
 
 
@@ -148,7 +148,7 @@ def test_a_damaged_segment(tmp_path: Path, name: str) -> None:
     data = segment.read_bytes()
     segment.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     segment_files.CACHE.clear()
-    with pytest.raises(fp.SnapshotError, match=r"its SHA-256 is .* was decided"):
+    with pytest.raises(fp.SnapshotError, match=r"its SHA-256 is .* the decision names"):
         make_job(tmp_path).run()
     segment_files.CACHE.clear()  # what is known by its content is read from there
     segment.unlink()

@@ -148,7 +148,7 @@ def test_a_full_buffer_makes_send_wait_and_then_fail() -> None:
     transport = Script(Future())
     producer = fp.SequencedProducer(transport, buffer_rows=3, max_block_ms=50, linger_ms=0)
     producer.send(rows(1, 2))
-    with pytest.raises(fp.CapacityError, match=r"2 rows have no outcome .* 2 more would exceed buffer_rows=3"):
+    with pytest.raises(fp.CapacityError, match=r"buffer_rows=3 would be exceeded: 2 rows have no outcome .* 2 more"):
         producer.send(rows(3, 4))
     producer.send(rows(5))
     with pytest.raises(TimeoutError, match=r"2 batches .* 0\.01 s"):
@@ -232,7 +232,7 @@ def test_bytes_bound_a_batch_and_the_buffer() -> None:
     producer = fp.SequencedProducer(transport, linger_ms=60_000, batch_bytes=3000, buffer_bytes=8000, max_block_ms=50)
     assert len(producer.send(rows(*[text] * 5))) > 1
     assert producer.metrics()["buffered_bytes"] > 5000
-    with pytest.raises(fp.CapacityError, match=r"bytes of rows .* would exceed buffer_bytes=8000"):
+    with pytest.raises(fp.CapacityError, match=r"buffer_bytes=8000 would be exceeded: .* bytes of rows"):
         producer.send(rows(*[text] * 5))
     assert max(it.rows.nbytes for it in transport.batches) < 3500
     with pytest.raises(TimeoutError):

@@ -413,7 +413,7 @@ def test_decisions_are_kept_until_they_are_dropped(coordinator: TransactionCoord
 
 
 NAMED = r"expected \(topic, number\), .* 0 to 2147483647$"
-PAIR = r"\(the position at .*None; .*\), 64-bit integers$"
+PAIR = r"of 64-bit integers: \(the position at .*None; .*\)$"
 
 
 BAD_CALLS: dict[str, tuple[Callable[[TransactionCoordinator, ProducerIdentity], object], str]] = {

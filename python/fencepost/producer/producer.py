@@ -597,13 +597,13 @@ class SequencedProducer:
             )
             is_rows = self._buffered + rows > rows_max
             held, more, bound, name = (
-                (f"{self._buffered} rows have", f"{rows} more", rows_max, "buffer_rows")
+                (f"{self._buffered} rows", rows, rows_max, "buffer_rows")
                 if is_rows
-                else (f"{self._buffered_bytes} bytes of rows have", f"{size} more", bytes_max, "buffer_bytes")
+                else (f"{self._buffered_bytes} bytes of rows", size, bytes_max, "buffer_bytes")
             )
             raise CapacityError(
-                f"{held} no outcome yet, and {more} would exceed {name}={bound}. {waited}. Nothing of this call "
-                "was sent",
+                f"{name}={bound} would be exceeded: {held} have no outcome yet, and this call has {more} more. "
+                f"{waited}. Nothing of this call was sent",
                 limit=bound,
             )
         self._check_open()
@@ -910,8 +910,8 @@ def _check_count(transport: Any, given: int | None) -> None:
     own = getattr(transport, "partitions", given)
     if given not in (None, own):
         raise PolicyError(
-            f"partitions={given}: the transport has {own}, so rows of a key would go to partitions that do "
-            "not know their numbers. Leave out partitions="
+            f"partitions={given}: the transport has {own}. With another count, rows of a key may go to another "
+            "partition, which does not recognize repeats of its earlier rows. Leave out partitions="
         )
 
 

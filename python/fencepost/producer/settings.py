@@ -56,7 +56,7 @@ class Settings:
         if self.retries is not None and not self.retries >= 1:
             raise PolicyError(
                 f"retries={self.retries}: expected at least 1, or None for as many as fit into "
-                "delivery_timeout_ms. Without retries a lost answer loses its batch"
+                "delivery_timeout_ms. Without retries, a batch fails if its answer is lost"
             )
         in_flight_max = 1 if positions else IN_FLIGHT_MAX
         if self.max_in_flight is not None and not 1 <= self.max_in_flight <= in_flight_max:

@@ -51,14 +51,14 @@ class Router:
             raise PolicyError(f"partitions={partitions!r}: expected 1 to {2**31 - 1}")
         if key is not None and partition_by is not None:
             raise PolicyError(
-                f"key={key!r} and partition_by={partition_by!r}: key chooses the partition and partition_by names "
-                "it, so pass only one"
+                f"key={key!r} and partition_by={partition_by!r}: each of them determines the partition of a row, so "
+                "pass only one"
             )
         if position is not None and partitions > 1 and key is None and partition_by is None:
             raise PolicyError(
-                f"position={position!r} with {partitions} partitions, but neither key nor partition_by: a row "
-                "that is read again would go to a partition that does not know its position. Pass one of them, "
-                "or use one partition"
+                f"position={position!r} with {partitions} partitions, but neither key nor partition_by: a row that "
+                "is read again may go to another partition, which does not recognize it. Pass one of them, or use "
+                "one partition"
             )
         self.partitions, self.key, self.partition_by = partitions, key, partition_by
         self._must_have_keys = position is not None and partitions > 1

@@ -97,7 +97,9 @@ class TransactionCoordinator:
         self.registry = ProducerRegistry(engine) if registry is None else registry
         self.database = self.registry.database
         if self.database.engine is not engine:
-            raise PolicyError("the registry is on another engine: producers and transactions share their tables")
+            raise PolicyError(
+                "the registry is on another engine: pass the same engine to both, because they share tables"
+            )
 
     # A producer's calls
 
@@ -606,7 +608,7 @@ def _topics_of(held: Held) -> tuple[str, ...]:
     return tuple(sorted({topic for topic, _ in held.waiting}))
 
 
-_PAIR = "(the position at which reading began, or None; the next one to read), 64-bit integers"
+_PAIR = "of 64-bit integers: (the position at which reading began, or None; the next position to read)"
 
 
 def _is_pair(pair: object) -> bool:

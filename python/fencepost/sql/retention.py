@@ -48,9 +48,10 @@ def reap(
     """Implement `SqlSink.reap` by event time."""
     if not consumer.keeps_time:
         raise PolicyError(
-            f"consumer {consumer.name!r} keeps no timestamps, so the age of its claims is unknown: create it with a "
-            "column of the events' own time (Columns(timestamp=...), or timestamp= by message id), or reap "
-            "by='processed_time'. Events whose claims are reaped this way are applied again if they are delivered again"
+            f"consumer {consumer.name!r} keeps no timestamps, so the age of its claims is unknown. Create it with the "
+            "column of the events' own time (claim='sequence': Columns(timestamp=...); claim='message_id': "
+            "timestamp=...). Or reap by='processed_time': an event whose claim was reaped is then applied again if it "
+            "is delivered again"
         )
     warning = _too_short(consumer, retention_ms, replay_ms, "FORGOTTEN, not recognized as duplicates")
     if warning is not None:
@@ -122,10 +123,10 @@ def _check_in_flight(
     ).one()
     if count:
         raise PolicyError(
-            f"consumer {consumer.name!r}: the retention is shorter than the delay of events in flight: {count} of its "
-            f"claims were written within the retention by events older than the retention, up to {slowest} ms late. "
-            "Choose a longer retention, or wait until the replay is over. force=True forgets these claims. Nothing has "
-            "changed"
+            f"consumer {consumer.name!r}: events may arrive later than the retention allows. Claims that are younger "
+            f"than the retention ({count}) belong to events that are older than it. The largest delay of these events "
+            f"is {slowest} ms. Choose a longer retention, or wait until the replay is over. force=True forgets these "
+            "claims. Nothing has changed"
         )
 
 

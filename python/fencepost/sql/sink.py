@@ -331,21 +331,22 @@ class SqlSink:
             raise PolicyError(f"{self!r} as the sink of a job: {what}")
         if not is_local(state):
             raise PolicyError(
-                f"{self!r} with the state {os.fspath(state)}: pass a StagedTable, and a local folder for it"
+                f"{self!r} with the state {os.fspath(state)}, which is not a local folder: pass a StagedTable with a "
+                "local folder of its own"
             )
         folder = os.fspath(state).removeprefix("file://").rstrip("/") + ".sink"
         url, name = self._database.engine.url, self._target.name
         if place_of(url, name) != self._target.place():
             raise PolicyError(
-                f"{self!r} as the sink of a job: tasks connect with the engine's URL only, and {name} is another "
-                "table there. Pass a StagedTable with a complete URL (such as with options=-csearch_path=...)"
+                f"{self!r} as the sink of a job: tasks connect with the engine's URL only, and for this URL {name} is "
+                "another table. Pass a StagedTable whose URL has all settings (such as options=-csearch_path=...)"
             )
         return StagedTable(url, name, folder, insert=self._target.insert)
 
     def forget_positions(self, *sources: str) -> None:
         """Forget the positions of these sources, for a topic that was created again, or for an intended replay."""
         if not sources:
-            raise PolicyError("forget_positions() without a source: name those to forget")
+            raise PolicyError("forget_positions() without a source: pass the names of the sources to forget")
         self._database.transaction(lambda connection: self._consumer.forget_positions(connection, list(sources)))
 
     def reap(

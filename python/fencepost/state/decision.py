@@ -72,10 +72,14 @@ class Settings:
                     if ours
                     else "it was created without max_idle, so it keeps no timestamps, but this job has max_idle"
                 )
-                raise SnapshotError(f"{uri}: {changed}. Change max_idle, or use another state folder", reason=changed)
+                raise SnapshotError(
+                    f"{uri}: {changed}. Use the setting of the state, or another state folder", reason=changed
+                )
             if ours != theirs:
                 reason = f"it was created with {name} {ours!r}, but this job has {theirs!r}"
-                raise SnapshotError(f"{uri}: {reason}. Use that value, or another state folder", reason=reason)
+                raise SnapshotError(
+                    f"{uri}: {reason}. Use the value of the state, or another state folder", reason=reason
+                )
 
 
 class Lists:

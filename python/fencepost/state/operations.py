@@ -226,7 +226,7 @@ def _horizon(state: State, before: Decision, now_ms: int | None, max_idle_ms: in
         raise PolicyError(f"max_idle_ms={max_idle_ms}: must not be negative")
     clock_ms = _later(now_ms, before.clock_ms)
     if clock_ms is None:
-        raise PolicyError(f"{state.uri}: this state's clock has not started, so pass the time: now_ms")
+        raise PolicyError(f"{state.uri}: this state's clock has not started, because no run has set it: pass now_ms")
     horizon_ms = max(clock_ms - max_idle_ms, -(2**63))
     return clock_ms, horizon_ms if before.horizon_ms is None else max(horizon_ms, before.horizon_ms)
 

@@ -107,7 +107,7 @@ def read_piece(store: Store, piece: Piece) -> bytes:
         except FileNotFoundError:
             raise SnapshotError(f"{_place(store, piece)}: missing", reason="missing") from None
         if sha256(data) != piece.sha256:
-            reason = f"its SHA-256 is {sha256(data)}, but {piece.sha256} was decided"
+            reason = f"its SHA-256 is {sha256(data)}, but the decision names {piece.sha256}"
             raise SnapshotError(f"{_place(store, piece)}: {reason}", reason=reason)
         return data
 

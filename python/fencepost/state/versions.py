@@ -388,7 +388,9 @@ class State(Report):
             reason = f"it was created with shards {settings.shards!r}, but this job has {wanted!r}"
             if count != settings.shards:
                 reason = f"it has {count} shards since it was resharded, but this job has {wanted!r}"
-            raise SnapshotError(f"{self.uri}: {reason}. Use that value, or another state folder", reason=reason)
+            raise SnapshotError(
+                f"{self.uri}: {reason}. Use the value of the state, or another state folder", reason=reason
+            )
         return count
 
     # Steps of a commit
@@ -817,7 +819,7 @@ class State(Report):
         except FileNotFoundError:
             raise self.damaged(name, missing) from None
         if expected is not None and sha256(data) != expected:
-            raise self.damaged(name, f"its SHA-256 is {sha256(data)}, but {expected} was decided")
+            raise self.damaged(name, f"its SHA-256 is {sha256(data)}, but the decision names {expected}")
         return data
 
 

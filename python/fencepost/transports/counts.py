@@ -33,8 +33,8 @@ def checked(place: str, given: int | None, stored: int | None, used: int) -> int
         if given not in (None, stored):
             raise PolicyError(
                 f"partitions={given}: {place} has {stored} partitions, which cannot change: with another count, "
-                "keys move to partitions that do not know their rows. Leave out partitions=, or write to another "
-                "place"
+                "rows of a key may go to another partition, which does not recognize repeats of its earlier rows. "
+                "Leave out partitions=, or write to another place"
             )
         return stored
     if used > (given or 1):

@@ -603,7 +603,7 @@ def read_landing(
         if log.state.next_entry > after:
             seen += found
     if after > log.state.next_entry:
-        raise PolicyError(f"after={after}: the log of {log.store.uri} has {log.state.next_entry} entries")
+        raise PolicyError(f"after={after}: expected at most {log.state.next_entry}, the entries of {log.store.uri}")
     entries = {entry_name(number) for number in range(log.state.next_entry)}
     there = [*log.store.list(DATA), *log.store.list(LOG)]
     leftovers = sorted(name for name in there if name not in listed and name not in entries)

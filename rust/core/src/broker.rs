@@ -301,7 +301,10 @@ impl BrokerTable {
             (count + more as i64, end.max(brought))
         });
         let is_enough = end.checked_add(from_end.saturating_mul(1 << 31)).is_some();
-        if is_enough { Ok(()) } else { Err(Error::Policy(format!("a log that ends at {end} takes no more batches"))) }
+        if is_enough {
+            return Ok(());
+        }
+        Err(Error::Policy(format!("a log that ends at {end} takes no more batches: their offsets may exceed 64 bits")))
     }
 
     /// Whether the rules need the ends of logs: if the table assigns offsets, or if new partitions have their own rule.
@@ -380,7 +383,7 @@ impl ProducerEntry {
                 && (batch.last_offset == NONE || batch.last_offset >= i64::from(batch.offset_delta))
         };
         if self.pid < 0 || self.partition < 0 || self.epoch < 0 {
-            return Some("a number below 0".into());
+            return Some("its pid, partition or epoch is below 0".into());
         }
         if self.coordinator_epoch < -1 || self.open_from < NONE || (self.open_from != NONE && !self.is_open) {
             return Some("its transaction is inconsistent".into());

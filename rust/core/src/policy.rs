@@ -216,7 +216,7 @@ impl std::str::FromStr for Policy {
         let mut policy = ANY_ORDER;
         for pair in text.split_whitespace() {
             let (field, value) =
-                pair.split_once('=').ok_or_else(|| Error::Policy(format!("'{pair}' is not field=value")))?;
+                pair.split_once('=').ok_or_else(|| Error::Policy(format!("'{pair}': expected field=value")))?;
             policy.set(field, value)?;
         }
         policy.validate()?;

@@ -6,7 +6,7 @@
 //!
 //! frames      header: policy, options, key types, counts
 //!             pids, then partitions, in the order of their bytes, if they are not plain integers
-//!             keys that are gone (delta only)
+//!             removed keys (delta only)
 //!             entries, in an order that depends on their keys
 //! ```
 //!
@@ -59,7 +59,7 @@ impl StateTable {
     /// Returns `Error::Snapshot` if changes are not tracked or there is no snapshot that they follow.
     pub fn delta(&self) -> Result<Delta<'_>> {
         match (self.changes().marks(), self.changes().since()) {
-            (None, _) => refuse("changes are not tracked: a delta cannot say what has changed"),
+            (None, _) => refuse("the table does not track changes, so it cannot write a delta"),
             (_, None) => refuse("there is no snapshot yet that a delta could follow"),
             (Some(_), Some(since)) => Ok(Delta { table: self, since: Some(since) }),
         }
@@ -395,21 +395,21 @@ impl<'a, R: Read> Incoming<'a, R> {
         }
         let version = u16::from_le_bytes(frames.head()?);
         if version != VERSION {
-            return refuse(format!("snapshot of version {version}, this build reads version {VERSION}"));
+            return refuse(format!("the snapshot has version {version}, but this fencepost reads version {VERSION}"));
         }
         match frames.head()? {
             [found, 0] if found == kind => {}
             [WHOLE, 0] => return refuse("a whole snapshot where a delta is expected"),
             [DELTA, 0] => return refuse("a delta where a whole snapshot is expected"),
             [found, flags] => {
-                return refuse(format!("a snapshot of kind {found} with flags {flags}, which do not exist"));
+                return refuse(format!("the kind {found} or the flags {flags} of the snapshot are unknown"));
             }
         }
         let header = read_header(frames.next_frame()?)?;
         if header.follows.is_some() != (kind == DELTA)
             || (kind == WHOLE && (header.gone > 0 || header.everything || header.eviction.is_some()))
         {
-            return refuse("a delta must name what it follows, and a whole snapshot must not");
+            return refuse("a delta does not name what it follows, or a whole snapshot has fields of a delta");
         }
         Ok((Incoming { frames }, header))
     }
@@ -427,7 +427,10 @@ impl<'a, R: Read> Incoming<'a, R> {
             let mut payload = self.frames.next_frame()?;
             let count = payload.number()?;
             if count == 0 || count > left.min(FRAME_KEYS_MAX as u64) {
-                return refuse(format!("a frame of {count} keys, where {left} are left"));
+                return refuse(format!(
+                    "a frame declares {count} keys: expected 1 to {FRAME_KEYS_MAX}, no more than the {left} that are \
+                     left"
+                ));
             }
             columns::read(&mut payload, count as usize, 1, &mut lengths)?;
             for &length in &lengths {
@@ -452,7 +455,7 @@ impl<'a, R: Read> Incoming<'a, R> {
                 Ok(())
             })?;
         }
-        if is_sorted { Ok(gone) } else { refuse("keys that are gone are out of order") }
+        if is_sorted { Ok(gone) } else { refuse("removed keys are out of order") }
     }
 }
 
@@ -474,7 +477,7 @@ fn read_header(mut payload: Payload<'_>) -> Result<Header> {
     let entries_max = payload.optional()?;
     let horizon_ms = payload.optional()?.map(|horizon| horizon as i64);
     if horizon_ms.is_some() && !keeps_timestamp {
-        return refuse("a horizon, but no timestamps");
+        return refuse("there is a horizon, but the table keeps no timestamps");
     }
     let header = Header {
         options: Options { policy, label, untracked, keeps_timestamp, entries_max, horizon_ms },
@@ -505,11 +508,11 @@ fn read_key_type(payload: &mut Payload<'_>) -> Result<KeyType> {
         [0] => return Ok((None, 0)),
         [1] => return Ok((Some(KeyKind::Plain), 0)),
         [2] => {}
-        [other] => return refuse(format!("a key type {other}, which does not exist")),
+        [other] => return refuse(format!("a key type is {other}, not 0, 1 or 2")),
     }
     let count = payload.number()?;
     if !(1..=KEY_PARTS_MAX as u64).contains(&count) {
-        return refuse(format!("keys of {count} parts, 1 to {KEY_PARTS_MAX} are allowed"));
+        return refuse(format!("a key has {count} parts; 1 to {KEY_PARTS_MAX} are allowed"));
     }
     let part = |payload: &mut Payload<'_>| {
         let ([kind], bytes) = (payload.array()?, u32::from_le_bytes(payload.array()?));
@@ -518,7 +521,7 @@ fn read_key_type(payload: &mut Payload<'_>) -> Result<KeyType> {
             (1, 0) => PartKind::Utf8,
             (2, 0) => PartKind::Binary,
             (3, bytes @ 0..=KEY_WIDTH_MAX) => PartKind::FixedBinary(bytes),
-            _ => return refuse(format!("a key part of kind {kind} and {bytes} bytes, which does not exist")),
+            _ => return refuse(format!("a key part of kind {kind} cannot have a length of {bytes} bytes")),
         })
     };
     let parts = (0..count).map(|_| part(payload)).collect::<Result<_>>()?;

@@ -518,7 +518,7 @@ impl StateTable {
         let mut free_from = entry.first;
         for hole in &entry.holes {
             if hole.first < free_from || hole.last < hole.first || hole.last >= entry.last {
-                return refuse("an entry's holes overlap, touch, or lie outside it");
+                return refuse("an entry's holes overlap, touch each other, or are outside the entry");
             }
             free_from = hole.last.saturating_add(2);
         }
@@ -534,7 +534,7 @@ impl StateTable {
         if let Some((first, last)) = entry.final_range {
             let is_outside = first > last || first < entry.first || last >= entry.last;
             if is_outside || entry.holes.iter().any(|hole| hole.first <= last && hole.last >= first) {
-                return refuse("an entry's final range is reversed, outside it or overlaps a hole");
+                return refuse("an entry's final range is reversed, is outside the entry, or overlaps a hole");
             }
             if !self.policy().keeps_holes() {
                 return refuse("an entry has a final range, but this policy keeps no holes");

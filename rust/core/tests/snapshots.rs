@@ -161,9 +161,9 @@ fn other_versions_of_a_snapshot_are_reported() {
         reason(StateTable::restore(&bytes))
     };
     assert_eq!(with(0, b'X'), "not a fencepost snapshot: wrong magic");
-    assert_eq!(with(8, 2), "snapshot of version 2, this build reads version 1");
+    assert_eq!(with(8, 2), "the snapshot has version 2, but this fencepost reads version 1");
     assert_eq!(with(10, 1), "a delta where a whole snapshot is expected");
-    assert_eq!(with(11, 1), "a snapshot of kind 0 with flags 1, which do not exist");
+    assert_eq!(with(11, 1), "the kind 0 or the flags 1 of the snapshot are unknown");
     let longer = [&bytes[..], &[0]].concat();
     assert_eq!(reason(StateTable::restore(&longer)), "1 bytes follow the snapshot");
 }
@@ -238,7 +238,7 @@ fn contradictions_with_a_valid_checksum_are_refused() {
         let at = frames[0].len() - 8;
         frames[0][at..].copy_from_slice(&3u64.to_le_bytes());
     });
-    assert!(reason(StateTable::restore(&fewer)).contains("where 3 keys are left"));
+    assert!(reason(StateTable::restore(&fewer)).contains("no more than the 3 that are left"));
 }
 
 #[test]
@@ -435,7 +435,7 @@ fn a_delta_that_does_not_follow_is_refused_and_changes_nothing() {
 fn a_delta_needs_a_snapshot_to_follow() {
     let mut table = table("kafka", false);
     let reason = |table: &StateTable| table.delta().err().expect("no delta").to_string();
-    assert_eq!(reason(&table), "changes are not tracked: a delta cannot say what has changed");
+    assert_eq!(reason(&table), "the table does not track changes, so it cannot write a delta");
     table.track_changes(true);
     assert_eq!(reason(&table), "there is no snapshot yet that a delta could follow");
 }

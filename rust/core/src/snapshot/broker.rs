@@ -61,10 +61,12 @@ impl BrokerTable {
         }
         match u16::from_le_bytes(frames.head()?) {
             VERSION => {}
-            other => return refuse(format!("version {other}, which a later fencepost wrote; {VERSION} can be read")),
+            other => {
+                return refuse(format!("the snapshot has version {other}, but this fencepost reads version {VERSION}"));
+            }
         }
         if frames.head()? != [0, 0] {
-            return refuse("a kind of snapshot that does not exist");
+            return refuse("the kind of the snapshot is unknown");
         }
         let mut payload = frames.next_frame()?;
         let (options, has_times) = read_options(&mut payload)?;
@@ -186,7 +188,10 @@ fn read_entries<R: Read>(
         let mut payload = input.frames.next_frame()?;
         let rows = payload.number()?;
         if rows == 0 || rows > left.min(FRAME_ENTRIES_MAX as u64) {
-            return refuse(format!("a frame of {rows} entries, where {left} are left"));
+            return refuse(format!(
+                "a frame declares {rows} entries: expected 1 to {FRAME_ENTRIES_MAX}, no more than the {left} that are \
+                 left"
+            ));
         }
         for entry in read_frame(&mut payload, rows as usize)? {
             let key = (entry.pid, entry.partition);
@@ -248,5 +253,5 @@ fn flag(value: i64) -> Result<bool> {
 }
 
 fn narrow<T: TryFrom<i64>>(value: i64) -> Result<T> {
-    T::try_from(value).map_err(|_| Error::Snapshot(format!("a number of an entry is {value}, which is too large")))
+    T::try_from(value).map_err(|_| Error::Snapshot(format!("a number of an entry is out of range: {value}")))
 }

@@ -126,7 +126,7 @@ impl<'a> Payload<'a> {
 
     pub(super) fn bytes(&mut self, count: usize) -> Result<&'a [u8]> {
         let Some((bytes, rest)) = self.0.split_at_checked(count) else {
-            return refuse("a frame is shorter than what it says it holds");
+            return refuse("a frame ends before the content that it declares");
         };
         self.0 = rest;
         Ok(bytes)
@@ -160,6 +160,6 @@ impl<'a> Payload<'a> {
     }
 
     pub(super) fn end(self) -> Result<()> {
-        if self.0.is_empty() { Ok(()) } else { refuse("a frame is longer than what it holds") }
+        if self.0.is_empty() { Ok(()) } else { refuse("a frame has bytes after its content") }
     }
 }

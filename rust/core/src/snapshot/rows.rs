@@ -61,7 +61,10 @@ impl KeyRows {
     pub(super) fn read(&mut self, payload: &mut Payload<'_>, left: u64) -> Result<usize> {
         let (rows, groups) = (payload.number()?, payload.number()?);
         if rows == 0 || rows > left.min(ENTRIES_MAX as u64) || groups > rows {
-            return refuse(format!("a frame of {rows} keys in {groups} blocks, where {left} keys are left"));
+            return refuse(format!(
+                "a frame declares {rows} keys in {groups} blocks: expected 1 to {ENTRIES_MAX} keys, no more than the \
+                 {left} that are left, and no more blocks than keys"
+            ));
         }
         read(payload, groups as usize, 0, &mut self.pid)?;
         read(payload, groups as usize, 0, &mut self.block)?;
@@ -106,7 +109,7 @@ impl KeyRows {
 
 #[cold]
 fn miscounted() -> crate::Error {
-    crate::Error::Snapshot("the blocks of a frame hold other counts of keys than it says".into())
+    crate::Error::Snapshot("the blocks of a frame have more or fewer keys than the frame declares".into())
 }
 
 /// A key and the hash of its block.
@@ -271,7 +274,7 @@ impl Rows {
         let (mut row, mut extras) = (0, Extras { final_at: 0, hole_at: 0 });
         self.keys.try_for_each(&mut before.key, |key, order| {
             let Ok(epoch) = i16::try_from(self.epoch[row]) else {
-                return refuse(format!("an entry's epoch is {}", self.epoch[row]));
+                return refuse(format!("an entry's epoch {} is out of range", self.epoch[row]));
             };
             let is_older = order == Ordering::Equal && epoch < before.epoch;
             if order != Ordering::Less && !is_older {
@@ -303,7 +306,7 @@ impl Rows {
             let first = from.wrapping_add(self.hole_gap[extras.hole_at]);
             let last = first.wrapping_add(self.hole_reach[extras.hole_at]);
             if first < free_from || last < first || last >= state.last {
-                return refuse("an entry's holes overlap, touch, or lie outside it");
+                return refuse("an entry's holes overlap, touch each other, or are outside the entry");
             }
             state.holes.open(first, last, self.hole_timestamp[extras.hole_at]);
             (from, free_from) = (last, last.saturating_add(2));
@@ -324,6 +327,6 @@ fn count(counts: &[i64], max: i64) -> Result<usize> {
     let add = |sum: i64, &count: &i64| sum.checked_add(count).filter(|_| (0..=max).contains(&count));
     match counts.iter().try_fold(0, add) {
         Some(sum) => Ok(sum as usize),
-        None => refuse(format!("a count is not one of 0 to {max}")),
+        None => refuse(format!("a count is outside 0..={max}")),
     }
 }
