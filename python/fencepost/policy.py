@@ -411,7 +411,7 @@ def from_label(rules: str, label: str) -> Policy:
     try:
         columns = Columns(**json.loads(label)) if label else _default_columns(rules)
     except (ValueError, TypeError, PolicyError) as error:
-        reason = f"the columns of its policy cannot be read: {label!r}"
+        reason = f"the columns of the policy cannot be read: {label!r}"
         raise SnapshotError(reason, reason=reason) from error
     return _from_rules(rules, columns)
 
@@ -435,7 +435,7 @@ def options_of(
     if policy is not None:
         expected = resolve(policy)
         if rules is not None and rules != expected.rules:
-            reason = f"of another policy: found {rules}, expected {expected.rules}"
+            reason = f"the metadata has another policy: found {rules}, expected {expected.rules}"
             raise SnapshotError(reason, reason=reason)
     elif rules is not None:
         expected = _from_metadata(rules, metadata.get("fencepost.columns", ""))
@@ -448,7 +448,7 @@ def options_of(
         horizon_ms = None if horizon is None else int(horizon)
         return expected, kept, entries_max, options.get("untracked", "keep"), horizon_ms
     except (ValueError, AttributeError, TypeError) as error:
-        reason = f"the options of its metadata cannot be read: {text!r}, horizon {horizon!r}"
+        reason = f"the options in the metadata cannot be read: {text!r}, horizon {horizon!r}"
         raise SnapshotError(reason, reason=reason) from error
 
 
@@ -456,5 +456,5 @@ def _from_metadata(rules: str, label: str) -> Policy:
     try:
         return from_label(rules, label)
     except (ValueError, KeyError, TypeError, PolicyError) as error:
-        reason = f"the policy of its metadata cannot be read: {rules!r}"
+        reason = f"the policy in the metadata cannot be read: {rules!r}"
         raise SnapshotError(reason, reason=reason) from error

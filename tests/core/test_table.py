@@ -560,7 +560,7 @@ def test_the_policy_passed_to_restore_must_be_the_same(name: str) -> None:
     fields = {field.name: getattr(StateTable(name).policy, field.name) for field in dataclasses.fields(Policy)}
     assert StateTable.restore(data, name).policy == StateTable.restore(data, Policy(**fields)).policy
     for other in set(PRESETS) - {name}:
-        with pytest.raises(fp.SnapshotError, match=r"of another policy: "):
+        with pytest.raises(fp.SnapshotError, match=r"has another policy: "):
             StateTable.restore(data, other)
 
 

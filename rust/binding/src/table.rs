@@ -92,7 +92,7 @@ impl StateTable {
             return Ok(self);
         }
         let difference: String = policies.call_method1("difference", (&self.policy, expected))?.extract()?;
-        let failure = Failure::snapshot(format!("of another policy: {difference}"));
+        let failure = Failure::snapshot(format!("the snapshot has another policy: {difference}"));
         let failure = if let Some(path) = path { failure.in_file(path) } else { failure };
         Err(failure.raise(py))
     }

@@ -389,9 +389,9 @@ impl ProducerEntry {
             return Some("its transaction is inconsistent".into());
         }
         if self.batches.len() > window.into() {
-            return Some(format!("{} batches, the window holds {window}", self.batches.len()));
+            return Some(format!("it has {} batches, but the window has {window} at most", self.batches.len()));
         }
-        (!self.batches.iter().all(is_batch)).then(|| "a batch with inconsistent numbers".into())
+        (!self.batches.iter().all(is_batch)).then(|| "it has a batch with inconsistent numbers".into())
     }
 }
 

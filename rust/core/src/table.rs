@@ -598,20 +598,30 @@ impl StateTable {
     }
 
     fn check_epoch(&self, batch: &Batch<'_>) -> Result<()> {
-        let problem = match (batch.epoch, self.policy().epochs) {
-            (Some(_), Epochs::Ignore) => "is given, but this policy ignores epochs",
-            (None, Epochs::Key | Epochs::Fence) => "is missing, but this policy needs epochs",
-            _ => return Ok(()),
-        };
-        Err(Error::Batch { column: Column::Epoch, row: None, problem: problem.into() })
+        match (batch.epoch, self.policy().epochs) {
+            (Some(_), Epochs::Ignore) => Err(Error::Batch {
+                column: Column::Epoch,
+                row: None,
+                problem: "is given, but this policy ignores epochs".into(),
+            }),
+            (None, Epochs::Key | Epochs::Fence) => Err(Error::Batch {
+                column: Column::Epoch,
+                row: None,
+                problem: "is missing, but this policy needs epochs".into(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     fn check_timestamp(&self, batch: &Batch<'_>) -> Result<()> {
         if !self.keeps_timestamp || batch.timestamp.is_some() {
             return Ok(());
         }
-        let problem = "is missing, but this table keeps timestamps".into();
-        Err(Error::Batch { column: Column::Timestamp, row: None, problem })
+        Err(Error::Batch {
+            column: Column::Timestamp,
+            row: None,
+            problem: "is missing, but this table keeps timestamps".into(),
+        })
     }
 
     /// Refuses a call if the table already has the maximum number of holes.
