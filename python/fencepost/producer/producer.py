@@ -882,7 +882,10 @@ def _check_transactions(
     """Raise PolicyError for contradictory arguments, or if the transaction's rows could never become visible."""
     if coordinator is None:
         if topic is not None:
-            raise PolicyError(f"topic={topic!r} needs a coordinator: topics name the outputs of transactions")
+            raise PolicyError(
+                f"topic={topic!r} needs a coordinator, because only transactions use topics: pass coordinator=, or "
+                "leave out topic="
+            )
         return
     if name is None:
         raise PolicyError("a coordinator needs a name: it is the transactional id, which fences zombies")
