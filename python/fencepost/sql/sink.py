@@ -243,7 +243,9 @@ class SqlSink:
         if self._target is None:
             raise PolicyError("this sink has no table: name one, or call handle() with an effect")
         if self._comparison is not None and self.on_conflict == "quarantine" and refused is None:
-            raise PolicyError("on_conflict='quarantine': apply() needs refused=, a function that receives the conflicts")
+            raise PolicyError(
+                "on_conflict='quarantine': apply() needs refused=, a function that receives the conflicts"
+            )
         target, table = self._target, rows_of(rows, NOTHING)
         written = target.convert(table) if table.num_columns else table
 
