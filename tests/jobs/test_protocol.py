@@ -140,7 +140,7 @@ def test_the_page_names_every_property_step_and_mutant() -> None:
         assert f"`{mutant.__name__}`" in rows[mutant.caught_by], mutant
     for check in (*STATE_PROPERTIES, *STEP_PROPERTIES):
         assert f"| `{check.__name__}` | " in page
-    steps = page.partition("## The steps")[2].partition("Three kinds of sink")[0]
+    steps = page.partition("## The steps")[2].partition("three kinds of sink")[0]
     unnamed = {step for step in STEPS if not re.search(rf"\b{step}\b", steps)}
     assert unnamed == {"idle"}
 
