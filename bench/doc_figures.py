@@ -108,8 +108,8 @@ def _delta() -> str:
     rows = results.contests[delta.ALL_ROWS][delta.VECTORS].rows
     table = "\n".join(f"| {what} | {_seconds(results, delta.ALL_ROWS, name)} |" for what, name in lines.items())
     return (
-        f"A table of {_millions(rows)} rows with a 90-byte payload was deduplicated on two cores. One row in twenty was a "
-        f"repeat\n(`bench/results/delta.md`):\n\n| | time |\n|---|---:|\n{table}\n"
+        f"A table of {_millions(rows)} rows with a 90-byte payload was deduplicated on two cores. "
+        f"One row in twenty was a repeat\n(`bench/results/delta.md`):\n\n| | time |\n|---|---:|\n{table}\n"
     )
 
 
