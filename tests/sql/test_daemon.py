@@ -310,7 +310,8 @@ def test_a_stuck_transaction_is_named(engine: Engine, new_daemon: NewDaemon) -> 
     elsewhere.add_partitions(identity, [("sales", 3)])
     daemon = new_daemon()
     wait_until(lambda: "stuck: transactional id 'stage 7'" in daemon.said(), "it is not named")
-    assert f"of producer ({identity.pid}, 0) is ongoing for " in daemon.said()
+    assert f"of producer ({identity.pid}, 0) began a transaction " in daemon.said()
+    assert "in state ongoing" in daemon.said()
     lines = daemon.get("/metrics")[1].splitlines()
     assert "fencepost_transactions_late 1.0" in lines
     assert any(it.startswith('fencepost_transaction_late_age_seconds{transactional_id="stage 7"}') for it in lines)

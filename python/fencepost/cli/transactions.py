@@ -65,7 +65,8 @@ def abort_command(transactional_id: TransactionalId, database: Database) -> None
     with engine_of(database) as engine:
         check_database(engine)
         topics = TransactionCoordinator(engine).terminate(transactional_id)
-    left = f"; markers for {', '.join(topics)} are written by recover() of a coordinator with routes to them"
+    next_step = "call recover() on a coordinator that has a route to each of these topics"
+    left = f". To write the markers for {', '.join(topics)}, {next_step}"
     print(f"{transactional_id}: aborted{left if topics else ''}")
 
 

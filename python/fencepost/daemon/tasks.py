@@ -148,7 +148,8 @@ class Maintenance:
             for it in found.sessions
         )
         logger.warning(
-            "stuck: transactional id %r of producer (%d, %d) is %s for %.0f s and waits for %s%s",
-            found.transactional_id, found.owner.pid, found.owner.epoch, found.state, (found.age_ms or 0) / 1000,
+            "stuck: transactional id %r of producer (%d, %d) began a transaction %.0f s ago. It is in state %s and "
+            "waits for %s%s",
+            found.transactional_id, found.owner.pid, found.owner.epoch, (found.age_ms or 0) / 1000, found.state,
             found.waits_for, f". Its row is held, perhaps by {held}" if held else "",
         )  # fmt: skip

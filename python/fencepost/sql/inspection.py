@@ -226,7 +226,8 @@ def _next_step(held: Held) -> str:
     transaction = held.transaction
     if transaction.state in PREPARED:
         topics = ", ".join(sorted({topic for topic, _ in held.waiting}))
-        return f"{PREPARED[transaction.state]} markers for {topics}: recover() of a coordinator with routes to them"
+        what = f"{PREPARED[transaction.state]} markers for {topics}"
+        return f"{what}. Call recover() on a coordinator that has a route to each of these topics"
     if transaction.is_timed_out(held.now_ms):
         return "recover() or reap(): it has been open for longer than its time-out"
     if transaction.state is State.ONGOING:

@@ -328,8 +328,9 @@ class StagedTable(RunFolders):
             yield
         except (exc.IntegrityError, exc.DataError, BatchError) as error:
             raise SinkError(
-                f"{self!r}: the table refuses rows of a decided version ({message_of(error)}). Change the table and "
-                "run again, or abandon the version (`fencepost state abandon`). None of its rows are in the table"
+                f"{self!r}: the table refuses rows of a decided version ({message_of(error)}). None of its rows are in "
+                "the table. Change the table and run again, or abandon the version in Python "
+                "(`fencepost.state.open(STATE).abandon(n, sink=sink)`)"
             ) from error
 
     # The database
