@@ -9,11 +9,13 @@
 //! | no entry, and a key may begin anywhere | any | accepted | `first.md` |
 //! | the number of an entry with holes | continues it, or jumps at most as far as the policy allows | accepted | `any_order.md`, `in_order.md` |
 //! | the same | one row within it and in no hole, on the first lap | duplicate | the same |
+//! | the same | one row in a hole, and the policy accepts late rows | accepted | `any_order.md` |
 //! | an entry of another epoch; rows below the horizon | any | left to the full rules | |
 //!
 //! An entry in a slot has no holes, so all positions within it were accepted. An entry with holes is in the overflow.
 //! It changes in place if its holes are bits and no words must be added.
 
+use crate::holes::Holes;
 use crate::judge::{FullEntry, PlainEntry, PlainRules, Span};
 
 /// The content of a slot.
@@ -36,6 +38,8 @@ pub(crate) enum FastOutcome {
     Repeated,
     /// Every row is accepted and begins an entry.
     Begun,
+    /// The row is accepted and fills a position of a hole.
+    Filled,
     /// The slot alone cannot decide.
     Unclear,
 }
@@ -61,39 +65,81 @@ pub(crate) fn judge(rules: &PlainRules, held: Slot, span: Span) -> (FastOutcome,
     (outcome, PlainEntry { epoch: span.epoch, first: rules.first_of(first, last), last, last_timestamp })
 }
 
-/// Like [`judge`], for an entry in the overflow, which changes in place. Also returns the first position that the span
-/// skipped, or the span's own first position if it skipped none. `is_timed`: whether rows have timestamps.
+/// What the fast path has done with an entry in the overflow.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InPlace {
+    pub(crate) outcome: FastOutcome,
+    /// The first position that the span skipped, or the span's own first position if it skipped none.
+    pub(crate) skipped_from: i64,
+    /// By how much the number of holes has changed.
+    pub(crate) holes: isize,
+}
+
+/// Like [`judge`], for an entry in the overflow, which changes in place. `is_timed`: whether rows have timestamps.
 #[inline(always)]
-pub(crate) fn judge_in_overflow(
-    rules: &PlainRules,
-    entry: &mut FullEntry,
-    span: Span,
-    is_timed: bool,
-) -> (FastOutcome, i64) {
+pub(crate) fn judge_in_overflow(rules: &PlainRules, entry: &mut FullEntry, span: Span, is_timed: bool) -> InPlace {
     let (from, last) = (entry.last, span.last_seq());
-    let is_plain = entry.epoch == span.epoch
-        && !span.is_old
-        && entry.final_range.is_none()
-        && from >= 0
-        && from < rules.plain_below
-        && last < rules.plain_below;
-    if !is_plain || rules.jump_max == 0 {
-        return (FastOutcome::Unclear, span.seq);
+    let skipping_none = |outcome, holes| InPlace { outcome, skipped_from: span.seq, holes };
+    if !is_plain(rules, entry, span) || rules.jump_max == 0 {
+        return skipping_none(FastOutcome::Unclear, 0);
     }
     if span.seq <= from {
-        let is_held = span.rows == 1 && span.seq >= entry.first && entry.holes.is_apart_from_bits(span.seq);
-        return (if is_held { FastOutcome::Repeated } else { FastOutcome::Unclear }, span.seq);
+        if span.rows > 1 || span.seq < entry.first {
+            return skipping_none(FastOutcome::Unclear, 0);
+        }
+        if entry.holes.is_apart_from_bits(span.seq) {
+            return skipping_none(FastOutcome::Repeated, 0);
+        }
+        let change = if rules.fills_holes { entry.holes.close_in_few_bits(span.seq) } else { None };
+        let Some(holes) = change else { return skipping_none(FastOutcome::Unclear, 0) };
+        entry.last_timestamp = entry.last_timestamp.max(span.newest);
+        return skipping_none(FastOutcome::Filled, holes);
     }
-    // A hole gets the timestamp of the row that opens it. The newest row of a span is not always its first.
     if span.seq - from > 1 {
-        let opens = span.seq - from <= rules.jump_max && (span.rows == 1 || !is_timed);
+        let opens = opens_hole(rules, from, span, is_timed);
         if !opens || !entry.holes.append_in_bits(from + 1, span.seq - 1, span.newest) {
-            return (FastOutcome::Unclear, span.seq);
+            return skipping_none(FastOutcome::Unclear, 0);
         }
     }
     entry.last = last;
     entry.last_timestamp = entry.last_timestamp.max(span.newest);
-    (FastOutcome::Continued, from + 1)
+    let holes = isize::from(span.seq - from > 1);
+    InPlace { outcome: FastOutcome::Continued, skipped_from: from + 1, holes }
+}
+
+/// Whether a span above an entry opens a hole and is accepted. A hole gets the timestamp of the row that opens it, and
+/// the newest row of a span is not always its first.
+#[inline(always)]
+fn opens_hole(rules: &PlainRules, from: i64, span: Span, is_timed: bool) -> bool {
+    span.seq - from <= rules.jump_max && (span.rows == 1 || !is_timed)
+}
+
+/// Whether positions of an entry and a span equal sequence numbers, and nothing is old, final or of another epoch.
+#[inline(always)]
+fn is_plain(rules: &PlainRules, entry: &FullEntry, span: Span) -> bool {
+    entry.epoch == span.epoch
+        && !span.is_old
+        && entry.final_range.is_none()
+        && (0..rules.plain_below).contains(&entry.last)
+        && span.last_seq() < rules.plain_below
+}
+
+/// Judges a span that opens the first hole of an entry, if that is clear at once. Returns the entry with its hole.
+#[inline(always)]
+pub(crate) fn open_first_hole(rules: &PlainRules, entry: PlainEntry, span: Span, is_timed: bool) -> Option<FullEntry> {
+    let (from, last) = (entry.last, span.last_seq());
+    let is_opened = entry.epoch == span.epoch
+        && !span.is_old
+        && from >= 0
+        && last < rules.plain_below
+        && span.seq - from > 1
+        && opens_hole(rules, from, span, is_timed);
+    if !is_opened {
+        return None;
+    }
+    let holes = Holes::of_few_bits(from + 1, span.seq - 1, span.newest)?;
+    let last_timestamp = entry.last_timestamp.max(span.newest);
+    Some(FullEntry { epoch: entry.epoch, first: entry.first, last, holes, final_range: None, last_timestamp })
 }
 
 #[cfg(test)]
@@ -108,6 +154,7 @@ mod tests {
         timestamp: i64,
         refused: Vec<Verdict>,
         opened: Vec<(i64, i64)>,
+        closed: Vec<(i64, i64)>,
         others: u32,
     }
 
@@ -130,8 +177,8 @@ mod tests {
             self.opened.push((first, last));
         }
 
-        fn closed(&mut self, _: i64, _: i64) {
-            self.others += 1;
+        fn closed(&mut self, first: i64, last: i64) {
+            self.closed.push((first, last));
         }
 
         fn stale(&mut self, _: i64) {
@@ -192,8 +239,10 @@ mod tests {
                         assert!(reported.refused.is_empty(), "{held:?} {span:?}");
                         assert_eq!(full, Some(FullEntry::from(after)), "{held:?} {span:?}");
                     }
+                    FastOutcome::Filled => unreachable!("entries in slots have no holes"),
                 }
                 assert_eq!((reported.others, reported.opened), (0, vec![]), "{held:?} {span:?}");
+                assert_eq!(reported.closed, [], "{held:?} {span:?}");
                 judged[outcome as usize] += 1;
             }
         }
@@ -219,7 +268,7 @@ mod tests {
 
     #[test]
     fn the_fast_path_agrees_with_the_full_rules_for_entries_with_holes() {
-        let mut judged = [0; 3];
+        let mut judged = [0; 4];
         let jumping = |policy: Policy| Policy { max_jump: Some(3), ..policy };
         let policies = PRESETS.iter().flat_map(|preset| [preset.policy, jumping(preset.policy)]);
         // One entry reaches both zones beside the border of the wrap.
@@ -248,7 +297,9 @@ mod tests {
                         }
                         let span = Span { epoch, seq, rows, newest, is_old };
                         let (mut after, mut reported) = (entry.clone(), Reported::at(newest));
-                        let (outcome, jumped_from) = judge_in_overflow(&rules.plain, &mut after, span, newest != 0);
+                        let InPlace { outcome, skipped_from, holes } =
+                            judge_in_overflow(&rules.plain, &mut after, span, newest != 0);
+                        assert_eq!(holes, after.holes.len() as isize - entry.holes.len() as isize, "{span:?}");
                         let full = rules.judge(Some(entry.clone()), span, &mut reported);
                         let expected = match outcome {
                             FastOutcome::Unclear => {
@@ -256,18 +307,16 @@ mod tests {
                                 judged[2] += 1;
                                 continue;
                             }
-                            FastOutcome::Repeated => (vec![Verdict::Duplicate], vec![]),
-                            FastOutcome::Continued if jumped_from == seq => (vec![], vec![]),
-                            FastOutcome::Continued => (vec![], vec![(jumped_from, seq - 1)]),
+                            FastOutcome::Repeated => (vec![Verdict::Duplicate], vec![], vec![]),
+                            FastOutcome::Filled => (vec![], vec![], vec![(seq, seq)]),
+                            FastOutcome::Continued if skipped_from == seq => (vec![], vec![], vec![]),
+                            FastOutcome::Continued => (vec![], vec![(skipped_from, seq - 1)], vec![]),
                             FastOutcome::Begun => unreachable!("the entry is known"),
                         };
-                        assert_eq!(
-                            (&reported.refused, &reported.opened, reported.others),
-                            (&expected.0, &expected.1, 0),
-                            "{span:?}"
-                        );
+                        assert_eq!((reported.refused, reported.opened, reported.closed), expected, "{span:?}");
+                        assert_eq!(reported.others, 0, "{span:?}");
                         assert_eq!(full, Some(after), "{span:?}");
-                        judged[usize::from(expected.1.is_empty())] += 1;
+                        judged[if outcome == FastOutcome::Filled { 3 } else { usize::from(skipped_from == seq) }] += 1;
                     }
                 }
             }

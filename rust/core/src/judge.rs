@@ -149,6 +149,8 @@ pub(crate) struct PlainRules {
     /// How far above the highest position of an entry in the overflow a row can be accepted by opening a hole and
     /// changing nothing else. 0: the full rules judge all rows of such entries.
     pub(crate) jump_max: i64,
+    /// Whether a late row that fills a hole is accepted.
+    pub(crate) fills_holes: bool,
 }
 
 impl Rules {
@@ -163,6 +165,7 @@ impl Rules {
                 Some(jump) => i64::try_from(jump).unwrap_or(i64::MAX),
                 None => i64::MAX,
             },
+            fills_holes: policy.admit == Admit::Any,
         };
         let changes_in_place = policy.reach.is_none();
         Rules { policy, plain, wrap, keeps_holes: policy.keeps_holes(), changes_in_place }

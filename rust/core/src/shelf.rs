@@ -10,9 +10,15 @@ use crate::{Epochs, Result};
 use std::cmp::Reverse;
 
 /// An entry in two neighbouring cache lines, which are loaded as one.
-#[derive(Default)]
 #[repr(align(128))]
 struct Cell(FullEntry);
+
+/// No entry. Its position is below 0, so the fast path does not judge it.
+impl Default for Cell {
+    fn default() -> Cell {
+        Cell(FullEntry { last: -1, ..FullEntry::default() })
+    }
+}
 
 const _: () = assert!(size_of::<Cell>() == 128);
 
@@ -31,22 +37,26 @@ pub(crate) struct Shelf<L: RowLine> {
 /// Means that there is no entry.
 const NONE: u32 = u32::MAX;
 
-/// The entries of a step's keys that are in the overflow.
+/// The entries of a step's keys that were in the overflow when they were looked up. An entry that left it since is none.
 #[derive(Clone, Copy)]
 pub(crate) struct InOverflow {
     is_any: bool,
-    /// The version of the overflow at the time of the search.
-    version: u64,
     numbers: [u32; STEP],
 }
 
 impl InOverflow {
     /// No entries.
-    pub(crate) const NONE: InOverflow = InOverflow { is_any: false, version: 0, numbers: [NONE; STEP] };
+    pub(crate) const NONE: InOverflow = InOverflow { is_any: false, numbers: [NONE; STEP] };
 
     #[inline(always)]
     pub(crate) fn clear(&mut self) {
         self.is_any = false;
+    }
+
+    /// The number of a key's entry, if it was found.
+    #[inline(always)]
+    pub(crate) fn number(&self, index: usize) -> Option<u32> {
+        (self.is_any && self.numbers[index] != NONE).then(|| self.numbers[index])
     }
 }
 
@@ -233,7 +243,7 @@ impl<L: RowLine> Shelf<L> {
                         if is_kept {
                             *holes += entry.holes.len();
                         } else {
-                            overflow.free(number);
+                            overflow.retire(number);
                         }
                         is_kept
                     }
@@ -260,7 +270,7 @@ impl<L: RowLine> Shelf<L> {
                 let entry = self.read(place).expect("it was just kept");
                 if let Slot::Overflow(number) = self.lines.read(place) {
                     self.take(number);
-                    self.overflow.free(number);
+                    self.overflow.retire(number);
                 }
                 self.lines.clear(place);
                 self.put(newest, entry);
@@ -313,7 +323,6 @@ impl<L: RowLine> Shelf<L> {
         count: usize,
         found: &mut InOverflow,
     ) {
-        found.version = self.overflow.version();
         for index in 0..count {
             let key = (pids[index], partitions[index]);
             let held = self.lines.read_near(searches, index, key);
@@ -343,7 +352,7 @@ impl<L: RowLine> Shelf<L> {
     /// Prefetches the memory of these entries for positions.
     #[inline(always)]
     pub(crate) fn prefetch_holes(&self, found: &InOverflow, positions: &[i64; STEP], count: usize) {
-        if !found.is_any || found.version != self.overflow.version() {
+        if !found.is_any {
             return;
         }
         for (&number, &position) in found.numbers[..count].iter().zip(positions) {
@@ -356,17 +365,50 @@ impl<L: RowLine> Shelf<L> {
 
     /// Judges a span by an entry in the overflow, if that alone can decide.
     #[inline(always)]
-    pub(crate) fn judge_in_overflow(&mut self, rules: &PlainRules, number: u32, span: Span) -> (FastOutcome, i64) {
-        let judged = fast_path::judge_in_overflow(rules, &mut self.overflow.get_mut(number).0, span, L::IS_TIMED);
-        self.holes += usize::from(judged.1 < span.seq);
+    pub(crate) fn judge_in_overflow(
+        &mut self,
+        rules: &PlainRules,
+        key: (i64, i32),
+        span: Span,
+        number: u32,
+        (searches, index): (&Searches, usize),
+    ) -> fast_path::InPlace {
+        let entry = &mut self.overflow.get_mut(number).0;
+        let judged = fast_path::judge_in_overflow(rules, entry, span, L::IS_TIMED);
+        self.holes = self.holes.wrapping_add_signed(judged.holes);
+        if judged.outcome == FastOutcome::Filled && entry.holes.is_empty() {
+            self.leave_overflow(number, key, (searches, index));
+        }
         judged
     }
 
-    /// The number of a key's entry in the overflow, if it was found and is still the same.
+    /// Moves an entry without holes from the overflow to its slot, if it fits.
+    #[inline(never)]
+    fn leave_overflow(&mut self, number: u32, key: (i64, i32), (searches, index): (&Searches, usize)) {
+        let Some(plain) = self.in_overflow(number).plain() else { return };
+        let place = match self.lines.read_near(searches, index, key) {
+            Some(_) => self.lines.place_near(searches, index, key.1),
+            None => self.lines.find(EntryKey::newest(key.0, key.1)).expect("a key with an entry has a line"),
+        };
+        if self.lines.write(place, &Slot::Inline(plain)) {
+            self.overflow.retire(number);
+        }
+    }
+
+    /// Moves an entry that has its first hole from its slot to the overflow.
     #[inline(always)]
-    pub(crate) fn number_of(&self, found: &InOverflow, index: usize) -> Option<u32> {
-        let is_found = found.is_any && found.version == self.overflow.version() && found.numbers[index] != NONE;
-        is_found.then(|| found.numbers[index])
+    fn enter_overflow(&mut self, entry: FullEntry, key: (i64, i32), (searches, index): (&Searches, usize)) {
+        let place = self.lines.place_near(searches, index, key.1);
+        let number = self.overflow.add();
+        assert!(self.lines.write(place, &Slot::Overflow(number)));
+        *self.overflow.get_mut(number) = Cell(entry);
+        self.holes += 1;
+    }
+
+    /// Releases the numbers of entries that left the overflow before the last period.
+    #[inline]
+    pub(crate) fn end_period(&mut self) {
+        self.overflow.end_period();
     }
 
     /// Whether an entry was ever in the overflow.
@@ -392,15 +434,17 @@ impl<L: RowLine> Shelf<L> {
                 let holes = entry.holes.len();
                 let is_judged = rules.judge_in_place(entry, span, call);
                 self.holes = self.holes - holes + entry.holes.len();
-                if is_judged && let Some(plain) = entry.plain() {
-                    let place = self.lines.place_near(searches, index, key.1);
-                    if self.lines.write(place, &Slot::Inline(plain)) {
-                        self.overflow.free(number);
-                    }
+                if is_judged {
+                    self.leave_overflow(number, key, (searches, index));
                 }
                 is_judged
             }
             Some(Slot::Inline(plain)) => {
+                if let Some(entry) = fast_path::open_first_hole(&rules.plain, plain, span, L::IS_TIMED) {
+                    call.opened(plain.last + 1, span.seq - 1);
+                    self.enter_overflow(entry, key, (searches, index));
+                    return true;
+                }
                 let mut entry = plain.into();
                 let is_judged = rules.judge_in_place(&mut entry, span, call);
                 if is_judged {
@@ -520,7 +564,7 @@ impl<L: RowLine> Shelf<L> {
     fn put_over(&mut self, place: Place, number: Option<u32>, entry: FullEntry) {
         number.into_iter().for_each(|number| drop(self.take(number)));
         if entry.plain().is_some_and(|plain| self.lines.write(place, &Slot::Inline(plain))) {
-            number.into_iter().for_each(|number| self.overflow.free(number));
+            number.into_iter().for_each(|number| self.overflow.retire(number));
             return;
         }
         let number = number.unwrap_or_else(|| {

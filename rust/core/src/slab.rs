@@ -8,9 +8,9 @@ pub(crate) struct Slab<T> {
     pages: Vec<Box<[T]>>,
     /// Numbers below `end` that are free.
     free: Vec<u32>,
+    /// Numbers that became free in this period, and in the one before. They are not used again yet.
+    retired: [Vec<u32>; 2],
     end: u32,
-    /// How many times a number became free. While it does not change, each number refers to the same value.
-    freed: u64,
 }
 
 impl<T: Default> Slab<T> {
@@ -28,12 +28,6 @@ impl<T: Default> Slab<T> {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.end == 0
-    }
-
-    /// Changes whenever a value is freed.
-    #[inline]
-    pub(crate) fn version(&self) -> u64 {
-        self.freed
     }
 
     /// Prefetches a value.
@@ -67,12 +61,57 @@ impl<T: Default> Slab<T> {
     pub(crate) fn free(&mut self, number: u32) {
         *self.get_mut(number) = T::default();
         self.free.push(number);
-        self.freed += 1;
+    }
+
+    /// Like `free`, but the number is not used again before this period and the next one end. A number that was looked
+    /// up in the last period therefore still refers to the same value, or to the default.
+    pub(crate) fn retire(&mut self, number: u32) {
+        *self.get_mut(number) = T::default();
+        self.retired[0].push(number);
+    }
+
+    /// Ends a period.
+    #[inline]
+    pub(crate) fn end_period(&mut self) {
+        if self.retired.iter().any(|numbers| !numbers.is_empty()) {
+            self.retired.swap(0, 1);
+            self.free.append(&mut self.retired[0]);
+        }
     }
 
     /// Bytes of memory. `beside`: bytes that an entry allocates itself.
     pub(crate) fn memory_bytes(&self, beside: impl Fn(&T) -> usize) -> usize {
         let pages = self.pages.len() * (Self::PAGE * size_of::<T>() + size_of::<Box<[T]>>());
-        pages + self.free.capacity() * size_of::<u32>() + self.iter().map(beside).sum::<usize>()
+        let free = self.free.capacity() + self.retired.iter().map(Vec::capacity).sum::<usize>();
+        pages + free * size_of::<u32>() + self.iter().map(beside).sum::<usize>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A number that was looked up in a period refers to its value or to the default until the next period ends.
+    #[test]
+    fn a_retired_number_rests_for_a_period() {
+        let mut slab: Slab<u64> = Slab::default();
+        let first = slab.add();
+        *slab.get_mut(first) = 7;
+        slab.retire(first);
+        assert_eq!(*slab.get(first), 0);
+        let added: Vec<u32> = (0..2).map(|_| (slab.add(), slab.end_period()).0).collect();
+        assert!(!added.contains(&first), "{added:?}");
+        assert_eq!(slab.add(), first);
+    }
+
+    #[test]
+    fn retired_numbers_are_used_again() {
+        let mut slab: Slab<u64> = Slab::default();
+        for _ in 0..10_000 {
+            let number = slab.add();
+            slab.retire(number);
+            slab.end_period();
+        }
+        assert!(slab.memory_bytes(|_| 0) < 1000, "{}", slab.memory_bytes(|_| 0));
     }
 }

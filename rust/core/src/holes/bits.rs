@@ -47,6 +47,14 @@ impl Bits {
         Bits { words, runs: 0 }
     }
 
+    /// One run, in words stored in the block itself.
+    #[inline(always)]
+    pub(super) fn of_few(run: Offsets) -> Bits {
+        let mut bits = Bits { words: Words::Few([0; FEW]), runs: 0 };
+        bits.append(run);
+        bits
+    }
+
     /// Whether the words are stored in the block itself.
     #[inline]
     pub(super) fn is_few(&self) -> bool {
@@ -129,6 +137,15 @@ impl Bits {
         self.runs = self.runs + left - 1;
         self.for_each_mask((piece_first, piece_last), |word, mask| *word &= !mask);
         Some((piece_first, piece_last))
+    }
+
+    /// Clears a bit that is set. Returns by how much the number of runs has changed.
+    #[inline]
+    pub(super) fn clear(&mut self, offset: usize) -> isize {
+        let beside = u32::from(offset > 0 && self.has(offset - 1)) + u32::from(self.has(offset + 1));
+        self.runs = self.runs + beside - 1;
+        self.words.all_mut()[offset / WORD_BITS] &= !(1 << (offset % WORD_BITS));
+        beside as isize - 1
     }
 
     /// Adds words of zeros below the base and above the end, with capacity for as many again up to `words_max`.

@@ -43,16 +43,21 @@ const PACKED_MIN: usize = 16;
 
 impl Block {
     pub(super) fn new(range: Interval) -> Block {
-        let is_short = words_between(range.first, range.last) <= FEW as u64;
-        let body = match is_short {
-            true => Body::Bits(Bits::with_words(FEW)),
-            false => Body::Plain(vec![Plain { first: range.first, last: range.last }]),
-        };
-        let mut block = Block { key: range.first, timestamp: range.timestamp, body };
-        if is_short {
-            block.set(range);
+        Block::of_few_bits(range).unwrap_or_else(|| {
+            let body = Body::Plain(vec![Plain { first: range.first, last: range.last }]);
+            Block { key: range.first, timestamp: range.timestamp, body }
+        })
+    }
+
+    /// A range, if it fits into bits stored in the block itself.
+    #[inline(always)]
+    pub(super) fn of_few_bits(range: Interval) -> Option<Block> {
+        if words_between(range.first, range.last) > FEW as u64 {
+            return None;
         }
-        block
+        let base = word_of(range.first);
+        let bits = Bits::of_few((range.first.wrapping_sub(base) as usize, range.last.wrapping_sub(base) as usize));
+        Some(Block { key: range.first, timestamp: range.timestamp, body: Body::Bits(bits) })
     }
 
     pub(super) fn key(&self) -> i64 {
@@ -201,6 +206,15 @@ impl Block {
     pub(super) fn is_apart_from_bits(&self, position: i64) -> bool {
         let Body::Bits(bits) = &self.body else { return false };
         position < self.key || !bits.has(self.offset(position))
+    }
+
+    /// Removes a position, if the ranges are bits stored in the block and it is in one of them. Returns by how much the
+    /// number of ranges has changed.
+    #[inline]
+    pub(super) fn close_in_few_bits(&mut self, position: i64) -> Option<isize> {
+        let offset = self.offset(position);
+        let Body::Bits(bits) = &mut self.body else { return None };
+        (position >= self.key && bits.is_few() && bits.has(offset)).then(|| bits.clear(offset))
     }
 
     /// Adds a range that overlaps none, if it is clear at once which range it continues. Ranges of neighbouring blocks

@@ -34,6 +34,12 @@ struct Interval {
 }
 
 impl Holes {
+    /// A range, if it fits into bits stored in the set itself.
+    #[inline(always)]
+    pub(crate) fn of_few_bits(first: i64, last: i64, timestamp: i64) -> Option<Holes> {
+        Block::of_few_bits(Interval { first, last, timestamp }).map(|block| Holes(Directory::One(block)))
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         matches!(self.0, Directory::Empty)
     }
@@ -104,6 +110,18 @@ impl Holes {
     pub(crate) fn is_apart_from_bits(&self, position: i64) -> bool {
         let Directory::One(block) = &self.0 else { return false };
         block.is_apart_from_bits(position)
+    }
+
+    /// Removes a position, if the holes are bits stored in the set itself and it is in one of them. Returns by how much
+    /// the number of ranges has changed.
+    #[inline]
+    pub(crate) fn close_in_few_bits(&mut self, position: i64) -> Option<isize> {
+        let Directory::One(block) = &mut self.0 else { return None };
+        let change = block.close_in_few_bits(position)?;
+        if block.len() == 0 {
+            self.0 = Directory::Empty;
+        }
+        Some(change)
     }
 
     /// Removes all positions in `first..=last` and reports each part, lowest first.

@@ -72,8 +72,14 @@ impl<'a> Call<'a> {
 
     /// Records positions of a key that a row skipped.
     #[inline(always)]
-    pub(super) fn jump(&mut self, key: Key, first: i64, last: i64) {
+    pub(super) fn skip(&mut self, key: Key, first: i64, last: i64) {
         self.judged.skipped.open(key, first, last);
+    }
+
+    /// Records that a row filled a position of a key that was skipped.
+    #[inline(always)]
+    pub(super) fn fill_skipped(&mut self, key: Key, position: i64) {
+        self.judged.skipped.close(key, position, position);
     }
 
     #[inline]

@@ -189,7 +189,11 @@ fn judge_spans<L: RowLine, S: Seq>(spans: Spans<'_, '_, L, S>) -> Result<()> {
         }
         judged += steps[tick.wrapping_sub(JUDGED_AFTER) % STEPS].count;
         tick += 1;
+        if tick.is_multiple_of(STEPS) {
+            shelf.end_period();
+        }
     }
+    shelf.end_period();
     Ok(())
 }
 
@@ -266,22 +270,25 @@ struct At<'a> {
 /// Judges a span of a key. Returns whether its slot alone could not decide.
 #[inline(always)]
 fn judge_span<L: RowLine>(shelf: &mut Shelf<L>, rules: &Rules, at: At<'_>, span: Span, call: &mut Call<'_>) -> bool {
-    if let Some(number) = shelf.number_of(&at.step.in_overflow, at.span) {
-        let (outcome, jumped_from) = shelf.judge_in_overflow(&rules.plain, number, span);
-        if jumped_from < span.seq {
-            let (pid, partition) = at.step.key(at.span);
-            call.jump((pid, partition, span.epoch), jumped_from, span.seq - 1);
+    if let Some(number) = at.step.in_overflow.number(at.span) {
+        let (pid, partition) = at.step.key(at.span);
+        let searched = (&at.step.searches, at.span);
+        let judged = shelf.judge_in_overflow(&rules.plain, (pid, partition), span, number, searched);
+        if judged.skipped_from < span.seq {
+            call.skip((pid, partition, span.epoch), judged.skipped_from, span.seq - 1);
         }
-        if outcome == FastOutcome::Repeated {
-            call.fill(at.row, at.row + 1, Verdict::Duplicate);
+        match judged.outcome {
+            FastOutcome::Repeated => call.fill(at.row, at.row + 1, Verdict::Duplicate),
+            FastOutcome::Filled => call.fill_skipped((pid, partition, span.epoch), span.seq),
+            _ => {}
         }
-        if outcome != FastOutcome::Unclear {
+        if judged.outcome != FastOutcome::Unclear {
             return true;
         }
     }
     let outcome = shelf.judge_fast(&rules.plain, at.step.key(at.span), span, &at.step.searches, at.span);
     match outcome {
-        FastOutcome::Continued | FastOutcome::Begun => {}
+        FastOutcome::Continued | FastOutcome::Begun | FastOutcome::Filled => {}
         FastOutcome::Repeated => call.fill(at.row, at.row + span.rows as usize, Verdict::Duplicate),
         FastOutcome::Unclear => {
             // Fields are passed one by one: a span whose address is taken would be written to memory for every row.
