@@ -289,7 +289,7 @@ def test_a_damaged_piece_is_named(store: MemoryStore, place: int) -> None:
 
 def test_another_policy_is_refused(store: MemoryStore) -> None:
     shard = step(store, None, 1, rows_of(1))
-    with pytest.raises(fp.SnapshotError, match=rf"{store.uri}/segments/1/a/.*: the snapshot has another policy"):
+    with pytest.raises(fp.SnapshotError, match=rf"{store.uri}/segments/1/a/.*: .*another policy"):
         load_table(store, shard.pieces, "kafka")
 
 

@@ -169,7 +169,7 @@ def test_commands_on_pages_have_existing_options(path: Path) -> None:
     assert wrong == {}
 
 
-OTHER_TOOLS = {"--properties", "--py-files", "--help"}
+OTHER_TOOLS = {"--archives", "--properties", "--py-files", "--help"}
 """Options of other tools that pages name by themselves."""
 
 
