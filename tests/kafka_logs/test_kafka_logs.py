@@ -492,7 +492,7 @@ def test_a_segment_that_is_cut_while_it_is_read_is_an_error() -> None:
             return len(data)
 
     stream = fp._native.kafka_records([("object", None, Cut(data[:200]))])
-    with pytest.raises(fp.SourceError, match=r"object, byte 0: .* ends before .* cut while"):
+    with pytest.raises(fp.SourceError, match=r"object, byte 0: .* cut while"):
         pa.table(stream)
 
 
