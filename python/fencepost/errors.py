@@ -80,7 +80,7 @@ class CapacityError(FencepostError):
     """The call could exceed the limit of a state table, or of the buffer of a producer. Nothing has changed.
 
     What to do: raise the limit. Otherwise, for a table: evict old entries, or start a new table. For a producer: call
-    again when more batches have an outcome.
+    again when more batches are acknowledged or have failed.
     """
 
     code = "FP103"
@@ -208,9 +208,11 @@ class DeliveryError(FencepostError):
 
 
 class TransportError(FencepostError):
-    """The transport returned a response that violates its contract, or failed in an unexpected way.
+    """The transport, by which a producer writes to its destination, returned a response that violates its contract, or
+    failed in an unexpected way. Or the registry issued an epoch that is too low.
 
-    What to do: correct the transport, then open the producer again, and pass its last checkpoint as `resume`.
+    What to do: correct the transport or the registry, whichever the message names. Then open the producer again, and
+    pass its last checkpoint as `resume`.
     """
 
     code = "FP402"
@@ -232,7 +234,8 @@ class ConcurrentTransactionError(FencepostError):
 
     Kafka's name for it: CONCURRENT_TRANSACTIONS.
 
-    What to do: make the same call again.
+    What to do: make the same call again. If the message says that topics have no route, call `recover` on a coordinator
+    that has routes to them.
     """
 
     code = "FP404"
@@ -315,7 +318,8 @@ class TransitionError(FencepostError):
 class RequestInFlightError(FencepostError):
     """Another worker is processing the same request. Nothing has changed. Over HTTP: 409.
 
-    What to do: repeat the request later. `lease_left_ms` says how long the other worker's claim is protected.
+    What to do: repeat the request later. `error.lease_left_ms` says for how long no other worker can take over the
+    request.
     """
 
     code = "FP505"

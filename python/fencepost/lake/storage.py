@@ -43,7 +43,7 @@ COPY_BYTES = 16 << 20
 class ChangedError(SourceError):
     """A file changed while it was read.
 
-    A run of a job tries again by itself, and raises this error only after several tries. Other calls raise it.
+    A run of a job tries again by itself, and raises this error only after several tries. Other calls raise it at once.
 
     What to do: call again when nothing writes to the file.
     """

@@ -46,7 +46,7 @@ class Identities:
         if before is not None and found.pid == before.pid and found.epoch <= before.epoch:
             raise TransportError(
                 f"the registry gives pid {found.pid} epoch {found.epoch}, which is not above epoch {before.epoch} "
-                "of the checkpoint: its rows would count as repeats of earlier rows. Nothing was sent"
+                "of the checkpoint: rows of this producer would count as repeats of earlier rows. Nothing was sent"
             )
         return found
 

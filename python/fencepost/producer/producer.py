@@ -593,7 +593,7 @@ class SequencedProducer:
             waited = (
                 f"No room became free within max_block_ms={block_ms}"
                 if block_ms
-                else "A callback of the producer cannot wait for room"
+                else "This call came from a callback of the producer, which cannot wait for room"
             )
             is_rows = self._buffered + rows > rows_max
             held, more, bound, name = (

@@ -474,8 +474,8 @@ class TransactionCoordinator:
             held = self.database.transaction(lambda connection: self._recorded(connection, held, written))
         except (StoreError, OutcomeUnknownError) as error:
             raise ConcurrentTransactionError(
-                f"{_decision_of(held)}, but the database was lost before its end was recorded ({error.message}): call "
-                "again, or recover()"
+                f"{_decision_of(held)}, but the connection to the database was lost before its completion was recorded "
+                f"({error.message}): call again, or recover()"
             ) from error
         if failed and held.transaction.state in PREPARED:
             (topic, number), cause = next(iter(failed.values()))
