@@ -210,6 +210,23 @@ def test_the_effect_is_in_the_transaction(events: Engine) -> None:
         sink.apply(run(0, 1))
 
 
+def test_an_effect_that_commits_keeps_its_claims_too(events: Engine) -> None:
+    """The claims are written first, so the error must say that a repeated call does not run the effect."""
+    sink = SqlSink(events, None, "c")
+    with events.begin() as connection:
+        connection.execute(text("CREATE TABLE taken (seq BIGINT PRIMARY KEY)"))
+
+    def commit(connection: Connection, kept: pa.Table) -> None:
+        connection.execute(text("INSERT INTO taken VALUES (:seq)"), kept.select(["seq"]).to_pylist())
+        connection.commit()
+
+    with pytest.raises(fp.UndoneError, match="claim or decision is committed"):
+        sink.handle(run(0, 3), commit)
+    assert sink.handle(run(0, 4), lambda connection, kept: kept["seq"].to_pylist()).result == [3]
+    with events.connect() as connection:
+        assert len(connection.execute(text("SELECT seq FROM taken")).all()) == 3
+
+
 def test_an_effect_that_passes_over_an_error(events: Engine) -> None:
     """Claimed rows are written: PostgreSQL would treat the commit as a rollback, and the event would be lost."""
     sink = SqlSink(events, None, "c")

@@ -24,8 +24,8 @@ from fencepost.sql import drivers
 
 _WHOLE = "fencepost_whole"
 ENDED = (
-    "your function has ended its transaction. Only what it committed itself is in the database. Do not commit or roll "
-    "back in the function"
+    "your function has ended its transaction. If it committed, fencepost's claim or decision is committed too, and a "
+    "repeated call does not run the function again: check its rows. Do not commit or roll back in the function"
 )
 _IGNORED = (
     "the database has rolled back the transaction, but your function has ignored an error of a statement and "
