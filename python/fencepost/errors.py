@@ -298,8 +298,8 @@ class OutcomeUnknownError(FencepostError):
 class UndoneError(FencepostError):
     """Your function ended a transaction of the package, or ignored an error after which the database rolled it back.
 
-    Nothing was applied. Exception: if the function committed, what was written before is in the database, also the claim
-    or the decision of the package. A repeated call then does not run the function again.
+    Nothing was applied. Exception: if the function committed, all that was written before is in the database, also the
+    claim or the decision of the package. A repeated call then does not run the function again.
 
     What to do: leave commit and rollback to the package, and let errors of your statements propagate. If the function
     committed, check which of its rows are missing.

@@ -397,6 +397,18 @@ def test_a_batch_with_fewer_records_than_offsets_shows_compaction() -> None:
     assert (found.compacted, found.count_findings()["missing"]) == (True, 0)
 
 
+@pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state"])
+def test_internal_topics_are_compacted_unless_they_are_named(topic: str, tmp_path: Path) -> None:
+    """Nobody who passes a policy for all topics thinks of Kafka's own."""
+    folder = tmp_path / f"{topic}-0"
+    shutil.copytree(DATA / "profiles-0", folder)
+    for policy in ("unknown", "delete", {"*": "delete"}, {topic: "unknown", "*": "delete"}):
+        (found,) = kafka.audit(folder, cleanup_policy=policy).partitions
+        assert (found.compacted, found.count_findings()["missing"]) == (True, 0)
+    (found,) = kafka.audit(folder, cleanup_policy={topic: "delete"}).partitions
+    assert (found.compacted, found.count_findings()["missing"] > 0) == (False, True)
+
+
 def test_a_compacted_log_reports_the_numbers_that_it_skips(tmp_path: Path) -> None:
     folder = tmp_path / "clicks-2"
     shutil.copytree(DATA / "clicks-2", folder)

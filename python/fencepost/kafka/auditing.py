@@ -65,10 +65,10 @@ class Request:
 
     def policy_of(self, topic: str | None) -> str:
         """Return the cleanup.policy of a topic, as far as known."""
-        policy = self.cleanup_policy
-        if not isinstance(policy, str):
-            policy = policy.get(topic or "", policy.get("*", "unknown"))
-        return "compact" if policy == "unknown" and topic in COMPACTED_TOPICS else policy
+        named = {"*": self.cleanup_policy} if isinstance(self.cleanup_policy, str) else self.cleanup_policy
+        if topic in COMPACTED_TOPICS and named.get(topic, "unknown") == "unknown":
+            return "compact"  # a policy for all topics is not meant for Kafka's own
+        return named.get(topic or "", named.get("*", "unknown"))
 
 
 def audit(source: str | os.PathLike[str], request: Request) -> LogAudit:
