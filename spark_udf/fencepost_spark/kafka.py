@@ -313,8 +313,9 @@ def check_continuity(
 
 
 REMEDY = (
-    "Nothing was written. Use a new state, sink and checkpoint for the topic; if rows have an "
-    "identity apart from offsets, on_reset='report' continues with this state"
+    "Nothing was written. Use a new state, sink and checkpoint for the topic. If rows have an identity apart from "
+    "offsets, you can keep state and sink: pass on_reset='report' and adopt_checkpoint=True with a new checkpoint, "
+    "because the old one would skip new rows"
 )
 
 
