@@ -111,6 +111,17 @@ def test_claims_that_collide_fall_back(tmp_path: Path) -> None:
     assert report.counts == {"DUPLICATE": len(rows)}
 
 
+def test_the_plan_is_aligned_again_after_a_reshard(tmp_path: Path) -> None:
+    """The version of a reshard has no plan, and says nothing about the files."""
+    for seed in range(2):
+        land_whole_keys(tmp_path / "source", seed)
+        assert make_job(tmp_path).run().plan == "aligned"
+    state.open(tmp_path / "state").reshard(32)
+    land_whole_keys(tmp_path / "source", 2)
+    report = make_job(tmp_path).run()
+    assert report.plan == "aligned", report.plan_reason
+
+
 def test_a_lower_epoch_in_another_file_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "FILE_BYTES", plan.TASK_BYTES)  # a task each
 
@@ -580,7 +591,7 @@ def test_a_seed_from_another_folder_reads_all_of_it(tmp_path: Path) -> None:
     bad.write_bytes(b"PAR1 and no end")
     (tmp_path / "source").mkdir()
     for settle_ms in (60_000, 0):
-        with pytest.raises(fp.SourceError, match=r"clean: cannot read 1 file, .*: bad.parquet"):
+        with pytest.raises(fp.SourceError, match=r"clean: cannot read 1 file\b.*: bad.parquet"):
             make_job(tmp_path, settle_ms=settle_ms).seed(clean=tmp_path / "clean")
     bad.unlink()
     assert make_job(tmp_path).seed(clean=tmp_path / "clean").kept == 1

@@ -114,7 +114,8 @@ def choose(
         return wanted, "asked for"
     if problem:
         return "interval", problem
-    if before is not None and before.plan.get("name") != "aligned":
+    # Versions of maintenance commands have no plan.
+    if before is not None and before.plan.get("name", "aligned") != "aligned":
         return "interval", f"version {before.version} was not aligned either"
     return _by_statistics(storage, files, columns)
 
