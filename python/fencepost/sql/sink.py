@@ -226,7 +226,7 @@ class SqlSink:
             rows: Tabular input as in `fencepost.arrow.Rows`, or a list of dicts.
             positions: The next position of each source after these rows (see `positions()`). Positions commit with the
                 rows and never decrease. If rows are identified by (topic, partition, offset), the position of a source
-                named `topic-partition` also declares that no lower offset will follow: the holes below it close.
+                named `topic-partition` also closes the holes below it, if the call has rows of that partition.
             expected: The required position of each source before the call. If two processes read the same source, one
                 of them is refused.
             refused: Receives the rows that are neither kept nor duplicates, with a column `_verdict`, if there are any.

@@ -227,7 +227,7 @@ class InPlace(DeltaSink):
             if vector and vector["cardinality"] < it["rows"] and found.get(it["path"]) != vector["cardinality"]:
                 raise SinkError(
                     f"{self.location}: version {version} of the table differs from what was written: {it['path']} "
-                    f"has {found.get(it['path'])} deleted rows, not {vector['cardinality']}. RESTORE the table to "
+                    f"has {found.get(it['path']) or 0} deleted rows, not {vector['cardinality']}. RESTORE the table to "
                     f"version {version - 1}"
                 )
 

@@ -215,7 +215,7 @@ impl SegmentScan {
         };
         match record.key.and_then(|key| Control::decode(key, record.value)) {
             Some(found) => Ok(found),
-            None => fail("the record of a control batch has an unknown type".into()),
+            None => fail("the record of a control batch has an unknown type, or an invalid value".into()),
         }
     }
 
@@ -304,7 +304,7 @@ impl Window {
         if error.kind() != std::io::ErrorKind::UnexpectedEof {
             return Error { position: Some(position), ..Error::io(error) };
         }
-        let reason = format!("the file had {} bytes at first, and has less now: cut while it was read", self.end);
+        let reason = format!("the file had {} bytes at first, and has fewer now: cut while it was read", self.end);
         Error::new(Kind::Unreadable, position, reason)
     }
 
