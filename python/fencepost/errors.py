@@ -278,7 +278,8 @@ class MappingError(FencepostError):
 class SchemaError(FencepostError):
     """The tables in the database have a version or columns that this version of the package cannot use.
 
-    What to do: run `fencepost sql migrate`, upgrade the package, or choose another schema.
+    What to do: as the message says, run `fencepost sql migrate`, upgrade the package, or change the columns of your
+    table.
     """
 
     code = "FP501"
@@ -287,9 +288,9 @@ class SchemaError(FencepostError):
 class OutcomeUnknownError(FencepostError):
     """The connection was lost during a commit, so the changes of the call may or may not be in the database.
 
-    What to do: make the same call again. If the first call was applied, the database has its claim, version or
-    decision, and the second call does not repeat its changes. Rows without a claim (`untracked="keep"`) are an
-    exception: look for them in your table first.
+    What to do: make the same call again. If the first call was applied, the database has a record of it: the claims of
+    its rows, the version of the run, or the decision of the transaction. The second call finds the record and does not
+    repeat the changes. Rows without a claim (`untracked="keep"`) are an exception: look for them in your table first.
     """
 
     code = "FP502"

@@ -106,8 +106,8 @@ def _check_markers(connection: Connection) -> None:
         raise SchemaError(
             f"the tables of 'producers' have version 1, and these transactions wait for markers: {', '.join(ids[:10])}"
             f"{', ...' if len(ids) > 10 else ''} ({len(ids)} in all). Stop their producers and call recover() with the "
-            "version of fencepost that began them, until no transaction is open or decided. Then use this version. "
-            "Nothing has changed"
+            "version of fencepost that began them, until none of them is open or waits for markers. Then use this "
+            "version. Nothing has changed"
         )
 
 

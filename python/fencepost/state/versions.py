@@ -472,8 +472,9 @@ class State(Report):
             self.store.settle(folding.FOLDER)
             self.store.delete([name] if is_mine else [])
             raise StoreError(
-                f"{self._place(name)}: version {decision.version} was finished and folded while this run was "
-                "paused. The run that decided it is no longer known; nothing is lost or written twice: run again"
+                f"{self._place(name)}: version {decision.version} was finished while this run was paused, and "
+                "its log entry was removed, so this run does not know who decided it. Nothing is lost or written twice: "
+                "run again"
             )
         if is_mine:
             self._remember(data, decision)
