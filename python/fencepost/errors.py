@@ -118,9 +118,11 @@ class PoisonedError(FencepostError):
 
 
 class SourceError(FencepostError):
-    """The content of an input file, table or log is damaged or is not what it claims to be.
+    """The content of an input file, table or log is damaged, or not what it claims to be, or what must be read next is
+    no longer there.
 
-    What to do: repair the file or remove it from the source. A job can quarantine it: `on_bad_file="quarantine"`.
+    What to do: do what the message says. Otherwise repair the file that it names, or remove it from the source. A job
+    can quarantine it: `on_bad_file="quarantine"`.
     """
 
     code = "FP201"
@@ -246,7 +248,8 @@ class TransactionStateError(FencepostError):
 
     Kafka's name for it: INVALID_TXN_STATE.
 
-    What to do: abort the transaction. `abort` returns the identity for the next one.
+    What to do: if another transaction is open, commit or abort it first. If none is open, or it was aborted, call
+    `abort`, which is allowed without an open transaction, and begin another one.
     """
 
     code = "FP405"
@@ -310,9 +313,11 @@ class UndoneError(FencepostError):
 
 
 class TransitionError(FencepostError):
-    """A guarded transition does not apply, because the row is in another state.
+    """`fencepost.sql.transition` did not change the row: it is in a state from which it may not change, does not exist,
+    or is not the only one with this key.
 
-    What to do: read the row. The event may have come too early: deliver it again later.
+    What to do: read the row. If it is missing or in an earlier state, the event came too early: deliver it again later.
+    If it is in a later state, the event is out of date: ignore it. If several rows have the key, pass a longer `key`.
     """
 
     code = "FP504"

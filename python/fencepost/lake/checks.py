@@ -47,8 +47,12 @@ def _check_read(run: Run, found: Found) -> None:
     unread = run.source.unread(found, is_rebase=run.is_rebase)
     if unread:
         files = plural(len(unread), "file")
-        text = f"{run.source.place}: cannot read {files}. Without them, a later run would keep their rows as new: "
-        raise SourceError(text + ", ".join(unread[:10]), path=f"{run.source.place}/{unread[0]}")
+        named = ", ".join(unread[:10])
+        text = (
+            f"{run.source.place}: cannot read {files}: {named}. No later run would read them, so the state would not "
+            "know their rows, and repeats of them would be kept as new"
+        )
+        raise SourceError(text, path=f"{run.source.place}/{unread[0]}")
 
 
 def _check_refused(run: Run, counts: dict[str, int], rows: int) -> None:

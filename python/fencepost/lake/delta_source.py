@@ -169,7 +169,10 @@ def _check_by_library(table: Table, live: Live) -> None:
         raise SourceError(f"{root}: cannot be read as a Delta table: {reason}", path=root) from error
     sizes = zip(map(unquote, known["path"].to_pylist()), known["size_bytes"].to_pylist(), strict=True)
     if dict(sizes) != {path: it["size"] for path, it in live.items()}:
-        text = f"{root}: version {table.version}: fencepost and delta-rs find different files in its log"
+        text = (
+            f"{root}: version {table.version}: fencepost and delta-rs find different files in its log: please report "
+            "this with the log"
+        )
         raise SourceError(text, path=root)
 
 
@@ -198,7 +201,7 @@ def _add_in_place(store: Store, version: int, actions: list[tuple[str, Action]],
     elif again:
         what = f"adds a file again that the table already has ({again[0]}): all its rows would count as repeats"
     elif moved:
-        what = f"moves unread rows to other files (of {moved[0]}), so new rows cannot be identified"
+        what = f"moves unread rows of {moved[0]} to other files, so new rows cannot be identified"
     else:
         _add_commit(store, version, actions, found)
         return

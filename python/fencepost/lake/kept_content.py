@@ -76,7 +76,7 @@ def checked(
         lacking = f"it keeps checksums of {_named(known.columns)}, but this job has no keep_checksums"
         raise SnapshotError(
             f"{uri}: {lacking}. Pass keep_checksums again, or drop the checksums with one run under keep_checksums=0. "
-            "If this run kept none, later runs would compare repeats of its rows with older rows",
+            "If this run kept none, later runs could compare repeats with older rows that had the same numbers",
             reason=lacking,
         )
     if keep_checksums in (None, 0) or compared is None:

@@ -340,7 +340,9 @@ class _Attempt:
         recover(state, self.sink, self.run)
         self.version, before = state.root()
         if before is None:
-            raise SnapshotError(f"{state.uri}: no version is done yet", reason="no version is done yet")
+            raise SnapshotError(
+                f"{state.uri}: no version is done yet: run the job first", reason="no version is done yet"
+            )
         self.before = before
         self.attempt = uuid4().hex
 

@@ -473,8 +473,8 @@ class State(Report):
             self.store.delete([name] if is_mine else [])
             raise StoreError(
                 f"{self._place(name)}: version {decision.version} was finished while this run was paused, and "
-                "its log entry was removed, so this run does not know who decided it. Nothing is lost or written twice: "
-                "run again"
+                "its log entry was removed, so this run does not know who decided it. Nothing is lost or written "
+                "twice: run again"
             )
         if is_mine:
             self._remember(data, decision)
