@@ -97,8 +97,8 @@ class SnapshotError(FencepostError):
     It is damaged, or it has another version, policy or setting.
 
     What to do: use the setting that the message names. If the bytes are damaged: for a table, restore an older snapshot
-    or start a new table. For a job, restore the damaged files of the state, or state and sink of the same time. An older
-    state beside a newer sink would write rows twice.
+    or start a new table. For a job, restore the damaged files of the state, or state and sink of the same time. An
+    older state beside a newer sink would write rows twice.
     """
 
     code = "FP104"
