@@ -126,7 +126,8 @@ class Assignment:
         if stored > high:
             raise SourceError(
                 f"{source_of(handle)}: the consumer has applied it up to offset {stored}, but it ends at {high}. The "
-                "topic was deleted and created again, or this is a different cluster. Use another consumer_id for it"
+                "topic was deleted and created again, or this is a different cluster. Use another consumer_id for it. "
+                "The new id applies all messages of the topic, also those that were sent before"
             )
         if stored < low:
             handle.offset = self._passed(handle, stored, low)
