@@ -253,6 +253,7 @@ impl<L: RowLine> Shelf<L> {
                 is_kept
             });
             self.promote(older);
+            self.release_numbers();
         }
         self.lines.shrink();
         before - self.entries
@@ -409,6 +410,11 @@ impl<L: RowLine> Shelf<L> {
     #[inline]
     pub(crate) fn end_period(&mut self) {
         self.overflow.end_period();
+    }
+
+    /// Releases the numbers of all entries that left the overflow. No step may be in progress.
+    pub(crate) fn release_numbers(&mut self) {
+        self.overflow.release();
     }
 
     /// Whether an entry was ever in the overflow.

@@ -79,6 +79,11 @@ impl<T: Default> Slab<T> {
         }
     }
 
+    /// Makes all retired numbers free. No number that was looked up may be in use.
+    pub(crate) fn release(&mut self) {
+        self.retired.iter_mut().for_each(|numbers| self.free.append(numbers));
+    }
+
     /// Bytes of memory. `beside`: bytes that an entry allocates itself.
     pub(crate) fn memory_bytes(&self, beside: impl Fn(&T) -> usize) -> usize {
         let pages = self.pages.len() * (Self::PAGE * size_of::<T>() + size_of::<Box<[T]>>());
@@ -111,6 +116,11 @@ mod tests {
             let number = slab.add();
             slab.retire(number);
             slab.end_period();
+        }
+        for _ in 0..10_000 {
+            let number = slab.add();
+            slab.retire(number);
+            slab.release();
         }
         assert!(slab.memory_bytes(|_| 0) < 1000, "{}", slab.memory_bytes(|_| 0));
     }

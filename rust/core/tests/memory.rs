@@ -1,7 +1,7 @@
 //! Memory that is counted by the allocator: reading a snapshot with wrong counts allocates at most a small multiple of
 //! its bytes, and a transaction index reports what it has allocated.
 
-use fencepost_core::{Entry, LogRows, Policy, StateTable, TransactionIndex};
+use fencepost_core::{Batch, Entry, LogRows, Policy, Seqs, StateTable, TransactionIndex};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -154,6 +154,31 @@ fn reported_and_allocated(rows: &[Row]) -> (f64, f64) {
 }
 
 /// Hash tables have memory beyond their capacity, which is not reported.
+/// A table that only merges others, as a standby does with deltas.
+#[test]
+fn entries_that_lose_their_holes_in_merges_leave_no_memory() {
+    const KEYS: i64 = 1000;
+    let policy = Policy::preset("any_order").expect("a preset");
+    let judged = |seqs: &[i32]| {
+        let pid: Vec<i64> = (0..KEYS).flat_map(|pid| vec![pid; seqs.len()]).collect();
+        let seq: Vec<i32> = (0..KEYS).flat_map(|_| seqs.to_vec()).collect();
+        let (partition, epoch) = (vec![0; pid.len()], vec![0; pid.len()]);
+        let mut table = StateTable::new(policy).expect("a table");
+        let seq = Seqs::I32(&seq);
+        let rows = Batch { pid: &pid, partition: &partition, epoch: Some(&epoch), seq, timestamp: None };
+        table.apply(&[rows]).expect("rows");
+        table
+    };
+    let mut merged = StateTable::new(policy).expect("a table");
+    let mut bytes = Vec::new();
+    for round in 0..20 {
+        merged.merge(&judged(&[3 * round, 3 * round + 2])).expect("a merge");
+        merged.merge(&judged(&[3 * round + 1])).expect("a merge");
+        bytes.push(merged.memory_bytes());
+    }
+    assert!(bytes[19] <= bytes[2], "{bytes:?}");
+}
+
 #[test]
 fn a_transaction_index_reports_its_memory() {
     assert_eq!(TransactionIndex::default().memory_bytes(), size_of::<TransactionIndex>());

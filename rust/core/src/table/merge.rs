@@ -175,6 +175,7 @@ fn put_changes<L: RowLine>(shelf: &mut Shelf<L>, changes: Vec<Change>) -> Result
                 None => assert!(shelf.insert(pid, partition, entry), "the key was unknown"),
             }
         }
+        shelf.release_numbers();
     }
     Ok(())
 }

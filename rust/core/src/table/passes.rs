@@ -193,7 +193,7 @@ fn judge_spans<L: RowLine, S: Seq>(spans: Spans<'_, '_, L, S>) -> Result<()> {
             shelf.end_period();
         }
     }
-    shelf.end_period();
+    shelf.release_numbers();
     Ok(())
 }
 
