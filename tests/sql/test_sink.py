@@ -220,7 +220,7 @@ def test_an_effect_that_commits_keeps_its_claims_too(events: Engine) -> None:
         connection.execute(text("INSERT INTO taken VALUES (:seq)"), kept.select(["seq"]).to_pylist())
         connection.commit()
 
-    with pytest.raises(fp.UndoneError, match="claim or decision is committed"):
+    with pytest.raises(fp.UndoneError, match="is committed too"):
         sink.handle(run(0, 3), commit)
     assert sink.handle(run(0, 4), lambda connection, kept: kept["seq"].to_pylist()).result == [3]
     with events.connect() as connection:
