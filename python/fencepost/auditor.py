@@ -721,7 +721,7 @@ class _Sample:
     def add(
         self, hashes: Hashes, is_duplicate: Mask, is_accepted: Mask, places: Numbers, times: Numbers | None
     ) -> npt.NDArray[np.uint8]:
-        """Return COPY, RETIMED or NOT_AT_HAND for each row. `times`: the timestamp of each row, if read."""
+        """Return COPY, RETIMED or NOT_SAMPLED for each row. `times`: the timestamp of each row, if read."""
         found = np.where(is_duplicate, NOT_SAMPLED, COPY).astype(np.uint8)
         times = np.zeros(len(hashes), np.int64) if times is None else times
         self._narrow(hashes[is_accepted])

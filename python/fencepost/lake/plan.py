@@ -40,8 +40,8 @@ task's memory."""
 TASKS_MAX = 32_768
 """Maximum number of tasks per stage, unless half of the engine's slots is more. The number of slots may be unknown."""
 TASK_BYTES, TASK_BYTES_MAX = 32 << 20, 256 << 20
-"""Target bytes per task: more bytes mean fewer tasks. Files larger than the second number are split among tasks; a job
-may set another number."""
+"""Maximum bytes of the files of a task. The first number holds unless all files together have more for each slot, the
+second one always. Files larger than the second number are split among tasks; a job may set another second number."""
 TASKS_PER_SLOT = 2
 """Number of tasks per slot of the engine if they are large enough, so that no long task is left at the end."""
 FILE_BYTES = 256 << 10

@@ -387,6 +387,7 @@ class SequencedProducer:
         Raises:
             TransactionAbortableError: Some rows were not delivered. Call `abort`.
             FencedError: Another producer has taken over. Nothing becomes visible.
+            TransactionStateError: The transaction was aborted, because it was late. Call `abort`, then begin again.
             ConcurrentTransactionError, OutcomeUnknownError: It may be decided. Call again.
             StoreError: The coordinator's database is not available, nothing is decided. Call again, or abort.
             PolicyError: Called in a callback of the producer or within `work`.

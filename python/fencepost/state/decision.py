@@ -51,8 +51,8 @@ class Settings:
     fencepost: str
     """The version of fencepost that created the state."""
     layout: str = "run"
-    """How versions are shown. "run": a folder each. "delta": transactions that append to a Delta table. "in-place":
-    transactions that remove rows from the table that is also the source."""
+    """How versions are shown. "run": a folder each. "delta", "iceberg", "sql": transactions that append to a table.
+    "in-place": transactions that remove rows from the table that is also the source. "call": calls of a function."""
     format: int = FORMAT
     """Version of the file formats in the state folder (docs/state-format.md)."""
     semantics: int = SEMANTICS

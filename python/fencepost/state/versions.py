@@ -589,9 +589,9 @@ class State(Report):
         """Forget every key that was idle for `max_idle_ms` before `now_ms`, as a new version.
 
         Rows at or below the horizon, `now_ms` - `max_idle_ms`, are FORGOTTEN from then on if the state knows nothing
-        about them. The clock advances to `now_ms` and never goes back, except in a rollback: an earlier time counts as
-        the current clock. Runs forget too, but only in the shards of their rows; this operation processes all shards.
-        `StateTable.evict` does the same for one table.
+        about them. The clock advances to `now_ms` and goes back only in a rollback or a rebase: an earlier time counts
+        as the current clock. Runs forget too, but only in the shards of their rows; this operation processes all
+        shards. `StateTable.evict` does the same for one table.
 
         Args:
             now_ms: Milliseconds since 1970, by the timestamps of the data. None: the state's clock, which follows them.
