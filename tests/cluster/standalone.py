@@ -24,7 +24,7 @@ import pyspark
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 SPARK_HOME = Path(pyspark.__file__).parent
-START_SECONDS = 120
+START_SECONDS = 300
 BRIEF_JVM = os.environ.get("JDK_JAVA_OPTIONS", "")
 """What the Makefile asks of JVMs that live for a minute: half of their time."""
 KEPT = ("PATH", "HOME", "LANG", "JAVA_HOME")
