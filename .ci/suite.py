@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 FOLDER = Path(__file__).parents[1] / "target" / "suites"
 SLOWEST = 20
-LIMIT_SECONDS = 45 * 60
+LIMIT_SECONDS = 75 * 60
 """After which a command hangs: it is ended, so that its log shows where."""
 FREE_BYTES_MIN = 6 << 30
 """What a clone takes with its environments, jars and builds, rounded up."""
