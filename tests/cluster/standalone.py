@@ -113,5 +113,5 @@ def wait_until(holds: Callable[[], Any], otherwise: str, details: Callable[[], s
 
 def read_json(url: str) -> Any:
     """Of a page on this machine: never through a proxy."""
-    with build_opener(ProxyHandler({})).open(url, timeout=10) as page:
+    with build_opener(ProxyHandler({})).open(url, timeout=60) as page:
         return json.load(page)
