@@ -80,7 +80,8 @@ pub(crate) struct InPlace {
 pub(crate) fn judge_in_overflow(rules: &PlainRules, entry: &mut FullEntry, span: Span, is_timed: bool) -> InPlace {
     let (from, last) = (entry.last, span.last_seq());
     let skipping_none = |outcome, holes| InPlace { outcome, skipped_from: span.seq, holes };
-    if !is_plain(rules, entry, span) || rules.jump_max == 0 {
+    let is_plain = entry.final_range.is_none() && rules.is_plain(entry.epoch, from, span);
+    if !is_plain || rules.jump_max == 0 {
         return skipping_none(FastOutcome::Unclear, 0);
     }
     if span.seq <= from {
@@ -114,26 +115,12 @@ fn opens_hole(rules: &PlainRules, from: i64, span: Span, is_timed: bool) -> bool
     span.seq - from <= rules.jump_max && (span.rows == 1 || !is_timed)
 }
 
-/// Whether positions of an entry and a span equal sequence numbers, and nothing is old, final or of another epoch.
-#[inline(always)]
-fn is_plain(rules: &PlainRules, entry: &FullEntry, span: Span) -> bool {
-    entry.epoch == span.epoch
-        && !span.is_old
-        && entry.final_range.is_none()
-        && (0..rules.plain_below).contains(&entry.last)
-        && span.last_seq() < rules.plain_below
-}
-
 /// Judges a span that opens the first hole of an entry, if that is clear at once. Returns the entry with its hole.
 #[inline(always)]
 pub(crate) fn open_first_hole(rules: &PlainRules, entry: PlainEntry, span: Span, is_timed: bool) -> Option<FullEntry> {
     let (from, last) = (entry.last, span.last_seq());
-    let is_opened = entry.epoch == span.epoch
-        && !span.is_old
-        && from >= 0
-        && last < rules.plain_below
-        && span.seq - from > 1
-        && opens_hole(rules, from, span, is_timed);
+    let is_opened =
+        rules.is_plain(entry.epoch, from, span) && span.seq - from > 1 && opens_hole(rules, from, span, is_timed);
     if !is_opened {
         return None;
     }

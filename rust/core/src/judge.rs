@@ -77,6 +77,16 @@ impl PlainRules {
     pub(crate) fn first_of(&self, first: i64, last: i64) -> i64 {
         first.max(last - (self.remembered_max - 1))
     }
+
+    /// Whether positions of an entry, whose highest is `last`, and of a span equal sequence numbers, and the span is
+    /// neither old nor of another epoch.
+    #[inline(always)]
+    pub(crate) fn is_plain(&self, epoch: i16, last: i64, span: Span) -> bool {
+        epoch == span.epoch
+            && !span.is_old
+            && (0..self.plain_below).contains(&last)
+            && span.last_seq() < self.plain_below
+    }
 }
 
 /// Rows of one key and epoch with consecutive sequence numbers.
@@ -228,12 +238,8 @@ impl Rules {
     /// here.
     #[inline]
     pub(crate) fn judge_in_place(&self, entry: &mut FullEntry, span: Span, sink: &mut impl Sink) -> bool {
-        let is_plain = self.changes_in_place
-            && !span.is_old
-            && span.epoch == entry.epoch
-            && entry.final_range.is_none()
-            && (0..self.plain.plain_below).contains(&entry.last)
-            && span.last_seq() < self.plain.plain_below;
+        let is_plain =
+            self.changes_in_place && entry.final_range.is_none() && self.plain.is_plain(entry.epoch, entry.last, span);
         if !is_plain {
             return false;
         }
