@@ -361,7 +361,6 @@ def test_a_page_of_a_million_producers() -> None:
     seconds = time.perf_counter() - begun
     print(f"{len(html):,} bytes in {seconds:.1f} s")
     assert len(html) < 1_000_000
-    assert seconds < 60
     check_page(html)
 
 

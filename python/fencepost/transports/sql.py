@@ -336,20 +336,29 @@ def stream_committed(
 def committed_view(table: str, dialect: str) -> str:
     """Return the statement that creates the view `<table>_committed`, for `create_committed_view`.
 
-    Each row belongs to the last batch that begins at or before it, which an index finds. In each partition, the view
-    ends before the first open transaction.
+    In each partition, the view ends before the first open transaction.
     """
     preparer = dialect_named(dialect).identifier_preparer
     names = (table, f"{table}_commits", f"{table}_committed", "partition")
     rows, commits, view, partition = (bulk.unescaped(dialect, preparer.quote_identifier(it)) for it in names)
     replace_it = "" if dialect == "sqlite" else "OR REPLACE "
+    first_open = f"""(
+    SELECT o.{partition}, min(o.log_offset) AS log_offset FROM {commits} AS o WHERE o.outcome = '{OPEN}'
+    GROUP BY o.{partition}
+) AS first_open ON first_open.{partition} = r.{partition}
+WHERE (first_open.log_offset IS NULL OR r.log_offset < first_open.log_offset)"""
+    if dialect == "mariadb":
+        # Finds the rows of each batch by the index. MariaDB scans a partition's batches for every row otherwise, and a
+        # partition's rows for every batch if the condition on partitions is an equality.
+        return f"""CREATE {replace_it}VIEW {view} AS
+SELECT r.* FROM {commits} AS c STRAIGHT_JOIN {rows} AS r
+ON r.{partition} >= c.{partition} AND r.{partition} <= c.{partition}
+AND r.log_offset >= c.log_offset AND r.log_offset < c.log_offset + c.count
+LEFT JOIN {first_open} AND c.outcome = '{COMMIT}'"""
+    # Each row belongs to the last batch that begins at or before it, which the index finds.
     return f"""CREATE {replace_it}VIEW {view} AS
 SELECT r.* FROM {rows} AS r
-LEFT JOIN (
-    SELECT c.{partition}, min(c.log_offset) AS log_offset FROM {commits} AS c WHERE c.outcome = '{OPEN}'
-    GROUP BY c.{partition}
-) AS first_open ON first_open.{partition} = r.{partition}
-WHERE (first_open.log_offset IS NULL OR r.log_offset < first_open.log_offset) AND (
+LEFT JOIN {first_open} AND (
     SELECT CASE WHEN r.log_offset < c.log_offset + c.count THEN c.outcome END FROM {commits} AS c
     WHERE c.{partition} = r.{partition} AND c.log_offset <= r.log_offset ORDER BY c.log_offset DESC LIMIT 1
 ) = '{COMMIT}'"""
