@@ -105,6 +105,8 @@ class Advice(Report):
         words = [*options(self.policy, self.policy.columns)]
         if self.max_idle_ms is not None:
             words += ["--max-idle", duration(self.max_idle_ms)]
+        if self.policy.depends_on_order:
+            words.append("--file-order")
         return command("dedup", place(self.source), STATE, SINK, *words)
 
     def _page(self) -> Page:
@@ -390,6 +392,9 @@ class _Recommendation:
             self._set("gaps", "normal", f"gaps=normal: {share(self.missing_share)} of the numbers are skipped.")
             reason = f"reach={reach}: {SPARE} times the farthest row behind, so that memory is bounded."
             self._set("reach", reach, reason)
+            self.reasons.append(
+                "--file-order: with a reach, the order of rows matters. These rows were read in this order."
+            )
         ages = [it for it in (order.age_of_repeats, order.age_of_late) if it is not None]
         if ages:
             self.max_idle_ms = max(SPARE * max(ages), 86_400_000)

@@ -226,7 +226,7 @@ class KafkaSource:
     def position(self, topics: Mapping[str, Topic], last: Mapping[str, Any], same: bool) -> dict[str, Any]:
         """Return the decision's record of this source.
 
-        `last`: the previous decision's record; `same`: whether it is of the same query. Topics that are missing now are
+        `last`: the previous decision's record; `same`: whether this is the next batch of its query. Topics that are missing now are
         kept: they may return, and may then be other topics.
         """
         return {
@@ -288,7 +288,8 @@ def check_continuity(
     """Raise SourceError if topics do not continue the previous version.
 
     That is if they were recreated or deleted, if they end below the last read offset, or if unread rows were deleted.
-    ``before``: the position of that version; ``same``: whether it is of the same query, so that its offsets continue.
+    ``before``: the position of that version; ``same``: whether this is the next batch of its query, so that its offsets
+    continue.
     """
     known = (before or {}).get("kafka") or []
     for source, last in zip(sources, known, strict=True) if len(known) == len(sources) else ():

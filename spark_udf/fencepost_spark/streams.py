@@ -7,6 +7,7 @@ query's id and the batch's number. So a batch that Spark delivers again is recog
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import os
@@ -160,6 +161,8 @@ class BatchWriter:
         sink = FunctionSink(path, Disk(options.get("sync", True)), shows) if callable(shows) else shows
         options = with_options(SparkSession.getActiveSession(), options, state=state, sink=sink)
         self._job = DedupJob(self._batches, state, sink, source_immutable=True, **options)
+        # In the names of its folders: queries that share folder= must not remove each other's.
+        self._owner = hashlib.sha256(self._job.state.uri.encode()).hexdigest()[:12]
         self.report: RunReport | None = None
         """The RunReport of the last judged batch."""
         self._called: tuple[str, int, str | None] | None = None
@@ -176,7 +179,7 @@ class BatchWriter:
                 "batch at once, or use a writer, a state and a sink for each part"
             )
         self._check_state(query, number)
-        folder = self._batches / f"{query}-{number}-{uuid4().hex[:12]}"
+        folder = self._batches / f"{self._owner}-{query}-{number}-{uuid4().hex[:12]}"
         execution = execution_of(spark, query)
         sources = kafka_sources(execution)
         topics = self._topics(sources)
@@ -185,7 +188,8 @@ class BatchWriter:
         run = self._run(spark, folder, position)
         run.recover()
         done = (run.before and run.before.source_position) or {}
-        goes_on = done.get("query") == query
+        # A restored checkpoint begins at an earlier batch: ends below those of the state are right then.
+        goes_on = done.get("query") == query and number == done["batch"] + 1
         # Offsets of a recreated topic refer to other rows.
         is_exact = _is_known(ends) and len(sources) == len(ends or ()) and are_the_same(sources, topics, done)
         if self._is_next(batch, position, begins, done, is_exact):
@@ -227,9 +231,9 @@ class BatchWriter:
             )
 
     def _collect_batches(self, query: str, number: int) -> None:
-        """Remove files that crashed drivers left behind for finished batches."""
+        """Remove files that crashed drivers of this state left behind for finished batches."""
         for path in self._batches.iterdir():
-            match = re.fullmatch(r"(.+)-(\d+)-[0-9a-f]{12}", path.name)
+            match = re.fullmatch(rf"{self._owner}-(.+)-(\d+)-[0-9a-f]{{12}}", path.name)
             if match and (match[1] != query or int(match[2]) <= number):
                 shutil.rmtree(path, ignore_errors=True)
 

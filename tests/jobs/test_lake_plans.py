@@ -363,6 +363,25 @@ def test_a_row_of_the_far_future_evicts_no_producer(tmp_path: Path) -> None:
     assert make_job(tmp_path, **options).run().counts == {"ACCEPTED": 1, "DUPLICATE": 1}
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_rows_of_the_far_future_again_and_again_evict_no_producer_at_work(tmp_path: Path, is_first: bool) -> None:
+    source, day, now = tmp_path / "source", 86_400_000, time.time_ns() // 1_000_000
+    options = {"max_idle_ms": 10 * day, "shards": 1}
+    if not is_first:
+        land(source, "1.parquet", timed(1, [0], [now]))
+        make_job(tmp_path, **options).run()
+    for seq in range(4):
+        land(source, f"2-{seq}.parquet", timed(2, [seq], [4_102_444_800_000]))
+        make_job(tmp_path, **options).run()
+    opened = state.open(tmp_path / "state")
+    horizon = opened.version(opened.decided()).horizon_ms
+    assert horizon is not None
+    assert now - 6 * day < horizon < now - 4 * day
+    land(source, "3.parquet", timed(1, [0, 1], [now, now + 1]))
+    report = make_job(tmp_path, **options).run()
+    assert report.counts == ({"ACCEPTED": 2} if is_first else {"ACCEPTED": 1, "DUPLICATE": 1})
+
+
 def test_restarted_counters_stop_the_run(tmp_path: Path) -> None:
     source = tmp_path / "source"
     land(source, "1.parquet", timed(1, list(range(3_000)), list(range(3_000))))

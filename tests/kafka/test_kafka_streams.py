@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,24 @@ def test_a_checkpoint_that_reads_again(spark: SparkSession, broker: Broker, tmp_
     stream(spark, broker, "again", tmp_path, write)
     assert write.report.counts == {"ACCEPTED": 1, "DUPLICATE": 2}
     assert kept(tmp_path) == [*"abc"]
+
+
+def test_a_checkpoint_of_an_earlier_batch(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
+    """Its batches end below what the state has read, which is no sign of another topic."""
+    broker.create("restored")
+    broker.send("restored", "a")
+    stream(spark, broker, "restored", tmp_path)
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
+    broker.send("restored", *"bc")
+    stream(spark, broker, "restored", tmp_path, maxOffsetsPerTrigger="1")
+    shutil.rmtree(tmp_path / "checkpoint")
+    (tmp_path / "copy").rename(tmp_path / "checkpoint")
+    broker.send("restored", "d")
+    write = writer(tmp_path, adopt_checkpoint=True)
+    stream(spark, broker, "restored", tmp_path, write, maxOffsetsPerTrigger="1")
+    assert [it["batch"] for it in positions(tmp_path)] == [0, 1, 2, 1, 2, 3]
+    assert write.report.counts == {"ACCEPTED": 1}
+    assert kept(tmp_path) == [*"abcd"]
 
 
 def resend(broker: Broker, topic: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import fencepost as fp
@@ -110,6 +112,34 @@ def test_a_full_disk_is_retried_and_then_reported() -> None:
             producer.send([{"n": 1}])[0].result(PATIENCE_SECONDS)
         with pytest.raises(fp.DeliveryError):
             producer.close()
+
+
+def test_records_that_were_acknowledged_and_then_lost_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under sync="interval", the disk may refuse what the system has acknowledged. The log is then opened again."""
+    table = pa.table({"n": [1, 2]})
+    with PartitionLogTransport(tmp_path, partitions=1, sync="interval") as transport:
+        for first_seq in (0, 2):
+            assert transport.send(batch(7, 0, first_seq, table)).result(PATIENCE_SECONDS).offset == first_seq
+        writer = transport._writers[0]
+        writer.log.close()
+        [segment] = (tmp_path / "events-0").glob("*.log")
+        for other in (tmp_path / "events-0").iterdir():
+            if other.suffix in (".state", ".snapshot"):
+                other.unlink()
+        os.truncate(segment, segment.stat().st_size // 2)
+        writer.log = StandIn((fp.PoisonedError("a sync failed"),))
+        with caplog.at_level("ERROR", logger="fencepost.transports"):
+            lost = transport.send(batch(7, 0, 4, table))
+            assert isinstance(lost.exception(PATIENCE_SECONDS), fp.StoreError)
+        assert [it.getMessage() for it in caplog.records] == [
+            f"{tmp_path / 'events-0'}: records with offsets from 2 to 3 were acknowledged, but the log no longer has "
+            "them. They were not synced"
+        ]
+        again = [transport.send(batch(7, 0, seq, table)).result(PATIENCE_SECONDS) for seq in (2, 4)]
+        assert [it.offset for it in again] == [2, 4]
+        assert len(caplog.records) == 1
 
 
 def test_open_logs_have_their_own_options() -> None:

@@ -81,6 +81,7 @@ def test_gaps_that_are_normal_are_bound() -> None:
     assert (advice.policy.gaps, advice.policy.reach) == ("normal", 1_000)
     assert "--set gaps=normal" in advice.command
     assert "--set reach=1000" in advice.command
+    assert "--file-order" in advice.command, "dedup refuses a policy that depends on order without it"
 
 
 def test_numbers_above_31_bits_never_wrap() -> None:

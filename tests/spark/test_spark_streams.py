@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -642,12 +643,19 @@ def test_the_newest_versions_are_kept(spark: SparkSession, tmp_path: Path, monke
 
 
 def test_leftovers_of_batches_are_collected(spark: SparkSession, tmp_path: Path) -> None:
+    """Those of this state: another query may write its own to the same `folder=`."""
     batches = tmp_path / "sink.batches"
-    left = {name: batches / f"{name}-{'0' * 12}" for name in ("one-0", "one-1", "other-7", "one-2")}
+    own = hashlib.sha256(state.open(tmp_path / "state").uri.encode()).hexdigest()[:12]
+    left = {
+        name: batches / f"{owner}-{name}-{'0' * 12}"
+        for owner, name in ((own, "one-0"), (own, "one-1"), (own, "other-7"), (own, "one-2"), ("f" * 12, "another-0"))
+    }
     for folder in (*left.values(), batches / "mine"):
         folder.mkdir(parents=True)
         (folder / "part-0.parquet").touch()
     deliver(spark, tmp_path, make_rows(0, 300), 0)
-    assert {path.name for path in batches.iterdir()} == {"mine", left["one-1"].name, left["one-2"].name}
+    assert {path.name for path in batches.iterdir()} == {
+        "mine", left["one-1"].name, left["one-2"].name, left["another-0"].name,
+    }  # fmt: skip
     deliver(spark, tmp_path, make_rows(1, 300), 1)
-    assert {path.name for path in batches.iterdir()} == {"mine", left["one-2"].name}
+    assert {path.name for path in batches.iterdir()} == {"mine", left["one-2"].name, left["another-0"].name}

@@ -296,6 +296,27 @@ def test_a_poison_message_becomes_a_dead_letter_and_its_neighbors_are_applied(or
     assert counts["dead_letters"] == counts["retries"] == 5
 
 
+def test_a_dead_letter_of_a_topic_that_was_created_again_replaces_none(orders: Engine) -> None:
+    """Nor is it left out. That of a replay is the same message, which the table has."""
+    cluster = Cluster()
+    cluster.send("orders", "no JSON", order(1))
+    sink = new_sink(orders)
+    for _ in range(2):
+        new_loop(sink, FakeClient(cluster, [P0]), attempts=1).run()
+        assert dead(orders, '"offset", value') == [(0, b"no JSON")]
+        sink.forget_positions("orders-0")
+    created_again = Cluster()
+    created_again.send("orders", "no JSON either", order(1))
+    with pytest.raises(fp.BatchError, match=r"orders-0 at offset 0: .*created again"):
+        new_loop(sink, FakeClient(created_again, [P0]), attempts=1).run()
+    assert dead(orders, '"offset", value') == [(0, b"no JSON")]
+    assert sink.positions() == {}
+    with orders.begin() as connection:
+        connection.execute(text("DELETE FROM fencepost_dead_letters"))
+    new_loop(sink, FakeClient(created_again, [P0]), attempts=1).run()
+    assert dead(orders, '"offset", value') == [(0, b"no JSON either")]
+
+
 def test_a_message_whose_decoder_fails_is_tried_again(orders: Engine) -> None:
     cluster = Cluster()
     cluster.send("orders", *map(order, range(4)))

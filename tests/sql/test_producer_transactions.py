@@ -136,6 +136,29 @@ def test_a_transaction_that_took_too_long_does_not_stop_its_producer(engine: sa.
     assert place.read() == [1, 2]
 
 
+def test_an_abort_after_a_decided_commit_says_so_and_the_commit_completes(engine: sa.Engine, place: Place) -> None:
+    routes = {"out": place.transport}
+    coordinator = TransactionCoordinator(engine, routes=routes)
+    with fp.SequencedProducer(
+        place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
+    ) as producer:
+        producer.begin()
+        producer.send(rows(place, 1, 2))
+        producer.flush(30)
+        del coordinator.routes["out"]
+        with pytest.raises(fp.ConcurrentTransactionError):
+            producer.commit()
+        coordinator.routes["out"] = place.transport
+        with pytest.raises(fp.TransactionStateError, match="commit"):
+            producer.abort()
+        with pytest.raises(fp.PolicyError):
+            producer.begin()
+        producer.commit()
+        with producer.transaction():
+            producer.send(rows(place, 3, 4))
+    assert place.read() == [1, 2, 3, 4]
+
+
 def test_a_producer_replaced_in_a_transaction_stops(engine: sa.Engine, place: Place) -> None:
     coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
     producer = fp.SequencedProducer(

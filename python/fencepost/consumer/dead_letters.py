@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, and_, select
 
 from fencepost.consumer.messages import Message, headers_text, place_of
-from fencepost.errors import StoreError
+from fencepost.errors import BatchError, StoreError
 from fencepost.sql.consumers import DEAD_LETTERS, DEAD_LETTERS_PART
 from fencepost.sql.database import Database
 from fencepost.sql.upserts import insert_if_missing
@@ -50,16 +50,32 @@ DeadLetterWriter: TypeAlias = Callable[[Connection, Sequence[DeadLetter]], None]
 
 
 def to_table(engine: Engine) -> DeadLetterWriter:
-    """Write dead letters to the table `fencepost_dead_letters` of the database. Create the table if it is missing."""
+    """Write dead letters to the table `fencepost_dead_letters` of the database. Create the table if it is missing.
+
+    The writer raises BatchError if the table has another message with this topic, partition and offset.
+    """
     database = Database(engine)
     database.create_tables(DEAD_LETTERS_PART)
 
     def write(connection: Connection, letters: Sequence[DeadLetter]) -> None:
         now = {"created_ms": database.now_ms(connection)}
         for letter in letters:
-            insert_if_missing(connection, DEAD_LETTERS, _row(letter) | now)
+            row = _row(letter)
+            if not insert_if_missing(connection, DEAD_LETTERS, row | now):
+                _check_known(connection, row, place_of(letter.message))
 
     return write
+
+
+def _check_known(connection: Connection, row: Mapping[str, Any], place: str) -> None:
+    """Raise BatchError if the table has another message at this place: one of a topic that was created again."""
+    at_place = and_(*(column == row[column.name] for column in DEAD_LETTERS.primary_key))
+    content = [DEAD_LETTERS.c[name] for name in ("timestamp", "key", "value")]
+    if connection.execute(select(*content).where(at_place)).one() != tuple(row[it.name] for it in content):
+        raise BatchError(
+            f"{place}: {DEAD_LETTERS.name} has another message with this topic, partition and offset, so this one was "
+            "not stored and not skipped. The topic was created again: move its rows to another table, then run again"
+        )
 
 
 def to_topic(producer: Any, topic: str, *, timeout_s: float = 30.0) -> DeadLetterWriter:

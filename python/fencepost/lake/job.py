@@ -122,8 +122,9 @@ class DedupJob:
         max_idle_ms: Forget producers that were idle for this time, by the timestamps of the data (column "timestamp",
             or the one in `columns`). Older rows without a record in the state are then FORGOTTEN and quarantined.
             Cannot be enabled or disabled later; the duration may change.
-        clock_gap_max_ms: Maximum advance of this clock per run. Default: `max_idle_ms`. Prevents a row with a timestamp
-            in the far future from making the state forget all producers.
+        clock_gap_max_ms: Maximum advance of this clock per run. Default: `max_idle_ms`. The clock also never passes the
+            time of this machine by more than half of `max_idle_ms`. So a row with a timestamp in the far future does
+            not make the state forget producers that wrote within the last half of `max_idle_ms`.
 
         settle_ms: A file with damaged content is deferred to the next run until it has been damaged and unchanged for
             this time since a run first saw it.

@@ -145,17 +145,19 @@ def _judge_items(
 
 
 def _next_eviction(run: Run, found: Found) -> Eviction:
-    """Return the horizons of this run's tables: the clock follows the data's timestamps, within bounds."""
+    """Return the horizons of this run's tables: the clock follows the data's timestamps, within bounds.
+
+    It never passes the time of this machine by more than half of `max_idle_ms`, so a row with a timestamp in the far
+    future does not make the state forget producers that wrote within the last half.
+    """
     job, before = run.job, run.base
     horizon = before.horizon_ms if before else None
     if job.max_idle_ms is None or job.clock_gap_max_ms is None:
         return Eviction(horizon_before=horizon, horizon_after=horizon)
     clock = before.clock_ms if before else None
     if found.newest_ms is not None:
-        if clock is None:
-            clock = min(found.newest_ms, time.time_ns() // 1_000_000 + job.clock_gap_max_ms)
-        else:
-            clock = min(max(found.newest_ms, clock), clock + job.clock_gap_max_ms)
+        newest = min(found.newest_ms, time.time_ns() // 1_000_000 + job.max_idle_ms // 2)
+        clock = newest if clock is None else max(clock, min(newest, clock + job.clock_gap_max_ms))
     after = None if clock is None else max(clock - job.max_idle_ms, TIMESTAMP_MIN)
     if horizon is not None:
         after = max(horizon, after) if after is not None else horizon

@@ -386,7 +386,8 @@ class SequencedProducer:
 
         Raises:
             TransactionAbortableError: Some rows were not delivered. Call `abort`.
-            FencedError: Another producer has taken over. Nothing becomes visible.
+            FencedError: Another producer has taken over. Nothing becomes visible, unless an earlier call with an unknown
+                outcome decided the commit: `TransactionCoordinator.decision` has the outcome.
             TransactionStateError: The transaction was aborted, because it was late. Call `abort`, then begin again.
             ConcurrentTransactionError, OutcomeUnknownError: It may be decided. Call again.
             StoreError: The coordinator's database is not available, nothing is decided. Call again, or abort.
@@ -416,6 +417,7 @@ class SequencedProducer:
         From then on the transaction can only be aborted.
 
         Raises:
+            TransactionStateError: An earlier `commit` decided the transaction. Call `commit` again to complete it.
             StoreError, ConcurrentTransactionError, OutcomeUnknownError: Call again, or call `begin`, which aborts
                 first.
             PolicyError: Called in a callback of the producer or within the `work` of a commit.
@@ -433,7 +435,12 @@ class SequencedProducer:
             if self._sequencer.fatal is not None:
                 self._ended()
                 raise self._sequencer.fatal
-        self._end(self._transactional().abort)
+        try:
+            self._end(self._transactional().abort)
+        except TransactionStateError as error:
+            self._is_aborting = False
+            advice = "an earlier commit() decided this transaction, and its rows are committed. Call commit() again"
+            raise TransactionStateError(f"{advice} ({error.message})") from error
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[SequencedProducer]:

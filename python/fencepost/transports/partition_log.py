@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 AT_ONCE = 32
 """Maximum number of batches that share a sync."""
+
+logger = logging.getLogger("fencepost.transports")
+
+_LOST = "%s: records with offsets from %d to %d were acknowledged, but the log no longer has them. They were not synced"
 
 
 class PartitionLogTransport:
@@ -159,6 +164,7 @@ class LogWriter:
     def __init__(self, log: Any, reopen: Callable[[], Any] | None) -> None:
         self.log = log
         self._reopen = reopen
+        self._acknowledged = 0  # the offset after the last record that a caller knows to be in the log
         self._last: dict[int, tuple[int, int]] = {}  # the epoch and last sequence of each pid appended here
         self._lock = threading.RLock()  # held while the log is written or opened
         self._queue: SimpleQueue[tuple[Any, Future[Answer]] | None] = SimpleQueue()
@@ -209,6 +215,9 @@ class LogWriter:
                     self.log = self._reopen()
                 except Exception as error:
                     raise StoreError(f"the log could not be opened again: {error}") from error
+                if self.log.log_end < self._acknowledged:
+                    logger.error(_LOST, self.log.path, self.log.log_end, self._acknowledged - 1)
+                    self._acknowledged = self.log.log_end
             return self.log
 
     def close(self) -> None:
@@ -273,6 +282,7 @@ class LogWriter:
             for (pid, epoch, first_seq, records, _), appended in zip(batches, results, strict=True):
                 if appended.verdict is Verdict.ACCEPTED:
                     self._last[pid] = (epoch, step(first_seq, len(records) - 1))
+            self._acknowledged = log.log_end
         return [Answer(appended.verdict, appended.offset) for appended in results]
 
 
