@@ -220,4 +220,5 @@ def _missing(problem: ModuleNotFoundError) -> DependencyError:
 
 def _check_same_policy(policy: str | Policy | None, table: StateTable) -> None:
     if policy is not None and resolve(policy) != table.policy:
-        raise PolicyError(f"the table has another policy: {difference(table.policy, resolve(policy))}")
+        differing = difference(table.policy, resolve(policy))
+        raise PolicyError(f"the table has another policy: {differing}. Leave out the policy to use that of the table")

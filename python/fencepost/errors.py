@@ -70,7 +70,7 @@ class BatchError(FencepostError):
 class PolicyError(FencepostError):
     """An argument, a policy or an option is invalid, or does not fit the others.
 
-    What to do: choose a value that the message allows. Nothing was read or written.
+    What to do: do what the message says, or choose a value that it allows. What was refused has changed nothing.
     """
 
     code = "FP102"
@@ -79,8 +79,9 @@ class PolicyError(FencepostError):
 class CapacityError(FencepostError):
     """The call could exceed the limit of a state table, or of the buffer of a producer. Nothing has changed.
 
-    What to do: raise the limit. Otherwise, for a table: evict old entries, or start a new table. For a producer: call
-    again when more batches are acknowledged or have failed.
+    What to do: for a table, evict old entries, or start a table with a higher limit. A new table does not recognize
+    repeats of earlier rows, unless it takes over the old entries (`merge`). For a producer, call again when more
+    batches are acknowledged or have failed, or raise the limit.
     """
 
     code = "FP103"
@@ -96,9 +97,10 @@ class SnapshotError(FencepostError):
 
     It is damaged, or it has another version, policy or setting.
 
-    What to do: use the setting that the message names. If the bytes are damaged: for a table, restore an older snapshot
-    or start a new table. For a job, restore the damaged files of the state, or state and sink of the same time. An
-    older state beside a newer sink would write rows twice.
+    What to do: use the setting that the message names. If the bytes are damaged: for a table, restore an older
+    snapshot, then apply the rows that came after it. Rows that the table does not know count as new. For a job, restore
+    the damaged files of the state, or state and sink of the same time. An older state beside a newer sink would write
+    rows twice.
     """
 
     code = "FP104"
@@ -112,7 +114,7 @@ class SnapshotError(FencepostError):
 class PoisonedError(FencepostError):
     """An earlier call failed midway, so the table or log in memory can no longer be trusted.
 
-    What to do: restore the table from its last snapshot, or open the log again.
+    What to do: restore the table from its last snapshot, then apply the rows that came after it. Open a log again.
     """
 
     code = "FP105"

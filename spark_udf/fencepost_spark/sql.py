@@ -145,7 +145,7 @@ def analyze(
 
 def _constant(name: str, argument: AnalyzeArgument) -> str:
     if name not in ("policy", "columns", "order_by", *ROLES):
-        raise PolicyError(f"{DEDUPLICATE}: {name}: expected policy, columns, order_by, {', '.join(ROLES)}")
+        raise PolicyError(f"{DEDUPLICATE}: {name}: unknown; expected policy, columns, order_by, {', '.join(ROLES)}")
     if not argument.isConstantExpression or not isinstance(argument.value, str):
         raise PolicyError(f"{DEDUPLICATE}: {name}: expected a constant text")
     return argument.value

@@ -208,7 +208,8 @@ def _in_task(error: BatchError, rows_before: int, rows: dict[str, pa.Array]) -> 
     place = "" if context is None else f" of Spark partition {context.partitionId()}"
     found = ", ".join(f"{name}={values[error.row].as_py()!r}" for name, values in rows.items())
     row = rows_before + error.row
-    return BatchError(f"{error.message} (row {row}{place}; {found})", column=error.column, row=row)
+    message = error.message.replace(f"row {error.row}:", f"row {row}:", 1)
+    return BatchError(f"{message} (row {row}{place}; {found})", column=error.column, row=row)
 
 
 def _with_missing(

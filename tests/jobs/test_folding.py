@@ -210,7 +210,7 @@ def test_a_floor_without_a_log_above_it_is_damage(tmp_path: Path) -> None:
     for version in range(5, 9):
         (tmp_path / "state" / "log" / f"{version}.json").unlink()
         (tmp_path / "state" / "done" / f"{version}").unlink()
-    with pytest.raises(fp.SnapshotError, match=r"up to 4 are folded, .* no later version"):
+    with pytest.raises(fp.SnapshotError, match=r"up to 4 are folded, .* later versions are missing"):
         make_job(tmp_path).run()
 
 

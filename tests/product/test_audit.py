@@ -849,7 +849,7 @@ def write_bad(path: Path, kind: str) -> str:
         return "column 'pid', row 599: value -9"
     texts = pa.array([str(it) for it in range(600)])
     pq.write_table(rows.set_column(0, "pid", texts), path)
-    return "column 'pid': string; in "
+    return "column 'pid': is of type string"
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -502,7 +502,7 @@ BAD_MERGES: dict[str, tuple[Callable[[], tuple[fp.StateTable, fp.StateTable]], t
     "of another policy": (
         lambda: (of_policy("any_order"), of_policy(SHORT)),
         fp.PolicyError,
-        f"{ANY_ORDER.rules}|{SHORT.rules}",
+        f"wrap={ANY_ORDER.wrap}|wrap={SHORT.wrap}",
     ),
     "of an order": (
         lambda: (of_policy("in_order"), of_policy("in_order")),
@@ -650,7 +650,7 @@ BAD_ENTRIES: dict[str, tuple[Callable[[pa.Table], Any], type[fp.FencepostError],
     "an epoch too wide": (
         lambda it: it.set_column(2, "epoch", pa.array([0, 32768])),
         fp.BatchError,
-        "column 'epoch', row 1: value 32768|Int16",
+        "column 'epoch', row 1: value 32768|0..=32767",
     ),
     "twice the same": (lambda it: pa.concat_tables([it, it]), fp.SnapshotError, "row 2|same key"),
     "reversed": (

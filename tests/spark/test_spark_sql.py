@@ -111,7 +111,7 @@ def test_columns_of_the_registration(spark: SparkSession) -> None:
         ("TABLE(events), seq => 'nowhere'", "column 'nowhere': missing"),
         ("TABLE(events), seq => 'payload'", "column 'payload'"),
         ("TABLE(events), seq => 1", "seq: expected a constant"),
-        ("TABLE(events), colour => 'red'", "colour: expected policy, columns, order_by"),
+        ("TABLE(events), colour => 'red'", "colour: unknown; expected policy, columns, order_by"),
         ("1", "first argument is the"),
     ],
 )

@@ -192,7 +192,7 @@ def test_rows_are_counted_over_all_batches_of_a_task(spark: SparkSession, kind: 
     df = frame(spark, [(7, 0, 0, seq) for seq in range(20)] + [(7, 0, 0, -1)])
     with settings(spark, spark_sql_execution_arrow_maxRecordsPerBatch=6), pytest.raises(PythonException) as error:
         judged(df, kind=kind)
-    assert "column 'seq', row 2: " in str(error.value)
+    assert "column 'seq', row 20: " in str(error.value)
     assert "(row 20 of Spark partition 0; pid=7, epoch=0, partition=0, seq=-1)" in str(error.value)
 
 

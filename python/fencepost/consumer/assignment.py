@@ -170,7 +170,8 @@ class Assignment:
             position = stored.get(partition.source)
             if position is None:
                 raise PolicyError(
-                    f"{partition.source}: its position was deleted while the partition was read. Restart the consumer"
+                    f"{partition.source}: its position was deleted while the partition was read. If this was intended, "
+                    f"restart the consumer, which then begins at start={self._start!r}"
                 )
             if position != partition.position:
                 logger.warning("%s: another process has moved the position to %d", partition.source, position)

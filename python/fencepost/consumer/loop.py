@@ -331,7 +331,9 @@ class ConsumerLoop:
         if self._dead_in_a_row >= self._dead_max:
             raise BatchError(
                 f"{place_of(item.message)}: {self._dead_in_a_row + 1} consecutive messages could not be applied, so "
-                f"the cause is not a single message. The last error is {letter.error_type}: {letter.error}"
+                "the cause is not a single message. All but this one are dead letters. Correct the cause and start the "
+                "consumer again, which continues at this message. The last error is "
+                f"{letter.error_type}: {letter.error}"
             ) from cause
         expected, positions = _moves([item])
         self._sink.skip(positions, expected=expected, work=lambda connection: self._write_dead(connection, [letter]))

@@ -161,7 +161,7 @@ def _routes(key: str, value: Any) -> dict[str, Any]:
 
 def _table(key: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise PolicyError(f"{key}={value!r}: expected a table")
+        raise PolicyError(f"{key}={value!r}: expected a table, which begins with the line [{key}]")
     return value
 
 

@@ -140,7 +140,8 @@ def _check_schema(arrangement: Arrangement, schema: pa.Schema, path: str) -> Non
             asked = "partition_by" if name == arrangement.partition_by else "sort_by"
             raise _refusal(path, name, f"{reason}; {asked} needs it in every file")
     if arrangement.is_date and "day" in schema.names:
-        raise _refusal(path, "day", f"exists in the file, but day({arrangement.partition_by}) names folders after it")
+        text = f"exists in the file, but partition_by='day({arrangement.partition_by})' adds a column of this name"
+        raise _refusal(path, "day", f"{text}; rename it")
     if arrangement.partition_by is not None:
         kind = schema.field(arrangement.partition_by).type
         wanted = (_DATES, "a timestamp or a date") if arrangement.is_date else (_NAMES, "text, an integer or a date")
@@ -407,7 +408,7 @@ class _Batch:
         if text in ("", HIVE_NULL):
             what = "an empty text" if not text else repr(text)
             path = self.item.files.full_path(self.sources[0])
-            raise _refusal(path, name, f"{what} cannot name a folder, because it looks like null")
+            raise _refusal(path, name, f"{what} cannot name a folder of partition_by, because it looks like null")
         return quote(text, safe="")
 
     # Files

@@ -369,7 +369,7 @@ class _KeyTypes:
             self.known, self.first = found, path
         for name, one, other in zip(self.names, found, self.known, strict=True):
             if one != other:
-                text = f"{path}: column '{name}': {one}; in {self.first} it is {other}"
+                text = f"{path}: column '{name}': is of type {one}; in {self.first} it is {other}"
                 reader.stop(BatchError(text, column=name))
                 reader.rows = reader.untracked = 0
                 return []

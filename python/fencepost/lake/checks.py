@@ -60,7 +60,10 @@ def _check_refused(run: Run, counts: dict[str, int], rows: int) -> None:
     share = sum(refused.values()) / rows if rows else 0
     if share > run.job.rejected_max:
         listed = ", ".join(f"{count:,} {name}" for name, count in refused.items())
-        forgotten = "These rows are older than the horizon of the state: see max_idle_ms"
+        forgotten = (
+            "FORGOTTEN rows are older than the horizon of the state (see max_idle_ms), which no longer knows whether "
+            "they are repeats. A higher rejected_max continues without them"
+        )
         others = "Check that order_by gives the true order and that the policy fits"
         raise PolicyError(
             f"{share:.1%} of {rows:,} new rows would be refused ({listed}), more than rejected_max="

@@ -39,13 +39,13 @@ def check_types(
         if misfit is not None:
             kind = expected[misfit.name]
             if misfit.name in first:
-                reason = f"in {paths_of(first[misfit.name])[0]} it is {kind}"
+                reason = f"in {paths_of(first[misfit.name])[0]} it is {kind}. All files need the same type"
             else:
                 reason = (
                     f"the first rows of this state have the type {kind} in this column, and another type needs its own "
                     "state"
                 )
-            problem = f"column '{misfit.name}': {type_name(misfit.type)}; {reason}"
+            problem = f"column '{misfit.name}': is of type {type_name(misfit.type)}; {reason}"
             paths = paths_of(exchange)
             if not (known and sets_aside):
                 raise BatchError(f"{paths[0]}: {problem}", column=misfit.name)
@@ -53,7 +53,7 @@ def check_types(
             continue
         for field in exchange.schema:
             if field.name in order_by and not _has_order(field.type):
-                text = f"column '{field.name}': {field.type} cannot be sorted by order_by"
+                text = f"column '{field.name}': is of type {field.type}, which cannot be sorted by order_by"
                 raise BatchError(f"{paths_of(exchange)[0]}: {text}", column=field.name)
             if field.name not in expected:
                 expected[field.name], first[field.name] = type_name(field.type), exchange

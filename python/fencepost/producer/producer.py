@@ -578,7 +578,7 @@ class SequencedProducer:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise PolicyError("the producer is closed")
+            raise PolicyError("the producer is closed: open another one")
         self._sequencer.check()
 
     def _read_positions(self, parts: list[tuple[int, Any]]) -> dict[int, tuple[int, int]]:

@@ -205,7 +205,8 @@ class Consumer:
             )
             raise PolicyError(
                 f"consumer {name!r} exists with other settings: {differences}. Its settings cannot change, because "
-                "they define the meaning of its claims. Use the same settings, or another consumer_id"
+                "they define the meaning of its claims. Use the same settings. Another consumer_id has no claims: it "
+                "applies events that arrive again"
             )
         return Consumer(database, number, name, bool(wanted.get("timestamp")))
 
@@ -219,7 +220,7 @@ class Consumer:
         query = select(CONSUMERS.c.id, CONSUMERS.c.settings).where(CONSUMERS.c.name == name)
         row = database.transaction(lambda connection: connection.execute(query).one_or_none())
         if row is None:
-            raise PolicyError(f"consumer {name!r} does not exist in this database")
+            raise PolicyError(f"consumer {name!r} does not exist in this database: check the name and the database")
         settings = json.loads(row.settings)
         return Consumer(database, row.id, name, bool(settings.get("timestamp"))), STORAGES[settings["claim"]]
 
@@ -276,7 +277,7 @@ class Consumer:
             if types.get(column) != found.get(column):
                 raise BatchError(
                     f"column '{column}': is of type {found.get(column)}, but the claims of consumer {self.name!r} have "
-                    f"type {types.get(column)}. Nothing of this call was applied",
+                    f"type {types.get(column)}. Cast the column to it. Nothing of this call was applied",
                     column=column,
                 )
 

@@ -292,7 +292,7 @@ def _id_texts(rows: pa.Table, name: str) -> pa.ChunkedArray:
     row = pc.index(pc.match_substring(column, "\0"), True).as_py()
     if row >= 0:
         value = shown(column[row].as_py())
-        raise BatchError(f"column '{name}', row {row}: {value}: an id has no zero bytes", column=name, row=row)
+        raise BatchError(f"column '{name}', row {row}: {value}: an id must have no zero bytes", column=name, row=row)
     return column
 
 
@@ -304,7 +304,7 @@ def _integers(rows: pa.Table, name: str) -> pa.ChunkedArray:
         return column.cast(pa.int64())
     except pa.ArrowInvalid:
         row = next(at for at, it in enumerate(column.to_pylist()) if it >= 2**63)
-        problem = f"{column[row].as_py()} is not in {-(2**63)}…{2**63 - 1}"
+        problem = f"value {column[row].as_py()} is outside {-(2**63)}..={2**63 - 1}"
         raise BatchError(f"column '{name}', row {row}: {problem}", column=name, row=row) from None
 
 

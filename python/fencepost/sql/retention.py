@@ -123,10 +123,10 @@ def _check_in_flight(
     ).one()
     if count:
         raise PolicyError(
-            f"consumer {consumer.name!r}: events may arrive later than the retention allows. Claims that are younger "
-            f"than the retention ({count}) belong to events that are older than it. The largest delay of these events "
-            f"is {slowest} ms. Choose a longer retention, or wait until the replay is over. force=True forgets these "
-            "claims. Nothing has changed"
+            f"consumer {consumer.name!r}: events arrive later than the retention allows. Of the claims within the "
+            f"retention, {count} are of older events, which arrived up to {slowest} ms late. Choose a longer retention, "
+            "or wait until the replay is over. After force=True, events as old are not applied: they are FORGOTTEN. "
+            "Nothing has changed"
         )
 
 

@@ -598,7 +598,7 @@ def _as_settings(columns: Columns) -> dict[str, Any]:
 def _only_for(claim: str, **given: object) -> None:
     for name, value in given.items():
         if value is not None:
-            raise PolicyError(f"{name}={value!r} is for claim={claim!r} only")
+            raise PolicyError(f"{name}={value!r} is for claim={claim!r} only: leave it out, or pass this claim")
 
 
 def _checked(positions: Mapping[str, int]) -> dict[str, int]:

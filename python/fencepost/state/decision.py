@@ -73,12 +73,12 @@ class Settings:
                     else "it was created without max_idle, so it keeps no timestamps, but this job has max_idle"
                 )
                 raise SnapshotError(
-                    f"{uri}: {changed}. Use the setting of the state, or another state folder", reason=changed
+                    f"{uri}: {changed}. Use the setting of the state, or a new state with a new sink", reason=changed
                 )
             if ours != theirs:
                 reason = f"it was created with {name} {ours!r}, but this job has {theirs!r}"
                 raise SnapshotError(
-                    f"{uri}: {reason}. Use the value of the state, or another state folder", reason=reason
+                    f"{uri}: {reason}. Use the value of the state, or a new state with a new sink", reason=reason
                 )
 
 

@@ -559,7 +559,8 @@ def check_library(path: object) -> None:
     try:
         import deltalake  # noqa: F401
     except ImportError as error:
-        raise DependencyError(f"{path}: Delta tables need fencepost[lake] ({error})") from error
+        text = f"{path}: Delta tables need more packages ({error}): pip install 'fencepost[lake]'"
+        raise DependencyError(text) from error
 
 
 LOG_UNREAD = "its log cannot be read"

@@ -114,7 +114,8 @@ def check_library(place: object) -> None:
     try:
         import pyiceberg  # noqa: F401
     except ImportError as error:
-        raise DependencyError(f"{place}: Iceberg tables need fencepost[iceberg] ({error})") from error
+        text = f"{place}: Iceberg tables need more packages ({error}): pip install 'fencepost[iceberg]'"
+        raise DependencyError(text) from error
 
 
 def plain_location(location: str, about: str) -> str:
@@ -155,7 +156,7 @@ def columns_of(schema: Any) -> Any:
         try:
             fields.append(pa.field(field.name, _type_of(field.type)))
         except TypeError as error:
-            raise BatchError(f"an Iceberg table has no type for {error}", column=field.name) from None
+            raise BatchError(f"an Iceberg table has no type for {error}; cast the column", column=field.name) from None
     return pa.schema(fields)
 
 

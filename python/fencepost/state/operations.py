@@ -221,7 +221,8 @@ def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | No
 def _horizon(state: State, before: Decision, now_ms: int | None, max_idle_ms: int) -> tuple[int, int]:
     """Return (clock, horizon) of an eviction. Raises PolicyError."""
     if "timestamp" not in state.require_settings().keep:
-        raise PolicyError(f"{state.uri}: this state keeps no timestamps, so nothing can be evicted")
+        reason = "this state keeps no timestamps, because its job has no max_idle_ms, so nothing can be evicted"
+        raise PolicyError(f"{state.uri}: {reason}")
     if max_idle_ms < 0:
         raise PolicyError(f"max_idle_ms={max_idle_ms}: must not be negative")
     clock_ms = _later(now_ms, before.clock_ms)
@@ -466,9 +467,9 @@ def _check_looks(state: State, versions: Iterable[int]) -> None:
     collected = [it for it in versions if state.is_collected(it)]
     if collected:
         reason = (
-            f"the files that versions {_listed(collected)} wrote are no longer known: their decisions were "
-            "removed, because they are older than the retained versions. Begin again with a new state and "
-            "sink"
+            f"the files that versions {_listed(collected)} wrote are no longer known, because these versions are not "
+            "retained, so this rollback cannot check the sink. Roll back to another retained version, or begin again "
+            "with a new state and a new sink"
         )
         raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
 

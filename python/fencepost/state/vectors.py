@@ -135,5 +135,6 @@ def _library() -> Any:
     try:
         from pyroaring import BitMap64
     except ImportError as error:
-        raise DependencyError(f"deletion vectors need fencepost[lake] ({error})") from error
+        text = f"deletion vectors need more packages ({error}): pip install 'fencepost[lake]'"
+        raise DependencyError(text) from error
     return BitMap64

@@ -389,7 +389,7 @@ class State(Report):
             if count != settings.shards:
                 reason = f"it has {count} shards since it was resharded, but this job has {wanted!r}"
             raise SnapshotError(
-                f"{self.uri}: {reason}. Use the value of the state, or another state folder", reason=reason
+                f"{self.uri}: {reason}. Use the value of the state, or leave out shards", reason=reason
             )
         return count
 
@@ -686,7 +686,7 @@ class State(Report):
         tables = [pa.table(part(table)) for _, table in self.tables()]
         if not tables:
             if self.latest() is None:
-                raise self.damaged("done", "no version is done yet")
+                raise self.damaged("done", "no version is done yet: run the job first")
             settings = self.require_settings()
             tables = [pa.table(part(StateTable(settings.full_policy(), keep=settings.keep)))]
         # An empty table does not know the types of its keys.
@@ -756,7 +756,7 @@ class State(Report):
             mark = self._mark(done) if done else None
             if self.floor() < max(done, 1):
                 return Seen(done=done, decided=decided, mark=mark)
-        raise self.damaged("done", f"versions up to {self._floor} are folded, but no later version is done")
+        raise self.damaged("done", f"versions up to {self._floor} are folded, but all later versions are missing")
 
     def _decision(self, version: int, logged: bytes, *, is_root: bool = False) -> Decision:
         """Return the decision in a log file; see `root`."""
@@ -771,7 +771,7 @@ class State(Report):
             data = self._read_root(header) if is_root else self._read(header["body"], header["sha256"])
         decision = decision_from_json(data, self._place(place))
         if decision.version != version:
-            raise self.damaged(place, f"it contains version {decision.version}")
+            raise self.damaged(place, f"it contains version {decision.version} instead of {version}")
         self._remember(logged, decision, is_root=is_root)
         return decision
 

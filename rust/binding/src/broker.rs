@@ -182,7 +182,9 @@ impl BrokerTable {
         let partition = KeyValue::of(partition, &kind, "partition").map_err(|failure| failure.raise(py))?;
         self.with(py, |table| {
             if !table.follows_log_ends() {
-                return Err(Failure::Policy("set_log_end: this table keeps no log ends (offsets='given')".into()));
+                let problem = "set_log_end: this table has offsets='given', so it keeps no log ends. Create it with \
+                               offsets='assign'";
+                return Err(Failure::Policy(problem.into()));
             }
             let before = table.keys().mark();
             table.keys_mut().fix(KeyKind::Plain, kind)?;
@@ -418,7 +420,11 @@ fn kafka_entries(
     partition: i32,
     order: &[i64],
 ) -> Result<Vec<kafka::snapshot::ProducerEntry>, Failure> {
-    let unknown = |pid: i64| Failure::Policy(format!("to_kafka_snapshot: the offsets of producer {pid} are not known"));
+    let unknown = |pid: i64| {
+        Failure::Policy(format!(
+            "to_kafka_snapshot: the offsets of producer {pid} are not known, because its batches had none"
+        ))
+    };
     let entry = |entry: ProducerEntry| log::to_kafka(&entry).ok_or_else(|| unknown(entry.pid));
     let ranks: HashMap<i64, usize> = order.iter().enumerate().map(|(rank, &pid)| (pid, rank)).collect();
     let of_partition = table.entries().filter(|entry| entry.partition == partition);

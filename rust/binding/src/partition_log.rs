@@ -206,7 +206,7 @@ impl PartitionLog {
         }
         if records.bytes() > kafka::BATCH_BYTES_MAX {
             let (bytes, most) = (records.bytes(), kafka::BATCH_BYTES_MAX);
-            let problem = format!("a batch of {bytes} bytes, but at most {most} bytes can be read back");
+            let problem = format!("a batch of {bytes} bytes, but at most {most} can be read back: use several batches");
             return Err(Failure::batch(VALUE, None, problem));
         }
         let packed = records.finish(stamp, self.compression);

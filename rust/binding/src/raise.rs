@@ -40,7 +40,8 @@ impl Raise for Failure {
             }
             Failure::Value(message) => pyo3::exceptions::PyValueError::new_err(message),
             Failure::Poisoned => {
-                let message = "an earlier call on this table failed midway; restore the table from its last snapshot";
+                let message = "an earlier call on this table failed midway; restore the table from its last snapshot, \
+                               then apply the rows that came after it";
                 error_of(py, "PoisonedError", message.into(), |_| Ok(()))
             }
             Failure::PoisonedLog(message) => error_of(py, "PoisonedError", message, |_| Ok(())),

@@ -139,7 +139,7 @@ impl StateTable {
         partitions: Option<&str>,
     ) -> PyResult<StateTable> {
         if let Some(unknown) = keep.iter().find(|&it| it != "timestamp") {
-            let message = format!("keep=('{unknown}',): only 'timestamp' can be kept in addition to what rules need");
+            let message = format!("keep=('{unknown}',): expected 'timestamp'; what the policy needs is always kept");
             return Err(Failure::Policy(message).raise(py));
         }
         if let Some(entries_max) = entries_max.filter(|&entries| entries < 0) {

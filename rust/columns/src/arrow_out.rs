@@ -269,7 +269,7 @@ pub(crate) fn key_names(schema: &SchemaRef, name: &str) -> Result<Vec<String>, F
 }
 
 fn missing(name: &str) -> Failure {
-    Failure::batch(name, None, "missing; see StateTable.entries()")
+    Failure::batch(name, None, "missing; pass the columns that StateTable.entries() returns")
 }
 
 /// The entries of a batch, without their keys. Columns of final ranges and timestamps are optional. `rows_before`:
@@ -323,7 +323,8 @@ impl<'a> EntryColumn<'a> {
         let narrow = arrow_cast::cast(column, kind).map_err(|_| wrong_entries(name, column))?;
         if let Some(row) = (0..column.len()).find(|&row| narrow.is_null(row) && !column.is_null(row)) {
             let value = arrow_cast::display::array_value_to_string(column, row)?;
-            return Err(Failure::batch(name, Some(rows_before + row), format!("value {value} is outside {kind}")));
+            let range = if *kind == DataType::Int16 { "0..=32767" } else { "the 64-bit integers" };
+            return Err(Failure::batch(name, Some(rows_before + row), format!("value {value} is outside {range}")));
         }
         let values = arrow_cast::cast(&narrow, &DataType::Int64)?.as_primitive().clone();
         Ok(EntryColumn { name, rows_before, values })
@@ -338,7 +339,8 @@ impl<'a> EntryColumn<'a> {
     }
 
     fn must(&self, row: usize) -> Result<i64, Failure> {
-        self.get(row).ok_or_else(|| Failure::batch(self.name, Some(self.rows_before + row), "null in an entry"))
+        let null = || Failure::batch(self.name, Some(self.rows_before + row), "null, but this entry needs a value");
+        self.get(row).ok_or_else(null)
     }
 }
 
@@ -366,7 +368,7 @@ impl HoleLists {
         let [first, last, timestamp] = [0, 1, 2].map(|at| structs.column(at).as_primitive::<Int64Type>());
         let hole = |at: usize| {
             if structs.is_null(at) || first.is_null(at) || last.is_null(at) {
-                return Err(Failure::batch("holes", Some(self.rows_before + row), "null in a hole"));
+                return Err(Failure::batch("holes", Some(self.rows_before + row), "a hole, its first or last is null"));
             }
             let timestamp = timestamp.is_valid(at).then(|| timestamp.value(at));
             Ok(Hole { first: first.value(at), last: last.value(at), timestamp })
@@ -376,6 +378,7 @@ impl HoleLists {
 }
 
 fn wrong_entries(name: &str, column: &ArrayRef) -> Failure {
-    let problem = format!("is of type {}, but StateTable.entries() returns another type", column.data_type());
+    let expected = if name == "holes" { "lists of structs of first, last and timestamp" } else { "integers" };
+    let problem = format!("is of type {}, but StateTable.entries() returns {expected}", column.data_type());
     Failure::batch(name, None, problem)
 }

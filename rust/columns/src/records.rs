@@ -51,7 +51,8 @@ pub fn build_records(rows: Rows, now_ms: i64) -> Result<BatchBuilder, Failure> {
         for row in 0..rows {
             let timestamp = times.as_ref().map_or(now_ms, |times| times[row]);
             if timestamp < 0 {
-                let problem = format!("value {timestamp} is outside 0..={}, or null", i64::MAX);
+                let found = if timestamp == -1 { "null or -1".to_string() } else { format!("value {timestamp}") };
+                let problem = format!("{found}, but a timestamp is 0..={} ms", i64::MAX);
                 return Err(Failure::batch(TIMESTAMP, Some(before + row), problem));
             }
             let headers = headers_of(row)?;

@@ -112,7 +112,12 @@ impl fmt::Display for Error {
                 write!(f, "the table needs {bytes} bytes more, but the system has no memory left")
             }
             Error::Capacity { limit, needed, what } => {
-                write!(f, "this call could need {needed} {what}, but the limit of the table is {limit}")
+                let bound = match *what {
+                    "entries" => "entries_max=",
+                    "holes" => "intervals_max=",
+                    _ => "the limit is ",
+                };
+                write!(f, "after this call the table could have {needed} {what}, but {bound}{limit}")
             }
         }
     }

@@ -158,11 +158,11 @@ impl Policy {
         for (field, value) in [jump, reach, ("intervals_max", self.intervals_max)] {
             let Some(value) = value else { continue };
             if self.admit == Admit::Next {
-                return refuse(format!("{field} has no effect under admit='next', which accepts no jump at all"));
+                return refuse(format!("{field} has no effect under admit='next', which accepts no jump: leave it out"));
             }
             if field != "max_jump" && !self.keeps_holes() {
                 return refuse(format!(
-                    "{field} has no effect under late='duplicate' and gaps='normal', which keep no holes"
+                    "{field} has no effect under late='duplicate' and gaps='normal', which keep no holes: leave it out"
                 ));
             }
             if !(1..=COUNT_MAX).contains(&value) {

@@ -23,8 +23,8 @@ use crate::key_block::block_hash;
 use crate::keys::{KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeySpace, Keys, PartKind, decode_parts};
 use crate::order::{Numbering, Renumbering};
 use crate::ordered::{Appended, InOrder};
-use crate::{Dictionary, Error, Policy, Result, StateTable, Untracked};
-use frames::{Payload, Reader, Writer, refuse};
+use crate::{Dictionary, Policy, Result, StateTable, Untracked};
+use frames::{Payload, Reader, Writer, as_damage, damaged, refuse};
 use rows::{Before, ENTRY_BYTES_MIN, KeyRow, KeyRows, Rows};
 use std::cmp::Ordering;
 use std::io::{self, Read, Write};
@@ -409,7 +409,7 @@ impl<'a, R: Read> Incoming<'a, R> {
         if header.follows.is_some() != (kind == DELTA)
             || (kind == WHOLE && (header.gone > 0 || header.everything || header.eviction.is_some()))
         {
-            return refuse("a delta does not name what it follows, or a whole snapshot has fields of a delta");
+            return damaged("a delta does not name what it follows, or a whole snapshot has fields of a delta");
         }
         Ok((Incoming { frames }, header))
     }
@@ -427,7 +427,7 @@ impl<'a, R: Read> Incoming<'a, R> {
             let mut payload = self.frames.next_frame()?;
             let count = payload.number()?;
             if count == 0 || count > left.min(FRAME_KEYS_MAX as u64) {
-                return refuse(format!(
+                return damaged(format!(
                     "a frame declares {count} keys: expected 1 to {FRAME_KEYS_MAX}, no more than the {left} that are \
                      left"
                 ));
@@ -455,7 +455,7 @@ impl<'a, R: Read> Incoming<'a, R> {
                 Ok(())
             })?;
         }
-        if is_sorted { Ok(gone) } else { refuse("removed keys are out of order") }
+        if is_sorted { Ok(gone) } else { damaged("removed keys are out of order") }
     }
 }
 
@@ -463,21 +463,21 @@ fn add_key(dictionary: &mut Dictionary, parts: &[PartKind], bytes: &[u8]) -> Res
     let count = dictionary.len() as u32;
     let is_sorted = count == 0 || dictionary.bytes(count - 1) < bytes;
     if !is_sorted || bytes.len() > KEY_BYTES_MAX || decode_parts(parts, bytes).is_none() || count >= i32::MAX as u32 {
-        return refuse("the dictionary is out of order or has an invalid key");
+        return damaged("the dictionary is out of order or has an invalid key");
     }
     dictionary.intern(bytes).map(drop)
 }
 
 fn read_header(mut payload: Payload<'_>) -> Result<Header> {
     let policy: Policy =
-        payload.text()?.parse().map_err(|error| Error::Snapshot(format!("the policy cannot be read: {error}")))?;
+        payload.text()?.parse().map_err(|error| as_damage(format!("the policy cannot be read: {error}")))?;
     let label = payload.text()?.to_string();
     let untracked = if payload.flag()? { Untracked::Fail } else { Untracked::Keep };
     let keeps_timestamp = payload.flag()?;
     let entries_max = payload.optional()?;
     let horizon_ms = payload.optional()?.map(|horizon| horizon as i64);
     if horizon_ms.is_some() && !keeps_timestamp {
-        return refuse("there is a horizon, but the table keeps no timestamps");
+        return damaged("there is a horizon, but the table keeps no timestamps");
     }
     let header = Header {
         options: Options { policy, label, untracked, keeps_timestamp, entries_max, horizon_ms },
@@ -499,7 +499,7 @@ fn read_eviction(payload: &mut Payload<'_>) -> Result<Option<Eviction>> {
         (Some(idle_until), Some(horizon)) => {
             Ok(Some(Eviction { idle_until: idle_until as i64, horizon: horizon as i64 }))
         }
-        _ => refuse("an eviction lacks one of its two times"),
+        _ => damaged("an eviction lacks one of its two times"),
     }
 }
 
@@ -508,11 +508,11 @@ fn read_key_type(payload: &mut Payload<'_>) -> Result<KeyType> {
         [0] => return Ok((None, 0)),
         [1] => return Ok((Some(KeyKind::Plain), 0)),
         [2] => {}
-        [other] => return refuse(format!("a key type is {other}, not 0, 1 or 2")),
+        [other] => return damaged(format!("a key type is {other}, not 0, 1 or 2")),
     }
     let count = payload.number()?;
     if !(1..=KEY_PARTS_MAX as u64).contains(&count) {
-        return refuse(format!("a key has {count} parts; 1 to {KEY_PARTS_MAX} are allowed"));
+        return damaged(format!("a key has {count} parts; 1 to {KEY_PARTS_MAX} are allowed"));
     }
     let part = |payload: &mut Payload<'_>| {
         let ([kind], bytes) = (payload.array()?, u32::from_le_bytes(payload.array()?));
@@ -521,7 +521,7 @@ fn read_key_type(payload: &mut Payload<'_>) -> Result<KeyType> {
             (1, 0) => PartKind::Utf8,
             (2, 0) => PartKind::Binary,
             (3, bytes @ 0..=KEY_WIDTH_MAX) => PartKind::FixedBinary(bytes),
-            _ => return refuse(format!("a key part has kind {kind} and a length of {bytes} bytes, which no kind has")),
+            _ => return damaged(format!("a key part has kind {kind} and a length of {bytes} bytes, which no kind has")),
         })
     };
     let parts = (0..count).map(|_| part(payload)).collect::<Result<_>>()?;
@@ -567,7 +567,7 @@ impl KeyBounds {
     #[inline]
     fn check(&self, pid: i64, partition: i32) -> Result<()> {
         if pid > self.pid_max || partition > self.partition_max {
-            return refuse("an entry's key is not in the dictionary");
+            return damaged("an entry's key is not in the dictionary");
         }
         Ok(())
     }

@@ -187,12 +187,12 @@ impl Cut {
             let seq = batch.seq.get(span);
             let is_beyond = batch.pid[span] != -1 && seq > domain.seq_max - i64::from(length.max(1) - 1);
             if length == 0 || is_beyond {
-                let within = format!("1 and above, and the last row within 0..={}", domain.seq_max);
+                let within = format!("at least 1 row, and the last row within 0..={}", domain.seq_max);
                 return fail(Some(span), format!("a span of {length} rows from {seq} on; expected {within}"));
             }
             self.starts.push(rows);
             let Some(sum) = rows.checked_add(length) else {
-                return fail(Some(span), format!("a call takes at most {} rows", u32::MAX));
+                return fail(Some(span), format!("a call takes at most {} rows: use several calls", u32::MAX));
             };
             rows = sum;
         }
@@ -342,7 +342,7 @@ pub(crate) fn check_lengths(batch: &Batch<'_>) -> Result<()> {
         return Err(Error::Batch { column, row: None, problem });
     }
     if rows > u32::MAX as usize {
-        let problem = format!("has {rows} rows, a call takes at most {}", u32::MAX);
+        let problem = format!("has {rows} rows, but a call takes at most {}: use several calls", u32::MAX);
         return Err(Error::Batch { column: Column::Pid, row: None, problem });
     }
     Ok(())
@@ -493,7 +493,9 @@ fn check_rows<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, rows: std::ops:
         let pid = batch.pid[row];
         if pid == -1 {
             if domain.untracked == Untracked::Fail {
-                return fail(Column::Pid, "carries no producer (null or -1), but untracked='fail' needs one".into());
+                let problem = "carries no producer (null or -1), which untracked='fail' refuses. untracked='keep' \
+                               keeps such rows, but does not recognize their repeats";
+                return fail(Column::Pid, problem.into());
             }
             continue;
         }
@@ -509,7 +511,7 @@ fn check_rows<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, rows: std::ops:
         let seq = seq[row].wide();
         if !(0..=domain.seq_max).contains(&seq) {
             let remedy = if domain.seq_max < i64::MAX && seq > domain.seq_max {
-                ", the policy's sequence space; wrap=None is for 64-bit counters"
+                ", the range of this policy; 64-bit counters need a policy with wrap=None"
             } else {
                 ""
             };

@@ -378,7 +378,7 @@ impl StateTable {
     /// [`Error::Policy`] if timestamps are not kept.
     pub fn evict(&mut self, now_ms: i64, max_idle_ms: i64) -> Result<usize> {
         if !self.keeps_timestamp {
-            return Err(Error::Policy("evict needs timestamps, and this table does not keep them".into()));
+            return Err(Error::Policy("evict needs timestamps: create the table with keep=('timestamp',)".into()));
         }
         if max_idle_ms < 0 {
             return Err(Error::Policy(format!("max_idle_ms={max_idle_ms} is below 0")));

@@ -326,7 +326,7 @@ fn a_table_that_keeps_timestamps_needs_them() {
     let mut table = StateTable::new(any_order).expect("valid");
     table.apply(&[batch]).expect("nothing is missing");
     let error = table.evict(0, 1).expect_err("nothing to tell age by");
-    assert_eq!(error.to_string(), "evict needs timestamps, and this table does not keep them");
+    assert!(error.to_string().starts_with("evict needs timestamps"), "{error}");
     assert_eq!(table.horizon_ms(), None);
 }
 
@@ -361,7 +361,7 @@ fn a_refused_merge_names_the_key_and_the_reason() {
         refusal(forward, forward),
         "only tables of admit='any' can merge: under other policies, verdicts depend on the order of rows"
     );
-    assert!(refusal("wrap=16", "wrap=8").starts_with("a table of policy [admit=any epochs=key first=any window=5"));
+    assert!(refusal("wrap=16", "wrap=8").ends_with("this one has wrap=16, the other one wrap=8"));
     assert_eq!(
         table("").merge(&table("").with_keep_timestamp(true)).expect_err("no merge").to_string(),
         "one of the tables keeps timestamps and the other does not, so they cannot merge"

@@ -233,7 +233,7 @@ fn contradictions_with_a_valid_checksum_are_refused() {
         frames[0][at..].copy_from_slice(&(2 * entries).to_le_bytes());
         frames.push(frame);
     });
-    assert_eq!(reason(StateTable::restore(&twice)), "entries are out of order");
+    assert_eq!(reason(StateTable::restore(&twice)), "the snapshot is damaged: entries are out of order");
     let fewer = with_change(&bytes, |frames| {
         let at = frames[0].len() - 8;
         frames[0][at..].copy_from_slice(&3u64.to_le_bytes());

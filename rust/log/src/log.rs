@@ -276,7 +276,7 @@ impl Shared {
                 "the log was opened by process {opener}, of which this is a fork: open it after the fork"
             )));
         }
-        let panicked = |_| Error::Poisoned("an earlier call panicked; open the log again".into());
+        let panicked = |_| Error::Poisoned("an earlier call failed midway; open the log again".into());
         let inner = self.inner.lock().map_err(panicked)?;
         if inner.is_closed {
             return Err(Error::Closed);

@@ -284,16 +284,21 @@ impl<'a> ProduceBatches<'a> {
         let at = |column, text: String| problem(column, Some(row), text);
         let (base_seq, last_seq) = (self.base_seq[row], self.last_seq(row));
         if self.control(row) == Control::Data && self.pid[row] >= 0 && !self.has_sequences(row, origin) {
-            if base_seq < -1 || (base_seq == -1 && origin == Origin::Client) {
-                let unless = if base_seq == -1 { " (-1 is not for origin client)" } else { "" };
-                return at(Column::BaseSeq, format!("value {base_seq} is outside 0..=2147483647{unless}"));
+            if base_seq < -1 {
+                return at(Column::BaseSeq, format!("value {base_seq} is outside 0..=2147483647"));
             }
-            return at(Column::LastSeq, format!("value {last_seq} does not fit base_seq {base_seq}"));
+            if base_seq == -1 && origin == Origin::Client {
+                let problem = "null or -1, but a client's batch with a producer needs 0..=2147483647";
+                return at(Column::BaseSeq, problem.into());
+            }
+            let expected =
+                if base_seq == -1 { "but without a base_seq it must be null" } else { "but it must be 0..=2147483647" };
+            return at(Column::LastSeq, format!("value {last_seq}, {expected}"));
         }
         if self.control(row) == Control::Data && !self.has_count(row, has_offset) {
             let count = self.count(row);
             let found = if count == Self::NO_INT { "null".into() } else { format!("value {count}") };
-            return at(Column::Count, format!("{found} is outside 1..=2147483647, and there is no last_seq"));
+            return at(Column::Count, format!("{found}, but a batch without a last_seq needs 1..=2147483647"));
         }
         let (offset, last_offset) = (self.offset(row), self.last_offset(row));
         if offset < NONE {
@@ -312,12 +317,16 @@ impl<'a> ProduceBatches<'a> {
             );
         }
         if last_offset == NONE {
-            return at(Column::Offset, format!("value {offset} leaves no offsets for the batch's records"));
+            let most = i64::MAX;
+            return at(Column::Offset, format!("value {offset} makes the batch end above {most}"));
         }
-        let delta = self.delta(row);
+        if self.control(row) != Control::Data {
+            return at(Column::LastOffset, format!("value {last_offset} is below the row's offset {offset}"));
+        }
+        let records = i64::from(self.delta(row)) + 1;
         at(
             Column::LastOffset,
-            format!("value {last_offset}, but the row's other columns give offset {offset} + {delta}"),
+            format!("value {last_offset} does not fit the row's offset {offset} and its number of records {records}"),
         )
     }
 

@@ -1,6 +1,6 @@
 //! A [`BrokerTable`] as bytes. Frames are those of other tables; entries are different.
 
-use super::frames::{Payload, Reader, Writer, refuse};
+use super::frames::{Payload, Reader, Writer, as_damage, damaged, refuse};
 use super::{Incoming, KeyBounds, columns, key_type, no_more, number, read_key_type, text, write_dictionary};
 use crate::order::Renumbering;
 use crate::{BrokerOptions, BrokerTable, Error, ProducerEntry, Result, WindowBatch};
@@ -115,7 +115,7 @@ fn read_options(payload: &mut Payload<'_>) -> Result<(BrokerOptions, bool)> {
     let (begins_at_zero, assigns_offsets, has_times) = (payload.flag()?, payload.flag()?, payload.flag()?);
     let max_idle_ms = payload.number()? as i64;
     if window == 0 || max_idle_ms < 0 {
-        return refuse(format!("a window of {window} batches or max_idle_ms={max_idle_ms} is invalid"));
+        return damaged(format!("a window of {window} batches or max_idle_ms={max_idle_ms} is invalid"));
     }
     Ok((BrokerOptions { version, window, begins_at_zero, assigns_offsets, max_idle_ms }, has_times))
 }
@@ -168,7 +168,7 @@ fn read_ends<R: Read>(
                     bounds.check(0, partition)?;
                     table.set_log_end(partition, end)?;
                 }
-                _ => return refuse("the ends of logs are out of order or invalid"),
+                _ => return damaged("the ends of logs are out of order or invalid"),
             }
         }
         left -= rows as u64;
@@ -188,7 +188,7 @@ fn read_entries<R: Read>(
         let mut payload = input.frames.next_frame()?;
         let rows = payload.number()?;
         if rows == 0 || rows > left.min(FRAME_ENTRIES_MAX as u64) {
-            return refuse(format!(
+            return damaged(format!(
                 "a frame declares {rows} entries: expected 1 to {FRAME_ENTRIES_MAX}, no more than the {left} that are \
                  left"
             ));
@@ -196,7 +196,7 @@ fn read_entries<R: Read>(
         for entry in read_frame(&mut payload, rows as usize)? {
             let key = (entry.pid, entry.partition);
             if before.is_some_and(|before| before >= key) {
-                return refuse("entries are out of order");
+                return damaged("entries are out of order");
             }
             before = Some(key);
             bounds.check(entry.pid, entry.partition)?;
@@ -215,7 +215,7 @@ fn read_frame(payload: &mut Payload<'_>, rows: usize) -> Result<Vec<ProducerEntr
     let batches = lengths.iter().try_fold(0_usize, |sum, &length| {
         usize::try_from(length).ok().filter(|&length| length <= usize::from(u8::MAX)).map(|length| sum + length)
     });
-    let Some(batches) = batches else { return refuse("the length of a window is outside 0..=255") };
+    let Some(batches) = batches else { return damaged("the length of a window is outside 0..=255") };
     let mut of_batches: [Vec<i64>; BATCH_COLUMNS.len()] = Default::default();
     of_batches.iter_mut().try_for_each(|values| columns::read(payload, batches, 1, values))?;
     let [last_seqs, deltas, last_offsets] = of_batches;
@@ -248,10 +248,10 @@ fn flag(value: i64) -> Result<bool> {
     match value {
         0 => Ok(false),
         1 => Ok(true),
-        other => refuse(format!("a flag is {other}, not 0 or 1")),
+        other => damaged(format!("a flag is {other}, not 0 or 1")),
     }
 }
 
 fn narrow<T: TryFrom<i64>>(value: i64) -> Result<T> {
-    T::try_from(value).map_err(|_| Error::Snapshot(format!("a number of an entry is out of range: {value}")))
+    T::try_from(value).map_err(|_| as_damage(format!("a number of an entry is out of range: {value}")))
 }

@@ -3,7 +3,7 @@
 //!
 //! Varints per byte are smaller if few numbers are large, but take 2 to 3 times as long.
 
-use super::frames::{Payload, refuse};
+use super::frames::{Payload, damaged};
 use crate::Result;
 
 /// Appends a column: width (one byte), lowest value (eight bytes), then `width` bytes per row, all little endian.
@@ -44,7 +44,7 @@ pub(super) fn read(payload: &mut Payload<'_>, rows: usize, width_min: usize, val
     let [width] = payload.array()?;
     let low = i64::from_le_bytes(payload.array()?);
     if !(width_min..=8).contains(&usize::from(width)) {
-        return refuse(format!("a column is {width} bytes wide, {width_min} to 8 are allowed"));
+        return damaged(format!("a column is {width} bytes wide, {width_min} to 8 are allowed"));
     }
     let bytes = payload.bytes(rows.saturating_mul(width.into()))?;
     values.clear();

@@ -13,6 +13,16 @@ pub(super) fn refuse<T>(problem: impl Into<String>) -> Result<T> {
     Err(Error::Snapshot(problem.into()))
 }
 
+/// Refuses content that no table writes.
+pub(super) fn damaged<T>(problem: impl Into<String>) -> Result<T> {
+    Err(as_damage(problem))
+}
+
+pub(super) fn as_damage(problem: impl Into<String>) -> Error {
+    let problem: String = problem.into();
+    Error::Snapshot(format!("the snapshot is damaged: {problem}"))
+}
+
 /// Writes frames. [`Writer::end_frame`] writes the bytes that were pushed to `payload`.
 pub(super) struct Writer<'a, W> {
     out: &'a mut W,
@@ -94,7 +104,7 @@ impl<'a, R: Read> Reader<'a, R> {
         }
         self.checksum.update(&self.frame);
         if u32::from_le_bytes(self.array()?) != self.checksum() {
-            return refuse("the checksum does not match: the snapshot is damaged");
+            return damaged("its checksum does not match");
         }
         Ok(Payload::new(&self.frame))
     }
@@ -126,7 +136,7 @@ impl<'a> Payload<'a> {
 
     pub(super) fn bytes(&mut self, count: usize) -> Result<&'a [u8]> {
         let Some((bytes, rest)) = self.0.split_at_checked(count) else {
-            return refuse("a frame ends before the content that it declares");
+            return damaged("a frame ends before the content that it declares");
         };
         self.0 = rest;
         Ok(bytes)
@@ -144,7 +154,7 @@ impl<'a> Payload<'a> {
         match self.array()? {
             [0] => Ok(false),
             [1] => Ok(true),
-            [other] => refuse(format!("a flag is {other}, not 0 or 1")),
+            [other] => damaged(format!("a flag is {other}, not 0 or 1")),
         }
     }
 
@@ -156,10 +166,10 @@ impl<'a> Payload<'a> {
 
     pub(super) fn text(&mut self) -> Result<&'a str> {
         let count = usize::try_from(self.number()?).unwrap_or(usize::MAX);
-        std::str::from_utf8(self.bytes(count)?).map_err(|_| Error::Snapshot("a text is not UTF-8".into()))
+        std::str::from_utf8(self.bytes(count)?).map_err(|_| as_damage("a text is not UTF-8"))
     }
 
     pub(super) fn end(self) -> Result<()> {
-        if self.0.is_empty() { Ok(()) } else { refuse("a frame has bytes after its content") }
+        if self.0.is_empty() { Ok(()) } else { damaged("a frame has bytes after its content") }
     }
 }

@@ -1,7 +1,7 @@
 //! Converts entries to the columns of a frame and back.
 
 use super::columns::{read, write};
-use super::frames::{Payload, refuse};
+use super::frames::{Payload, as_damage, damaged};
 use crate::Result;
 use crate::judge::{FullEntry, PlainEntry};
 use crate::key_block::{BLOCK_PARTITIONS, block_hash};
@@ -61,7 +61,7 @@ impl KeyRows {
     pub(super) fn read(&mut self, payload: &mut Payload<'_>, left: u64) -> Result<usize> {
         let (rows, groups) = (payload.number()?, payload.number()?);
         if rows == 0 || rows > left.min(ENTRIES_MAX as u64) || groups > rows {
-            return refuse(format!(
+            return damaged(format!(
                 "a frame declares {rows} keys in {groups} blocks: expected 1 to {ENTRIES_MAX} keys, no more than the \
                  {left} that are left, and no more blocks than keys"
             ));
@@ -83,7 +83,7 @@ impl KeyRows {
         let mut steps = &self.step[..];
         for ((&pid, &block), &count) in self.pid.iter().zip(&self.block).zip(&self.count) {
             if pid < 0 || !(0..=i64::from(i32::MAX as u32 / BLOCK_PARTITIONS)).contains(&block) || count <= 0 {
-                return refuse("a block of keys is out of range");
+                return damaged("a block of keys is out of range");
             }
             let (of_block, rest) = steps.split_at_checked(count as usize).ok_or_else(miscounted)?;
             steps = rest;
@@ -94,7 +94,7 @@ impl KeyRows {
             for (at, &step) in of_block.iter().enumerate() {
                 partition = partition.saturating_add(step);
                 if step < 0 || partition < from || partition >= end {
-                    return refuse("keys are out of order or outside their block");
+                    return damaged("keys are out of order or outside their block");
                 }
                 let key = KeyRow { hash, pid, partition: partition as i32 };
                 let is_first = at == 0;
@@ -109,7 +109,7 @@ impl KeyRows {
 
 #[cold]
 fn miscounted() -> crate::Error {
-    crate::Error::Snapshot("the blocks of a frame have more or fewer keys than the frame declares".into())
+    as_damage("the blocks of a frame have more or fewer keys than the frame declares")
 }
 
 /// A key and the hash of its block.
@@ -274,11 +274,11 @@ impl Rows {
         let (mut row, mut extras) = (0, Extras { final_at: 0, hole_at: 0 });
         self.keys.try_for_each(&mut before.key, |key, order| {
             let Ok(epoch) = i16::try_from(self.epoch[row]) else {
-                return refuse(format!("an entry's epoch {} is out of range", self.epoch[row]));
+                return damaged(format!("an entry's epoch {} is out of range", self.epoch[row]));
             };
             let is_older = order == Ordering::Equal && epoch < before.epoch;
             if order != Ordering::Less && !is_older {
-                return refuse("entries are out of order");
+                return damaged("entries are out of order");
             }
             before.epoch = epoch;
             let (last, last_timestamp) = (self.last[row], self.timestamp[row]);
@@ -306,7 +306,7 @@ impl Rows {
             let first = from.wrapping_add(self.hole_gap[extras.hole_at]);
             let last = first.wrapping_add(self.hole_reach[extras.hole_at]);
             if first < free_from || last < first || last >= state.last {
-                return refuse("an entry's holes overlap, touch each other, or are outside the entry");
+                return damaged("an entry's holes overlap, touch each other, or are outside the entry");
             }
             state.holes.open(first, last, self.hole_timestamp[extras.hole_at]);
             (from, free_from) = (last, last.saturating_add(2));
@@ -327,6 +327,6 @@ fn count(counts: &[i64], max: i64) -> Result<usize> {
     let add = |sum: i64, &count: &i64| sum.checked_add(count).filter(|_| (0..=max).contains(&count));
     match counts.iter().try_fold(0, add) {
         Some(sum) => Ok(sum as usize),
-        None => refuse(format!("a count is outside 0..={max}")),
+        None => damaged(format!("a count is outside 0..={max}")),
     }
 }

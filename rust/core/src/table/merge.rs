@@ -46,10 +46,13 @@ impl StateTable {
     fn check_mergeable(&self, other: &StateTable) -> Result<()> {
         let refuse = |problem: String| Err(Error::Policy(problem));
         if self.policy() != other.policy() {
+            let (mine, theirs) = (self.policy().to_string(), other.policy().to_string());
+            let fields = mine.split(' ').zip(theirs.split(' ')).filter(|(mine, theirs)| mine != theirs);
+            let (mine, theirs): (Vec<_>, Vec<_>) = fields.unzip();
             return refuse(format!(
-                "a table of policy [{}] cannot merge with one of policy [{}]",
-                self.policy(),
-                other.policy()
+                "tables of different policies cannot merge: this one has {}, the other one {}",
+                mine.join(" "),
+                theirs.join(" ")
             ));
         }
         if self.policy().admit != Admit::Any {

@@ -48,7 +48,7 @@ pub(super) fn check_lengths(batches: &[LogRows<'_>]) -> Result<usize> {
         rows += length;
     }
     if rows >= NO_SPAN as usize {
-        let problem = format!("has {rows} rows, a call takes at most {}", NO_SPAN - 1);
+        let problem = format!("has {rows} rows, but a call takes at most {}: use several calls", NO_SPAN - 1);
         return Err(Error::Batch { column: Column::Pid, row: None, problem });
     }
     Ok(rows)
@@ -173,8 +173,10 @@ impl LogRows<'_> {
         } else if offset < 0 || offset == i64::MAX {
             (Column::Offset, format!("value {offset} is outside 0..={}", i64::MAX - 1))
         } else if offset < log_end {
-            let problem =
-                format!("value {offset} is below {log_end}, the offset after the row before in its partition");
+            let problem = format!(
+                "value {offset} is below {log_end}, where the earlier rows of its partition end. Pass the rows of a \
+                 partition in the order of their offsets, each once"
+            );
             (Column::Offset, problem)
         } else {
             let max = i64::MAX - 1;

