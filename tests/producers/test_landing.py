@@ -380,7 +380,7 @@ def test_a_fence_with_an_invalid_epoch_is_not_written(tmp_path: Path) -> None:
 
 
 def test_reading_after_the_end_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(fp.PolicyError, match=r"after=1: expected at most 0, the entries of "):
+    with pytest.raises(fp.PolicyError, match=r"after=1: expected at most 0, the number of entries"):
         read_landing(tmp_path, after=1)
     assert read_landing(tmp_path).read().num_rows == 0
 

@@ -402,7 +402,7 @@ def test_keys_of_every_type_are_distinguished(events: Engine) -> None:
     with events.connect() as connection:
         found = {row.pid for row in connection.execute(select(CLAIMS.c.pid))}
     assert found == {json.dumps([pid, device.bytes.hex()], ensure_ascii=False, separators=(",", ":")) for pid in pids}
-    with pytest.raises(fp.BatchError, match=r"column 'partition_1': .* string, .*consumer 'c' have type"):
+    with pytest.raises(fp.BatchError, match=r"column 'partition': .* string, .*consumer 'c' have type"):
         sink.handle(batch.set_column(3, "partition", pa.array(["0"] * 7)), lambda *_: None)
     sink = SqlSink(events, None, "d", columns=fp.Columns(partition=None))
     with pytest.raises(fp.BatchError, match=r"key has 2002 bytes, .*at most 1000"):

@@ -254,8 +254,10 @@ class Consumer:
             connection.execute(text(f"SELECT {function}({_LOCK_CLASS}, :id)"), {"id": self.id})
         return connection.execute(query)
 
-    def check_key_types(self, connection: Connection, found: Mapping[str, str]) -> None:
+    def check_key_types(self, connection: Connection, found: Mapping[str, str], names: Mapping[str, str]) -> None:
         """Store the types of the key columns with the first claim, and refuse other types afterwards.
+
+        `names`: the names of these columns in the input, where they differ.
 
         Committed types are permanent, so they are read once. Types that this transaction stores may be rolled back.
 
@@ -275,10 +277,11 @@ class Consumer:
         types = json.loads(known)
         for column in types.keys() | found.keys():
             if types.get(column) != found.get(column):
+                name = names.get(column, column)
                 raise BatchError(
-                    f"column '{column}': is of type {found.get(column)}, but the claims of consumer {self.name!r} have "
+                    f"column '{name}': is of type {found.get(column)}, but the claims of consumer {self.name!r} have "
                     f"type {types.get(column)}. Cast the column to it. Nothing of this call was applied",
-                    column=column,
+                    column=name,
                 )
 
     def positions(self, connection: Connection) -> dict[str, int]:

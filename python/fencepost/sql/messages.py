@@ -132,7 +132,7 @@ class Messages:
         """
         horizon_ms = self.consumer.horizon_ms(connection)
         if len(ids.texts):
-            self.consumer.check_key_types(connection, ids.types)
+            self.consumer.check_key_types(connection, ids.types, {})
         is_old = np.zeros(len(ids.of_row), bool)
         if horizon_ms is not None:
             is_old = ids.timestamps <= horizon_ms

@@ -162,7 +162,7 @@ class Sequences:
         lister.apply(rows, self.columns)
         keys = pa.table(lister.entries())
         columns = _key_columns(keys).replace_schema_metadata()
-        return Keys(rows, columns, _texts(columns))
+        return Keys(rows, columns, _texts(columns, self.columns))
 
     def claim(self, connection: Connection, keys: Keys, positions: Mapping[str, int]) -> SequenceVerdicts:
         """Lock the claims of the rows and judge the rows. The caller then calls `save`.
@@ -172,7 +172,7 @@ class Sequences:
         held = self._lock(connection, keys)
         horizon_ms = self.consumer.horizon_ms(connection)
         if keys.texts:
-            self.consumer.check_key_types(connection, keys.types)
+            self.consumer.check_key_types(connection, keys.types, _input_names(self.columns))
         of_sources = keys.positions(positions) if self.are_offsets and positions else {}
         entries_of = {claim[:2]: _entries_of(claim) for claim in held}
         stored = self._read_holes(connection, keys, entries_of, of_sources, horizon_ms)
@@ -254,7 +254,7 @@ class Sequences:
         table.apply(keys.rows, self.columns)
         found = pa.table(table.entries())
         columns = (found[name].to_pylist() for name in ("epoch", "first", "last"))
-        keyed = zip(_texts(_key_columns(found)), *columns, strict=True)
+        keyed = zip(_texts(_key_columns(found), self.columns), *columns, strict=True)
         return {_of(key, epoch): (first, last) for key, epoch, first, last in keyed}
 
     def _table(
@@ -413,11 +413,22 @@ def _key_columns(table: pa.Table) -> pa.Table:
     return table.select(_key_names(table, "pid") + _key_names(table, "partition"))
 
 
-def _texts(keys: pa.Table) -> list[tuple[str, str]]:
-    return list(zip(_role_texts(keys, "pid"), _role_texts(keys, "partition"), strict=True))
+def _input_names(columns: Columns) -> dict[str, str]:
+    """Return the column of the input for each key column of a table's entries."""
+    names: dict[str, str] = {}
+    for role in ("pid", "partition"):
+        parts = columns.parts(role)
+        names |= {role: parts[0]} if len(parts) == 1 else {f"{role}_{at}": it for at, it in enumerate(parts)}
+    return names
 
 
-def _role_texts(keys: pa.Table, role: str) -> list[str]:
+def _texts(keys: pa.Table, of_input: Columns) -> list[tuple[str, str]]:
+    """`of_input`: the columns of the input, for errors."""
+    pids, partitions = (_role_texts(keys, role, ", ".join(of_input.parts(role))) for role in ("pid", "partition"))
+    return list(zip(pids, partitions, strict=True))
+
+
+def _role_texts(keys: pa.Table, role: str, name: str) -> list[str]:
     columns = [keys[name] for name in _key_names(keys, role)]
     if len(columns) == 1 and pa.types.is_integer(columns[0].type):
         return columns[0].cast(pa.string()).to_pylist()  # type: ignore[no-any-return]
@@ -427,9 +438,9 @@ def _role_texts(keys: pa.Table, role: str) -> list[str]:
     for found in texts:
         if len(found.encode()) > KEY_BYTES_MAX:
             raise BatchError(
-                f"column '{role}': {found[:60]}...: the key has {len(found.encode())} bytes, but a key of a claim has "
+                f"column '{name}': {found[:60]}...: the key has {len(found.encode())} bytes, but a key of a claim has "
                 f"at most {KEY_BYTES_MAX}. Nothing of this call was applied",
-                column=role,
+                column=name,
             )
     return texts
 

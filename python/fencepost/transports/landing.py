@@ -603,7 +603,8 @@ def read_landing(
         if log.state.next_entry > after:
             seen += found
     if after > log.state.next_entry:
-        raise PolicyError(f"after={after}: expected at most {log.state.next_entry}, the entries of {log.store.uri}")
+        count = log.state.next_entry
+        raise PolicyError(f"after={after}: expected at most {count}, the number of entries of {log.store.uri}")
     entries = {entry_name(number) for number in range(log.state.next_entry)}
     there = [*log.store.list(DATA), *log.store.list(LOG)]
     leftovers = sorted(name for name in there if name not in listed and name not in entries)
