@@ -110,7 +110,7 @@ RUST_FILES = {
     "lake/src/rewrite.rs": "ValueError",
     "lake/src": "SourceError",
     "log/src/log.rs": "OSError",
-    "log/src/repair.rs": "PoisonedError",
+    "log/src/repair.rs": "OSError",
     "log/src/segment.rs": "OSError",
     "log/src/sync.rs": "PoisonedError",
     "log/src": "SourceError",

@@ -70,7 +70,7 @@ class BatchError(FencepostError):
 class PolicyError(FencepostError):
     """An argument, a policy or an option is invalid, or does not fit the others.
 
-    What to do: do what the message says, or choose a value that it allows. What was refused has changed nothing.
+    What to do: do what the message says, or choose a value that it allows. The refused operation has changed nothing.
     """
 
     code = "FP102"
@@ -114,7 +114,7 @@ class SnapshotError(FencepostError):
 class PoisonedError(FencepostError):
     """An earlier call failed midway, so the table or log in memory can no longer be trusted.
 
-    What to do: restore the table from its last snapshot, then apply the rows that came after it. Open a log again.
+    What to do: restore a table from its last snapshot, then apply the rows that came after it. Open a log again.
     """
 
     code = "FP105"

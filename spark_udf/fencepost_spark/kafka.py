@@ -105,8 +105,10 @@ def from_headers(
         )
     for name in names:
         if name.lower() in {it.lower() for it in df.columns}:
-            problem = f"exists already, and the header '{name}' would replace it; rename or drop the column"
-            raise BatchError(f"column '{name}': {problem}", column=name)
+            raise BatchError(
+                f"column '{name}': exists already, and the header '{name}' would replace it; rename or drop the column",
+                column=name,
+            )
     types = {pid: pid_type, seq: "bigint"} | ({} if epoch is None else {epoch: "int"})
     # In steps with named columns: Spark would compute an inlined expression once per use, ten times.
     between = [unused_name(df, f"_header_{place}") for place in range(len(names))]

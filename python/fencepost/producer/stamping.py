@@ -351,9 +351,10 @@ def read_positions(table: pa.Table, column: str, after: int | None) -> tuple[int
     wrong = np.flatnonzero(positions <= before)
     if len(wrong):
         row = int(wrong[0])
-        raise BatchError(
-            f"column '{column}', row {row} of its partition: position {positions[row]} follows {before[row]}, "
-            "but positions must start at 0 or above and increase",
-            column=column, row=row,
-        )  # fmt: skip
+        problem = (
+            f"{positions[row]}, but positions are 0 to {2**63 - 1}"
+            if positions[row] < 0
+            else f"position {positions[row]} follows {before[row]}, but the positions of a partition must increase"
+        )
+        raise BatchError(f"column '{column}', row {row} of its partition: {problem}", column=column, row=row)
     return int(positions[0]), int(positions[-1])

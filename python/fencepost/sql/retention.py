@@ -124,9 +124,9 @@ def _check_in_flight(
     if count:
         raise PolicyError(
             f"consumer {consumer.name!r}: events arrive later than the retention allows. Of the claims within the "
-            f"retention, {count} are of older events, which arrived up to {slowest} ms late. Choose a longer retention, "
-            "or wait until the replay is over. After force=True, events as old are not applied: they are FORGOTTEN. "
-            "Nothing has changed"
+            f"retention, {count} are of older events, which arrived up to {slowest} ms late. Choose a longer "
+            "retention, or wait until the replay is over. After force=True, events as old are not applied "
+            "(FORGOTTEN). Nothing has changed"
         )
 
 

@@ -403,7 +403,8 @@ fn add_kafka_snapshot(table: &mut core::BrokerTable, path: &Path, partition: i32
     let in_file = |reason: String| Failure::snapshot(reason).in_file(path);
     let entries = kafka::snapshot::read(&bytes).map_err(|error| in_file(error.reason))?;
     for entry in &entries {
-        let no_offset = || in_file(format!("producer {}: its last batch has no offset", entry.pid));
+        let no_offset =
+            || Failure::snapshot(format!("producer {}: its last batch has no offset", entry.pid)).in_file(path);
         let producer = log::of_kafka(entry, partition).ok_or_else(no_offset)?;
         table.add(&producer).map_err(|error| Failure::from(error).in_file(path))?;
     }

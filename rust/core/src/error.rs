@@ -111,14 +111,11 @@ impl fmt::Display for Error {
             Error::Memory { bytes } => {
                 write!(f, "the table needs {bytes} bytes more, but the system has no memory left")
             }
-            Error::Capacity { limit, needed, what } => {
-                let bound = match *what {
-                    "entries" => "entries_max=",
-                    "holes" => "intervals_max=",
-                    _ => "the limit is ",
-                };
-                write!(f, "after this call the table could have {needed} {what}, but {bound}{limit}")
-            }
+            Error::Capacity { limit, needed, what } => match *what {
+                "entries" => write!(f, "after this call the table could have {needed} entries, but entries_max={limit}"),
+                "holes" => write!(f, "after this call the table could have {needed} holes, but intervals_max={limit}"),
+                _ => write!(f, "after this call the table could have {needed} {what}, but the limit is {limit}"),
+            },
         }
     }
 }
