@@ -423,7 +423,7 @@ def _input_names(columns: Columns) -> dict[str, str]:
 
 
 def _texts(keys: pa.Table, of_input: Columns) -> list[tuple[str, str]]:
-    """`of_input`: the columns of the input, for errors."""
+    """Return pid and partition of each key as texts. `of_input`: the columns of the input, for errors."""
     pids, partitions = (_role_texts(keys, role, ", ".join(of_input.parts(role))) for role in ("pid", "partition"))
     return list(zip(pids, partitions, strict=True))
 

@@ -159,7 +159,7 @@ impl StateTable {
             Some("one") => Some(Partitions::One),
             Some("many") => Some(Partitions::Many),
             Some(other) => {
-                let message = format!("partitions='{other}' must be one of one, many");
+                let message = format!("partitions='{other}': expected 'one' or 'many'");
                 return Err(Failure::Policy(message).raise(py));
             }
         };

@@ -112,9 +112,9 @@ impl fmt::Display for Error {
                 write!(f, "the table needs {bytes} bytes more, but the system has no memory left")
             }
             Error::Capacity { limit, needed, what } => match *what {
-                "entries" => write!(f, "after this call the table could have {needed} entries, but entries_max={limit}"),
-                "holes" => write!(f, "after this call the table could have {needed} holes, but intervals_max={limit}"),
-                _ => write!(f, "after this call the table could have {needed} {what}, but the limit is {limit}"),
+                "entries" => write!(f, "after the call the table could have {needed} entries, but entries_max={limit}"),
+                "holes" => write!(f, "after the call the table could have {needed} holes, but intervals_max={limit}"),
+                _ => write!(f, "after the call the table could have {needed} {what}, but the limit is {limit}"),
             },
         }
     }

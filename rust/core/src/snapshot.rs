@@ -59,8 +59,8 @@ impl StateTable {
     /// Returns `Error::Snapshot` if changes are not tracked or there is no snapshot that they follow.
     pub fn delta(&self) -> Result<Delta<'_>> {
         match (self.changes().marks(), self.changes().since()) {
-            (None, _) => refuse("the table does not track changes, so it cannot write a delta"),
-            (_, None) => refuse("there is no snapshot yet that a delta could follow"),
+            (None, _) => refuse("the table does not track changes: call track_changes() and save() first"),
+            (_, None) => refuse("there is no snapshot yet that a delta could follow: call save() first"),
             (Some(_), Some(since)) => Ok(Delta { table: self, since: Some(since) }),
         }
     }
@@ -104,7 +104,10 @@ impl StateTable {
     pub fn apply_delta(&mut self, mut bytes: &[u8]) -> Result<()> {
         let (mut input, header) = Incoming::open(&mut bytes, DELTA)?;
         if self.changes().since() != header.follows || !self.changes().is_none() {
-            return refuse("the delta follows another snapshot than the one of this table");
+            return refuse(
+                "the delta follows another snapshot than the one of this table: pass each delta once, in the order in \
+                 which they were written",
+            );
         }
         if !Options::of(self).allows(&header.options) {
             return refuse("the delta is of a table with another policy or other options");

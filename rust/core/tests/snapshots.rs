@@ -435,7 +435,7 @@ fn a_delta_that_does_not_follow_is_refused_and_changes_nothing() {
 fn a_delta_needs_a_snapshot_to_follow() {
     let mut table = table("kafka", false);
     let reason = |table: &StateTable| table.delta().err().expect("no delta").to_string();
-    assert_eq!(reason(&table), "the table does not track changes, so it cannot write a delta");
+    assert!(reason(&table).starts_with("the table does not track changes"));
     table.track_changes(true);
-    assert_eq!(reason(&table), "there is no snapshot yet that a delta could follow");
+    assert!(reason(&table).starts_with("there is no snapshot yet"));
 }
