@@ -124,7 +124,7 @@ def test_a_key_type_that_changes_in_another_shard(
     make_job(tmp_path, plan="interval", shards=64).run()
     other = land(tmp_path / "source", "b.parquet", later)
     before = hashes(tmp_path)
-    with pytest.raises(fp.BatchError, match=rf"b.parquet: column 'pid': {kinds[1]}; .* the type {kinds[0]}"):
+    with pytest.raises(fp.BatchError, match=rf"b.parquet: column 'pid': .* {kinds[1]}; .* the type {kinds[0]}"):
         make_job(tmp_path, plan="interval").run()
     assert hashes(tmp_path) == before
     other.unlink()
