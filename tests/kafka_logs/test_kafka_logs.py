@@ -555,7 +555,7 @@ def test_a_snapshot_that_is_damaged_or_newer_is_refused(tmp_path: Path) -> None:
         with pytest.raises(fp.SourceError):
             kafka.read_snapshot(path)
     path.write_bytes(put(0, b"\0\2")(whole))
-    with pytest.raises(fp.SourceError, match=r"snapshot of version 2.* version 1 is read"):
+    with pytest.raises(fp.SourceError, match=r"snapshot has version 2.* only version 1"):
         kafka.read_snapshot(path)
 
 

@@ -179,14 +179,14 @@ def test_a_failed_layout_leaves_no_file(tmp_path: Path) -> None:
     damaged.write_bytes(data[:20] + bytes(100) + data[120:])
     one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
     there = [(one, *ranges([(0, 1)])), (two, *ranges([(1, 1)]))]
-    with pytest.raises(fp.SourceError, match=r"other.parquet: another schema than .*source0.parquet"):
+    with pytest.raises(fp.SourceError, match=r"other.parquet: its schema differs .*source0.parquet"):
         arrange([sources[0], other], there)
     with pytest.raises(fp.SourceError, match=r"damaged.parquet, byte \d+: cannot be read"):
         arrange([sources[0], damaged], there)
     for wrong in ([(2, 0)], [(0, 20)]):
         with pytest.raises(ValueError, match="no such rows"):
             arrange(sources, [there[0], (two, *ranges(wrong))])
-    with pytest.raises(ValueError, match="one of each"):
+    with pytest.raises(ValueError, match="one value for each"):
         arrange(sources, [(one, np.array([0]), np.array([0]), np.array([1, 2]))])
     with pytest.raises(FileNotFoundError):
         arrange([*sources, tmp_path / "gone.parquet"], there)

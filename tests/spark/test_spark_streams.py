@@ -348,7 +348,7 @@ def test_a_custom_sink_gets_each_version_and_its_number(spark: SparkSession, tmp
     origins = sink.origins()
     assert len(origins) == len(set(origins)) == len(first_of_each(rows))
     assert not list(folder.glob("run=*/part-*.parquet")), "rows lie there until the function has returned"
-    with pytest.raises(fp.SinkError, match="pass the sink itself"):
+    with pytest.raises(fp.SinkError, match="pass sink="):
         state.open(tmp_path / "state").rollback(1)
 
 

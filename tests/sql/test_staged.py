@@ -331,7 +331,7 @@ def test_a_table_is_the_sink_of_one_state(
         make().run()
     with events.begin() as connection:
         connection.execute(text("DELETE FROM fencepost_versions"))
-    with pytest.raises(fp.SinkChangedError, match="versions in fencepost_versions is gone"):
+    with pytest.raises(fp.SinkChangedError, match="row in fencepost_versions is gone"):
         make().run()
     assert stored(events) == expected(0)
     assert re.fullmatch(r"<StagedTable events of .*>", repr(other))

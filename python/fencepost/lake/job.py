@@ -337,15 +337,15 @@ class DedupJob:
         self.sink: Sink = sink
         if schema != "strict" and not (self.sink.can_merge or self.sink.layout == "delta"):
             raise SinkError(
-                f"{self.sink.location}: schema={schema!r} is for folders, prefixes, Iceberg tables, and Delta "
-                "tables that rows are added to: this table defines its own columns. Add or widen them there"
+                f"{self.sink.location}: schema={schema!r} cannot change this table, which defines its own columns. Add "
+                "or widen them there, and leave out schema="
             )
         self.schema = schema
         self.arrangement = arrangement_of(target_file_bytes, partition_by, sort_by)
         if self.arrangement is not None and self.sink.layout not in get_args(Layout):
             raise SinkError(
-                f"{self.sink.location}: target_file_bytes, partition_by and sort_by are for folders, prefixes and Delta"
-                " tables that rows are appended to"
+                f"{self.sink.location}: target_file_bytes, partition_by and sort_by are for folders, prefixes, and "
+                "Delta tables that are not deduplicated in place. Leave them out for this sink"
             )
         if self.is_in_place and str(self.sink.location) != self.source:
             raise SinkError(
@@ -502,7 +502,7 @@ def _check_apart(of_source: Slice, **places: str) -> None:
             inner = f"{place}/".removeprefix(f"{outer.rstrip('/')}/")
             is_within = name != other and inner != f"{place}/"
             if is_within and (other != "source" or of_source.may_hold(inner.rstrip("/"))):
-                raise SinkError(f"{name} {place} is inside {other} {outer}; each of the three needs its own folder")
+                raise SinkError(f"{name} {place} is inside {other} {outer}; each of them needs its own folder")
 
 
 def _plain(names: object) -> object:

@@ -134,7 +134,7 @@ def _schema_of(opened: RunFolders | RunPrefixes, name: str) -> pa.Schema:
 def _open(place: str, options: Mapping[str, Any] | None) -> RunFolders | RunPrefixes:
     layout = layout_of(place, options)
     if layout != "run":
-        raise SinkError(f"{place}: a table ({layout}): read it with a reader of such tables")
+        raise SinkError(f"{place}: a table ({layout}), not a folder of versions: read it with a reader of such tables")
     if is_local(place) and not Path(place).is_dir():
         raise SinkError(f"{place}: no such folder")
     opened = open_sink(place, "run", Disk(), options)

@@ -57,7 +57,7 @@ from fencepost.sql.upserts import insert_if_missing
 from fencepost.state.commit import NewRows, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs
 from fencepost.state.disk import Disk
-from fencepost.state.sinks import RunFolders, without_rows
+from fencepost.state.sinks import RunFolders, check_not_ahead, without_rows
 from fencepost.state.versions import State
 
 TABLES = MetaData()
@@ -148,15 +148,20 @@ class StagedTable(RunFolders):
         settings = state.settings()
         if row is None:
             if done:
-                raise SinkChangedError(f"{self!r}: the record of its versions in fencepost_versions is gone")
+                raise SinkChangedError(
+                    f"{self!r}: its row in fencepost_versions is gone, but versions up to {done} were written. Restore "
+                    "the row, or use a new state and a new table"
+                )
         elif settings is None or row.state != settings.id:
             raise SinkError(f"{self!r}: belongs to another state (id {row.state}). A sink permanently has one state")
-        elif not done <= row.version <= state.decided():
-            raise SinkChangedError(
-                f"{self!r}: its newest version is {row.version}, but versions up to {done} were written. The "
-                "database may have been restored from a backup. Roll the state back to that version too (`fencepost "
-                "state rollback`), with a new table"
-            )
+        else:
+            check_not_ahead(repr(self), row.version, state.decided())
+            if row.version < done:
+                raise SinkChangedError(
+                    f"{self!r}: its newest version is {row.version}, but versions up to {done} were written. The "
+                    "database may have been restored from a backup. Restore state and folder of the same time too, or "
+                    "use a new state and a new table"
+                )
 
     def claim(self, state_id: str) -> None:
         """See `Sink`."""
@@ -271,7 +276,10 @@ class StagedTable(RunFolders):
         mine = VERSIONS.c.sink == self.name
         row = connection.execute(select(VERSIONS).where(mine).with_for_update()).one_or_none()
         if row is None or row.state != self.owner():
-            raise SinkChangedError(f"{self!r}: no longer belongs to this state. Cannot write version {number}")
+            raise SinkChangedError(
+                f"{self!r}: its row in fencepost_versions is gone or belongs to another state, so version {number} "
+                "cannot be written. Restore the row"
+            )
         if row.version == number:
             return str(row.status)
         if row.version > number and (status := self.status(decision)):
@@ -317,6 +325,7 @@ class StagedTable(RunFolders):
             if not path.exists() or path.stat().st_size != size:
                 raise SinkChangedError(
                     f"{self!r}: the rows of version {decision.version} are neither in the staging tables nor in {path}"
+                    ". Restore this file, or abandon the version (`fencepost.state.open(STATE).abandon(n, sink=sink)`)"
                 )
             with self._refusals():
                 for rows in _converted(target, str(path)):

@@ -105,9 +105,9 @@ def new_table(location: str, found: Found, folders: list[dict[str, str | None]])
     named = {tuple(it) for it in folders}
     if len(named) > 1:
         both = " and by ".join(map(str, named))
-        raise SinkError(f"{location}: the input has folders by {both}, but a table has one partitioning")
+        raise SinkError(f"{location}: the folders of the input are named by {both}, but a table has one partitioning")
     for name in (name for folder in folders for name, value in folder.items() if value == ""):
-        raise SinkError(f"{location}: column '{name}': an empty folder name is read as null")
+        raise SinkError(f"{location}: column '{name}': a folder has an empty value, which readers take for null")
     try:
         whole = pa.unify_schemas([_arrow_schema(schema, path) for schema, path in found])
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
@@ -118,7 +118,7 @@ def new_table(location: str, found: Found, folders: list[dict[str, str | None]])
     names = [name.lower() for name in whole.names]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise SinkError(f"{location}: column '{twice}' exists twice: a Delta table ignores case")
+        raise SinkError(f"{location}: column '{twice}' exists twice, because a Delta table ignores case: rename one")
     return {"schema": _to_json(whole), "partitions": list(partitions)}
 
 

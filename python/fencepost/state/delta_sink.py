@@ -42,7 +42,7 @@ from fencepost.state.hive import hive_folders, hive_values
 from fencepost.state.placing import CopyItem
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
-from fencepost.state.sinks import MARKER, RunFolders, number_of, without_rows
+from fencepost.state.sinks import MARKER, RunFolders, check_not_ahead, number_of, without_rows
 from fencepost.state.stores import LocalStore, RemoteStore, Store, load_provider, unavailable
 
 if TYPE_CHECKING:
@@ -172,10 +172,12 @@ class DeltaSink:
         last = table.transactions.get(settings.id) if settings is not None else None
         if last is None and not _had_table(state, done):
             last = done
-        if not done <= (last or 0) <= state.decided():
+        check_not_ahead(self.location, last or 0, state.decided())
+        if (last or 0) < done:
             raise SinkChangedError(
                 f"{self.location}: the newest transaction of this state is {last or 'none'}, but versions up to "
-                f"{done} were written: the table was recreated, or its transactions were reset"
+                f"{done} were written: the table was recreated, or an old copy was restored. Use a new state and a new "
+                "sink, or restore table and state of the same time"
             )
 
     def current_version(self, before: Decision | None) -> dict[str, Any] | None:
@@ -323,8 +325,10 @@ class DeltaSink:
         table, is_mine = self._open() or self._make(decision, state), False
         while True:
             if table is None:
-                text = f"{self.location}: the Delta table that version {number} was decided for no longer exists"
-                raise SinkChangedError(text)
+                raise SinkChangedError(
+                    f"{self.location}: the Delta table that version {number} was decided for no longer exists. Restore "
+                    "it, or abandon the version (`fencepost state abandon`)"
+                )
             if table.transactions.get(state) == number:
                 is_abandoned = table.transactions.get(state + ABANDONED_APP) == number
                 if not is_mine:
@@ -347,8 +351,7 @@ class DeltaSink:
             table = self._later(table)
             if table.version == before:
                 raise SinkError(
-                    f"{self.location}: version {before + 1} of the table cannot be read, although its log file "
-                    "exists. Run again"
+                    f"{self.location}: version {before + 1} of the table exists already, but cannot be read. Run again"
                 )
 
     def _check_follows(self, table: Table, decision: Decision, state: str) -> None:
@@ -357,8 +360,10 @@ class DeltaSink:
         follows = decision.version - 1 if "create" in seen or seen["transaction"] is not None else None
         if last != follows or seen.get("table", table.id) != table.id:
             raise SinkChangedError(
-                f"{self.location}: version {decision.version} can only follow transaction {follows or 'none'} of table "
-                f"{seen.get('table', 'to be made')}; found: {last or 'none'}, of {table.id}"
+                f"{self.location}: not the table that version {decision.version} was decided for. Expected the id "
+                f"{seen.get('table', table.id)}, with {follows or 'none'} as the newest version of this state; found "
+                f"the id {table.id}, with {last or 'none'}. Restore the table, or abandon the version (`fencepost state "
+                "abandon`)"
             )
         self._remember(table)
 
@@ -458,7 +463,7 @@ class DeltaSink:
                 if not target.exists() or target.stat().st_size != size:
                     raise SinkChangedError(
                         f"{target}: not what version {decision.version} decided, and it cannot be restored from "
-                        f"{prepared}"
+                        f"{prepared}. Restore the file, or abandon the version (`fencepost state abandon`)"
                     ) from None
                 os.utime(target)
         for folder in folders | {root}:
@@ -474,7 +479,7 @@ class DeltaSink:
         for final in own.place(decision, files, self.store, tasks).wrong:
             raise SinkChangedError(
                 f"{self.location}/{final}: not what version {decision.version} decided, and it cannot be restored "
-                f"from {decision.prepared}"
+                f"from {decision.prepared}. Restore the file, or abandon the version (`fencepost state abandon`)"
             )
 
     # The table
@@ -522,7 +527,7 @@ class DeltaSink:
 
 _ROLL_BACK = (
     "Find the last version whose rows are all in the table, and roll the state back to it "
-    "(`fencepost state rollback`, even if it is the newest)"
+    "(`fencepost state rollback`, even if it is the newest). The inputs of later versions must still be in the source"
 )
 
 

@@ -29,7 +29,7 @@ from fencepost.state.iceberg_tables import NamedTable, columns_of, history, plai
 from fencepost.state.placing import CopyItem
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
-from fencepost.state.sinks import RunFolders, number_of, without_rows
+from fencepost.state.sinks import RunFolders, check_not_ahead, number_of, without_rows
 from fencepost.state.stores import RemoteStore, is_local
 
 if TYPE_CHECKING:
@@ -90,17 +90,21 @@ class IcebergSink:
         settings = state.settings()
         mark = _mark_of(table, settings.id) if settings is not None else None
         last = mark.version if mark else 0
-        if not done <= last <= state.decided():
+        check_not_ahead(self.location, last, state.decided())
+        if last < done:
             raise SinkChangedError(
                 f"{self.location}: the newest version of this state in the table is {last or 'none'}, but "
                 f"versions up to {done} were written: the table was recreated, or its property {PREFIX}<state> "
-                "was changed"
+                "was changed. Use a new state and a new sink, or restore table and state of the same time"
             )
 
     def _check_table(self, table: Table) -> None:
         """Raise an error for a table to which files cannot simply be added."""
         if table.format_version != 2:
-            raise SinkError(f"{self.location}: has format version {table.format_version}; only version 2 is written")
+            raise SinkError(
+                f"{self.location}: has format version {table.format_version}, but only version 2 is supported. Use a "
+                "table of version 2"
+            )
         if not table.spec().is_unpartitioned():
             names = ", ".join(field.name for field in table.spec().fields)
             raise SinkError(
@@ -137,7 +141,8 @@ class IcebergSink:
                 f"{self.location}: its current snapshot {table.metadata.current_snapshot_id} does not follow from "
                 f"{mark.snapshot}, which version {mark.version} wrote: the table was rolled back, and rows that "
                 "the state knows would be refused as duplicates if they came again. Find the last version whose "
-                "rows are all in the table, and roll the state back to it (`fencepost state rollback`)"
+                "rows are all in the table, and roll the state back to it (`fencepost state rollback`). The inputs of "
+                "later versions must still be in the source"
             )
 
     def _check_same(self, table: Table, decision: Decision) -> None:
@@ -273,7 +278,7 @@ class IcebergSink:
             if mark.version > number:
                 return wanted  # other writers have continued; the side tables show this version's status
             if mark.version != number - 1:
-                text = f"version {number} can only follow {number - 1}; the newest in the table is {mark.version}"
+                text = f"version {number} can only follow {number - 1}, but the newest in the table is {mark.version}"
                 raise SinkChangedError(f"{self.location}: {text}")
             try:
                 if wanted == APPLIED and decision.attempt not in self._placed:
@@ -287,7 +292,7 @@ class IcebergSink:
                     raise SinkError(f"{self.location}: cannot be written to: {error}") from error
                 raise SinkChangedError(
                     f"{self.location}: the files of version {number} are neither in {decision.prepared} nor where the "
-                    f"table would list them ({error})"
+                    f"table would list them ({error}). Restore them, or abandon the version (`fencepost state abandon`)"
                 ) from None
 
     def _write(self, table: Table, decision: Decision, wanted: str, state: str) -> None:

@@ -228,7 +228,7 @@ class InPlace(DeltaSink):
                 raise SinkError(
                     f"{self.location}: version {version} of the table differs from what was written: {it['path']} "
                     f"has {found.get(it['path']) or 0} deleted rows, not {vector['cardinality']}. RESTORE the table to "
-                    f"version {version - 1}"
+                    f"version {version - 1}, then rebase (`fencepost dedup --rebase`)"
                 )
 
 

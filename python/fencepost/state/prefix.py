@@ -64,17 +64,23 @@ class RunPrefixes:
             return
         check_owner(self.location, owner, state.uri, settings)
         if done and not self.store.exists(_claim_of(done)) and done > state.floor():
-            raise SinkChangedError(f"{self.location}: {_claim_of(done)} is gone, but version {done} was written")
+            raise SinkChangedError(
+                f"{self.location}: {_claim_of(done)} is gone, but version {done} was written. Restore the sink, or at "
+                "least this object"
+            )
         is_claimed = self.store.exists(_claim_of(decided + 1))
         if is_claimed and state.decided() == decided:  # check that no other run has decided in the meantime
             raise SinkChangedError(
-                f"{self.location}: {_claim_of(decided + 1)} exists, but no such version was decided: the state is "
-                "older than the sink. Restore the newer state"
+                f"{self.location}: {_claim_of(decided + 1)} exists, but the state has no version {decided + 1}: the "
+                "state is older than the sink. Restore the newer state"
             )
 
     def _check_new(self, done: int) -> None:
         if done:
-            raise SinkChangedError(f"{self.location}: {MARKER} is gone, which marked the prefix as this state's")
+            raise SinkChangedError(
+                f"{self.location}: {MARKER} is gone, which names the state that owns this prefix. Restore the sink, or "
+                "at least this object"
+            )
         names = self.store.names_at_top()
         foreign = sorted(name for name in names if name != PREPARE)
         if foreign and MARKER not in names:  # unless another run has claimed it in the meantime
@@ -89,7 +95,8 @@ class RunPrefixes:
         self.store.copy(self.store, first, 5, second)
         if self.store.read_exactly(second, 0, 5, "") != b"probe":
             raise SinkError(
-                f"{self.location}: this store cannot hold a sink: its copy of an object differs from the original"
+                f"{self.location}: this store cannot hold a sink: its copy of an object differs from the original. Use "
+                "another store"
             )
         self.store.delete([first, second])
 
@@ -176,9 +183,9 @@ class RunPrefixes:
         claim = json.loads(data)
         if claim["attempt"] != decision.attempt or claim["status"] not in (APPLIED, ABANDONED):
             raise SinkChangedError(
-                f"{self.store.uri}/{_claim_of(decision.version)}: from another decision (attempt "
-                f"{claim['attempt']}) than version {decision.version} of this state: the state was restored to an "
-                "earlier point after this version had become visible"
+                f"{self.store.uri}/{_claim_of(decision.version)}: not of version {decision.version} of this state, but "
+                f"of another one with this number (attempt {claim['attempt']}): an older state was restored, and made "
+                "the version again. Restore the newer state"
             )
         return str(claim["status"])
 
@@ -210,10 +217,13 @@ class RunPrefixes:
                 return
             raise SinkChangedError(
                 f"{self.location}/run={decision.version}: not what version {decision.version} decided, and it "
-                f"cannot be restored from {decision.prepared}"
+                f"cannot be restored from {decision.prepared}. Restore its missing objects"
             ) from None
         if not self.store.put(name, manifest):
-            raise SinkChangedError(f"{self.store.uri}/{name}: not what version {decision.version} decided; remove it")
+            raise SinkChangedError(
+                f"{self.store.uri}/{name}: not what version {decision.version} decided. Remove this object, then run "
+                "again"
+            )
 
     def _copy_missing(self, decision: Decision, tasks: Tasks) -> None:
         """Copy files that are missing at their final locations, or differ.
@@ -266,8 +276,10 @@ class RunPrefixes:
             try:
                 yield pq.ParquetFile(self.store.object(name, size, etag).open()).read()
             except (OSError, ValueError) as error:
-                text = f"{self.store.uri}/{name}: cannot be read ({error}): restore it, or remove it"
-                raise SinkError(text) from error
+                raise SinkError(
+                    f"{self.store.uri}/{name}: this list of missing ranges cannot be read ({error}). Restore the "
+                    "object, or remove it and run again, which corrects the list"
+                ) from error
 
     def applied_files(self) -> list[str]:
         """Return the names of the files with kept rows of all complete versions."""

@@ -53,7 +53,7 @@ def open_sink(uri: str, layout: str, disk: Disk, options: Mapping[str, Any] | No
     for kind in KINDS:
         if kind.layout == layout:
             return kind.open(uri, disk, options)
-    raise SinkError(f"{uri}: its sink has the layout '{layout}', which this process cannot open: pass the sink itself")
+    raise SinkError(f"{uri}: its sink has the layout '{layout}', which cannot be opened by its place: pass sink=")
 
 
 def layout_of(place: str, options: Mapping[str, Any] | None = None) -> str:
@@ -183,11 +183,17 @@ class RunFolders:
         following = range(decided + 1, decided + CHECKED + 1)
         unknown = next((it for it in following if os.path.lexists(f"{self.path}/run={it}")), None)
         if unknown is not None and state.decided() < unknown:
-            raise SinkChangedError(f"{self.path}: run={unknown} exists, but no such version was decided")
+            raise SinkChangedError(
+                f"{self.path}: run={unknown} exists, but the state has no version {unknown}: the state is older than "
+                "the sink. Restore the newer state"
+            )
 
     def _check_new(self, done: int) -> None:
         if done:
-            raise SinkChangedError(f"{self.path}: {MARKER} is gone, which marked the folder as this state's")
+            raise SinkChangedError(
+                f"{self.path}: {MARKER} is gone, which names the state that owns this folder. Restore the sink, or at "
+                "least this file"
+            )
         names = os.listdir(self.path) if self.path.exists() else []
         foreign = sorted(name for name in names if name != PREPARE and not name.startswith(f"{MARKER}."))
         if foreign and MARKER not in names:  # unless another run has claimed it in the meantime
@@ -258,6 +264,8 @@ class RunFolders:
             if not self._matches(target, decision):
                 raise SinkChangedError(
                     f"{target}: not what version {decision.version} decided, and it cannot be restored from {prepared}"
+                    ". Restore its files. Or move the folder away, then run again, or abandon the version (`fencepost "
+                    "state abandon`)"
                 ) from None
             self.disk.seal(self.path)
         finally:
@@ -281,8 +289,9 @@ class RunFolders:
             is_shown = self._matches(target, decision)
             if not is_shown and _sizes(target).items() & _expected_sizes(decision).items():
                 raise SinkChangedError(
-                    f"{target}: not what version {decision.version} decided, but it has some of its files: restore the "
-                    "missing files and remove additional ones, or remove the folder"
+                    f"{target}: not what version {decision.version} decided, but it has some of its files. Restore the "
+                    "missing files and remove additional ones, so that the version is applied. Or remove the folder, "
+                    "so that the version is abandoned"
                 ) from None
             self.disk.seal(self.path)
             if is_shown:
@@ -318,7 +327,10 @@ class RunFolders:
             try:
                 yield pq.ParquetFile(path).read()
             except (OSError, ValueError) as error:
-                raise SinkError(f"{path}: cannot be read ({error}): restore it, or remove it") from error
+                raise SinkError(
+                    f"{path}: this list of missing ranges cannot be read ({error}). Restore the file, or remove it and "
+                    "run again, which corrects the list"
+                ) from error
 
     def prepare_changelog(self, version: int, attempt: str, lines: list[Any]) -> tuple[SideFiles, str]:
         """See `Sink`."""
@@ -388,6 +400,15 @@ class RunFolders:
     @staticmethod
     def _matches(target: Path, decision: Decision) -> bool:
         return _sizes(target) == _expected_sizes(decision)
+
+
+def check_not_ahead(sink: object, version: int, decided: int) -> None:
+    """Raise SinkChangedError if a table has a newer version than its state has decided."""
+    if version > decided:
+        raise SinkChangedError(
+            f"{sink}: has version {version} of this state, but the state has versions up to {decided} only: the state "
+            "is older than the sink. Restore the newer state"
+        )
 
 
 def check_owner(sink: str | Path, owner: str | None, state: str, settings: Settings | None) -> None:

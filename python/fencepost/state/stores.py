@@ -182,9 +182,8 @@ def check_exclusion(store: Store, folder: str = "probe") -> None:
             store.delete([name])
         if won != [found]:
             raise StoreError(
-                f"{store.uri}: of several puts of one new name exactly one must succeed, but {len(won)} did: the "
-                "store does not support conditional puts, so two jobs would overwrite each other's decisions. "
-                "Use another store for the state"
+                f"{store.uri}: the store does not support conditional puts: of several puts of one new name, "
+                f"{len(won)} succeeded, so two jobs would overwrite each other's decisions. Use another store"
             )
 
 
@@ -486,10 +485,10 @@ class RemoteStore:
                     raise error from None  # it does not exist: retry
             return True
 
-        return self._retry("write", name, attempt)
+        return self._retry("write it", name, attempt)
 
     def replace(self, name: str, data: bytes) -> None:
-        self._retry("write", name, lambda: self._client.put(self._store, name, data, use_multipart=False))
+        self._retry("write it", name, lambda: self._client.put(self._store, name, data, use_multipart=False))
 
     def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
         def attempt() -> bytes:
@@ -505,7 +504,7 @@ class RemoteStore:
             except (self._errors.NotFoundError, FileNotFoundError):
                 raise FileNotFoundError(f"{self._uri}/{name}") from None
 
-        return self._retry("read", name, attempt)
+        return self._retry("read it", name, attempt)
 
     def size(self, name: str) -> int:
         return self.head(name)[0]
@@ -523,7 +522,7 @@ class RemoteStore:
             pages = self._client.list(self._store, prefix=prefix or None, chunk_size=LISTED_AT_ONCE)
             return [(entry["path"], entry["size"], entry["e_tag"] or "") for page in pages for entry in page]
 
-        return self._retry("list", prefix, attempt)
+        return self._retry("list it", prefix, attempt)
 
     def head(self, name: str) -> tuple[int, str]:
         """Return (bytes, etag). Raises FileNotFoundError."""
@@ -535,7 +534,7 @@ class RemoteStore:
                 raise FileNotFoundError(f"{self._uri}/{name}") from None
             return int(found["size"]), found["e_tag"] or ""
 
-        return self._retry("read the metadata of", name, attempt)
+        return self._retry("read its metadata", name, attempt)
 
     def read_exactly(self, name: str, offset: int, length: int, etag: str) -> bytes:
         """Read a range of an object with this etag. Raises FileNotFoundError, and StoreError if the object changed."""
@@ -552,7 +551,7 @@ class RemoteStore:
                 raise OSError(f"{length} bytes were requested, but {len(data)} received")
             return data
 
-        return self._retry("read", name, attempt) if length else b""
+        return self._retry("read it", name, attempt) if length else b""
 
     def chunks(self, name: str, offset: int, length: int, etag: str) -> Iterator[bytes]:
         """See `Ranges.chunks`."""
@@ -587,7 +586,7 @@ class RemoteStore:
             if found != size:
                 raise OSError(f"it has {found} bytes, {size} were written")
 
-        self._retry("write", name, attempt)
+        self._retry("write it", name, attempt)
 
     def copy(self, origin: RemoteStore, name: str, size: int, target: str) -> bool:
         """Copy an object from a store to a name in this one, without transferring its bytes through this process.
@@ -604,7 +603,7 @@ class RemoteStore:
                 raise FileNotFoundError(f"{origin.uri}/{name}") from None
             return True
 
-        return self._retry("copy", name, attempt)
+        return self._retry("copy it", name, attempt)
 
     def is_empty(self, prefix: str) -> bool:
         """Return whether there is no object below a folder, with one request."""
@@ -612,7 +611,7 @@ class RemoteStore:
         def attempt() -> bool:
             return not any(len(page) for page in self._client.list(self._store, prefix=prefix, chunk_size=1))
 
-        return self._retry("list", prefix, attempt)
+        return self._retry("list it", prefix, attempt)
 
     def names_at_top(self, prefix: str = "") -> Sequence[str]:
         """Return the objects and folders directly below a folder."""
@@ -622,7 +621,7 @@ class RemoteStore:
             paths = [*found["common_prefixes"], *(it["path"] for it in found["objects"])]
             return [str(it).rpartition("/")[2] for it in paths]
 
-        return self._retry("list", prefix, attempt)
+        return self._retry("list it", prefix, attempt)
 
     def delete(self, names: Iterable[str]) -> None:
         wanted = list(names)
@@ -636,7 +635,7 @@ class RemoteStore:
                         self.delete([name])
 
         if wanted:
-            self._retry("delete", wanted[0], attempt)
+            self._retry("delete it", wanted[0], attempt)
 
     def clear(self, prefix: str) -> None:
         self.delete(self.list(prefix))
@@ -669,10 +668,10 @@ class RemoteStore:
             except (FileNotFoundError, StoreError):
                 raise
             except self._permanent as error:
-                raise StoreError(f"{self._uri}/{name}: cannot {what} it: {_short(error)}") from error
+                raise StoreError(f"{self._uri}/{name}: cannot {what}: {_short(error)}") from error
             except Exception as error:
                 if tries == TRIES_MAX:
-                    problem = f"cannot {what} it, tried {tries} times: {_short(error)}"
+                    problem = f"cannot {what}, tried {tries} times: {_short(error)}"
                     raise StoreError(f"{self._uri}/{name}: {problem}") from error
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_SECONDS_MAX)

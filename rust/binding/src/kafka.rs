@@ -352,7 +352,8 @@ fn open_index(path: &Path, base_offset: i64) -> kafka::Result<Option<IndexCheck>
     match std::fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Ok(metadata) if metadata.len() > INDEX_BYTES_MAX => {
-            return Err(unreadable(format!("{} bytes, more than an index can have", metadata.len())));
+            let bytes = metadata.len();
+            return Err(unreadable(format!("it has {bytes} bytes, but an index at most {INDEX_BYTES_MAX}")));
         }
         _ => {}
     }

@@ -169,7 +169,8 @@ fn target_of((path, sources, first_rows, counts): Target) -> Result<lake::Target
     let sources = rows_of(sources, "sources")?;
     let (first_rows, counts) = (rows_of(first_rows, "first_rows")?, rows_of(counts, "counts")?);
     if sources.len() != first_rows.len() || sources.len() != counts.len() {
-        return Err(Failure::Value(format!("{}: sources, first rows and counts: one of each a range", path.display())));
+        let problem = "sources, first rows and counts must have one value for each range";
+        return Err(Failure::Value(format!("{}: {problem}", path.display())));
     }
     let ranges = sources.into_iter().zip(first_rows).zip(counts);
     let rows = ranges.map(|((source, first), count)| {
@@ -200,11 +201,11 @@ fn rows_of(array: AnyArray, name: &str) -> Result<Vec<u64>, Failure> {
     for chunk in chunks.chunks() {
         let chunk: &ArrayRef = chunk;
         if !chunk.data_type().is_integer() {
-            return Err(wrong(format!("is of type {}, integers are needed", chunk.data_type())));
+            return Err(wrong(format!("is of type {}, but must be integers", chunk.data_type())));
         }
         let wide = cast_with_options(chunk, &DataType::UInt64, &CastOptions { safe: true, ..Default::default() })?;
         if wide.null_count() > 0 {
-            return Err(wrong("a row is null or below 0".into()));
+            return Err(wrong("a value is null or below 0".into()));
         }
         rows.extend_from_slice(wide.as_primitive::<UInt64Type>().values());
     }

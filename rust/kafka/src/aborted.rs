@@ -32,12 +32,13 @@ pub fn read(bytes: &[u8]) -> Result<Vec<AbortedTxn>> {
         let fail = |kind, reason: String| Err(Error::new(kind, (number * ENTRY_BYTES) as u64, reason));
         let version = i16::from_be_bytes([entry[0], entry[1]]);
         if version != VERSION {
-            return fail(Kind::Version, format!("an entry of version {version}; version {VERSION} is read"));
+            let reason = format!("an entry has version {version}, but only version {VERSION} is supported");
+            return fail(Kind::Version, reason);
         }
         let field = |at: usize| i64::from_be_bytes(std::array::from_fn(|byte| entry[at + byte]));
         let [pid, first, last, last_stable_offset] = [2, 10, 18, 26].map(field);
         if pid < 0 || first < 0 || last < first {
-            return fail(Kind::Field, format!("producer {pid}: offsets {first} to {last} are not possible"));
+            return fail(Kind::Field, format!("an entry has producer {pid} and offsets {first} to {last}: damaged"));
         }
         if last <= last_offset {
             return fail(Kind::Offsets, format!("last offset {last} follows {last_offset}: they must increase"));

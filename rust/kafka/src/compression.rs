@@ -70,7 +70,7 @@ impl Decompressor {
     }
 
     fn too_large(&self) -> Problem {
-        (Kind::TooLarge, format!("its records have more than the {} bytes that are allowed", self.bytes_max))
+        (Kind::TooLarge, format!("its records have more bytes than the limit {} (batch_bytes_max)", self.bytes_max))
     }
 
     fn read_to_end(&mut self, name: &str, reader: impl Read) -> Result<(), Problem> {

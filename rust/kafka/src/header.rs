@@ -215,10 +215,8 @@ impl BatchHeader {
             return fail(Kind::Field, format!("a batch declares the length {length}, which is less than its header"));
         }
         if self.bytes() > i32::MAX as u64 {
-            return fail(
-                Kind::Field,
-                format!("a batch declares the length {}, which is more than possible", self.length),
-            );
+            let bytes = self.bytes();
+            return fail(Kind::Field, format!("a batch declares {bytes} bytes, but at most {} are possible", i32::MAX));
         }
         if self.bytes() > rest {
             let bytes = self.bytes();
@@ -236,7 +234,7 @@ impl BatchHeader {
         if first < 0 || delta < 0 || first.checked_add(delta.into()).is_none_or(|last| last == i64::MAX) {
             return fail(
                 Kind::Field,
-                format!("the base offset {first} is not possible with the last offset delta {delta}"),
+                format!("a batch declares the offsets {first} to {first} + {delta}: negative, or too high"),
             );
         }
         if first <= last_offset {
@@ -244,7 +242,7 @@ impl BatchHeader {
         }
         let count = self.count;
         if count < 0 || i64::from(count) > i64::from(delta) + 1 {
-            return fail(Kind::Field, format!("a batch declares {count} records for {} offsets", i64::from(delta) + 1));
+            return fail(Kind::Field, format!("a batch declares {count} records, but {} offsets", i64::from(delta) + 1));
         }
         fail(Kind::Field, format!("a batch declares {count} records, but has {payload} bytes after its header"))
     }

@@ -30,13 +30,13 @@ pub fn read(bytes: &[u8], base_offset: i64) -> Result<Vec<IndexEntry>> {
         let fail = |reason: String| Err(Error::new(Kind::Offsets, (number * ENTRY_BYTES) as u64, reason));
         let [relative, position] = [0, 4].map(|at| u32::from_be_bytes(std::array::from_fn(|byte| entry[at + byte])));
         let Some(offset) = base_offset.checked_add(relative.into()) else {
-            return fail(format!("the offset {base_offset} + {relative} is not possible"));
+            return fail(format!("an entry has the offset {base_offset} + {relative}, which is too high"));
         };
         if let Some(last) = before
             && (offset <= last.offset || position <= last.position)
         {
             let pair = format!("offset {offset} at byte {position} follows {} at {}", last.offset, last.position);
-            return fail(format!("{pair}: both must increase"));
+            return fail(format!("{pair}: offset and position must increase"));
         }
         before = Some(IndexEntry { offset, position });
         entries.push(IndexEntry { offset, position });

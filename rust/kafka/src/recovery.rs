@@ -88,8 +88,8 @@ impl RecoveryScan {
                 }
                 let length = header.bytes();
                 let Some(left) = to_sum.checked_sub(length) else {
-                    let reason =
-                        "no batch could be found: too many positions after this one look like a batch".to_string();
+                    let reason = "damaged before here, and too many positions look like a batch, so it is unknown \
+                                  whether whole batches follow";
                     return Err(Error::new(Kind::Field, at, reason));
                 };
                 to_sum = left;

@@ -201,7 +201,8 @@ impl SegmentScan {
         let fail = |reason: String| Err(Error::new(Kind::Field, self.position, reason));
         if header.compression() != Some(Compression::None) || header.bytes() > CONTROL_BYTES_MAX {
             return fail(format!(
-                "a control batch of {} bytes, compression {}: brokers write some hundred bytes, uncompressed",
+                "a control batch has {} bytes and the compression {}, but brokers write at most a few hundred bytes, \
+                 uncompressed",
                 header.bytes(),
                 header.compression().map_or("unknown", Compression::name)
             ));

@@ -45,7 +45,8 @@ pub fn read(bytes: &[u8]) -> Result<Vec<ProducerEntry>> {
     let version = i16::from_be_bytes([head[0], head[1]]);
     if version != VERSION {
         let age = if version > VERSION { ", of a newer broker" } else { "" };
-        return fail(Kind::Version, 0, format!("a snapshot of version {version}{age}; version {VERSION} is read"));
+        let reason = format!("the snapshot has version {version}{age}, but only version {VERSION} is supported");
+        return fail(Kind::Version, 0, reason);
     }
     let declared = u32::from_be_bytes([head[2], head[3], head[4], head[5]]);
     let count = i32::from_be_bytes([head[6], head[7], head[8], head[9]]);
@@ -159,6 +160,6 @@ mod tests {
         newer[1] = 2;
         let error = read(&newer).expect_err("a future version");
         assert_eq!(error.kind, Kind::Version);
-        assert_eq!(error.reason, "a snapshot of version 2, of a newer broker; version 1 is read");
+        assert_eq!(error.reason, "the snapshot has version 2, of a newer broker, but only version 1 is supported");
     }
 }

@@ -394,7 +394,7 @@ fn each_damage_has_a_name() {
         (next(&put(23, &(-1i32).to_be_bytes())), Kind::Field, "delta -1"),
         (next(&put(22, &[5])), Kind::Compression, "compression 5 is unknown"),
         (next(&put(57, &(-1i32).to_be_bytes())), Kind::Field, "-1 records"),
-        (next(&put(57, &6i32.to_be_bytes())), Kind::Field, "declares 6 records for 5 offsets"),
+        (next(&put(57, &6i32.to_be_bytes())), Kind::Field, "declares 6 records, but 5 offsets"),
         (next(&put(57, &0i32.to_be_bytes())), Kind::Field, "declares 0 records, but has"),
     ];
     for (error, kind, reason) in cases {

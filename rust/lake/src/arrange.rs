@@ -144,7 +144,7 @@ impl<'a> Shared<'a> {
         let metadata = first.metadata().file_metadata();
         for other in &sources[1..] {
             if other.metadata().file_metadata().schema() != metadata.schema() {
-                let problem = format!("another schema than {}", first.path().display());
+                let problem = format!("its schema differs from that of {}", first.path().display());
                 return Err(Error::source(other.path(), None, problem));
             }
         }

@@ -75,7 +75,7 @@ impl Error {
     /// Converts the error of a read outside of a decoder. A file that ends early was truncated.
     pub(crate) fn read(path: &Path, position: Option<u64>, error: io::Error) -> Error {
         match error.kind() {
-            io::ErrorKind::UnexpectedEof => Error::source(path, position, "ends too early: cut short meanwhile"),
+            io::ErrorKind::UnexpectedEof => Error::source(path, position, "was cut short while it was read"),
             _ => Error::Read { path: path.into(), error },
         }
     }

@@ -317,7 +317,7 @@ impl Pages {
         }
         if longest > values_max {
             let bytes = self.column.compressed_size();
-            let problem = format!("a row has {longest} values, and all rows of its chunk have {bytes} bytes");
+            let problem = format!("a row has {longest} values; in a chunk of {bytes} bytes, at most {values_max} can be read");
             return Err(ParquetError::General(problem));
         }
         Ok(())

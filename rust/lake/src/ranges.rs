@@ -11,7 +11,7 @@ impl RowRanges {
     /// Builds ranges from the first row and the number of rows of each.
     pub fn new(first_rows: &[u64], counts: &[u64]) -> Result<RowRanges> {
         if first_rows.len() != counts.len() {
-            let problem = format!("{} first rows and {} counts: one of each a range", first_rows.len(), counts.len());
+            let problem = format!("{} first rows, but {} counts: a range needs both", first_rows.len(), counts.len());
             return Err(Error::Ranges(problem));
         }
         let mut ranges: Vec<Range<u64>> = Vec::with_capacity(counts.len());

@@ -61,7 +61,7 @@ pub fn rewrite(
     can_continue: &mut dyn FnMut() -> bool,
 ) -> Result<Rewritten> {
     if rows.end() > file.rows() {
-        let problem = format!("a range ends at row {}, the file has {}", rows.end(), file.rows());
+        let problem = format!("a range ends at row {}, but the file has {} rows", rows.end(), file.rows());
         return Err(Error::Ranges(format!("{}: {problem}", file.path().display())));
     }
     let file = file.with_page_indexes()?;

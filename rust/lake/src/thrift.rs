@@ -277,13 +277,13 @@ impl Fields {
 
 fn number<T: TryFrom<i64>>(value: Option<i64>, what: &str) -> Result<T, Broken> {
     let value = value.ok_or_else(|| Broken::Wrong(format!("the header of a page has no {what}")))?;
-    T::try_from(value).or_else(|_| wrong(format!("the header of a page says {value} for its {what}")))
+    T::try_from(value).or_else(|_| wrong(format!("the header of a page has an invalid {what}: {value}")))
 }
 
 fn encoding(value: Option<i64>, what: &str) -> Result<Encoding, Broken> {
     let number: i32 = number(value, what)?;
     let found = Encoding::VARIANTS.iter().find(|&&it| it as i32 == number);
-    found.copied().ok_or_else(|| Broken::Wrong(format!("the header of a page says {number} for its {what}")))
+    found.copied().ok_or_else(|| Broken::Wrong(format!("the header of a page has an invalid {what}: {number}")))
 }
 
 /// Reads a header from the beginning of bytes.
@@ -441,7 +441,7 @@ mod tests {
     fn missing_and_negative_values_are_named() {
         let mut bytes = DICTIONARY;
         bytes[8] = 5;
-        assert_eq!(header(&bytes), wrong("the header of a page says -3 for its number of values"));
+        assert_eq!(header(&bytes), wrong("the header of a page has an invalid number of values: -3"));
         assert_eq!(header(&[0x15, 4, 0]), wrong("the header of a page has no number of values"));
         assert_eq!(header(&[0x15, 22, 0]), wrong("a page has the type 11, which is not defined"));
     }

@@ -349,7 +349,9 @@ impl Shared {
         if is_in_range(inner.active.base) {
             Ok(())
         } else {
-            Err(Error::Value("more offsets in one call than in a segment".into()))
+            let problem = "one call has more offsets than a segment can have: append its rows in several calls. \
+                           Nothing was appended";
+            Err(Error::Value(problem.into()))
         }
     }
 

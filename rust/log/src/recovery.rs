@@ -95,7 +95,10 @@ pub(crate) fn open(disk: &dyn Disk, options: &Options) -> Result<Opened> {
 /// Creates a new log.
 fn begin<'a>(disk: &dyn Disk, options: &Options, mut states: impl Iterator<Item = &'a i64>) -> Result<Opened> {
     if let Some(offset) = states.find(|&&offset| offset > 0) {
-        let reason = format!("no segments (*.log), but a state of offset {offset}: the segments were removed");
+        let reason = format!(
+            "no segments (*.log), but a state file of offset {offset}: the segments were removed. Restore them, or use \
+             another folder"
+        );
         return Err(damage(Kind::Gap, None, reason).in_file(&disk.path("")).into());
     }
     let state = State { name: None, offset: 0, entries: Vec::new() };
@@ -147,7 +150,7 @@ fn damage(kind: Kind, position: Option<u64>, reason: String) -> Damage {
 
 /// Adds a remedy to the damage.
 fn give_up(damage: Damage, offset: i64) -> Damage {
-    let what = format!("Nothing was changed; on_damage=\"cut\" removes everything from offset {offset} on");
+    let what = format!("Nothing was changed. on_damage=\"cut\" removes everything from offset {offset} on");
     Damage { reason: format!("{}. {what}", damage.reason), ..damage }
 }
 
@@ -266,8 +269,8 @@ impl<'a> Replay<'a> {
     /// The error for a state that is ahead of the log.
     fn lost(&self, offset: i64) -> Error {
         let reason = format!(
-            "the log ends at offset {}, but everything below {offset} was on disk when the state of that offset was \
-             written. Nothing was changed; on_damage=\"cut\" continues at the end of the log",
+            "the log ends at offset {}, but a state file proves that it reached offset {offset}: its end was lost. \
+             Nothing was changed. Restore the segments; or on_damage=\"cut\" continues without the lost end",
             self.end
         );
         damage(Kind::Gap, None, reason).in_file(&self.disk.path("")).into()
