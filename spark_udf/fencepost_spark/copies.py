@@ -165,7 +165,7 @@ def _scan_file(scan: PlainScan, place: int, shards: list[int]) -> Batches:
         reading = scan.reading(len(shards))
         opened = reading.open(storage, path, scan.files.facts(place), {}, place)
         if opened.footer_crc != scan.footer_crc[place]:
-            raise ChangedError(f"{path}: its footer changed", path=path)
+            raise ChangedError(f"{path}: its footer changed since the first read; run again", path=path)
         while (dealt := opened.next(reading.spans_together)) is not None:
             numbers = pa.array([shards[shard] for shard, _ in dealt], pa.int32())
             spans = pa.array([_packed(pa.record_batch(batch)) for _, batch in dealt], pa.binary())

@@ -306,8 +306,8 @@ def check_continuity(
         for topic, starts in source.start.items():
             if topic not in source.end:
                 raise SourceError(
-                    f"{state}: topic {topic}: was deleted, with all its rows after {starts}. Nothing was written. If "
-                    "you accept that, on_reset='report' continues without it"
+                    f"{state}: topic {topic}: was deleted, with all rows from the offsets {starts} on, which were not "
+                    "read. Nothing was written. If you accept the loss, on_reset='report' continues without the topic"
                 )
             for partition, start in starts.items():
                 first = topics[topic].first.get(int(partition)) if topic in topics else None
@@ -317,9 +317,9 @@ def check_continuity(
 
 
 REMEDY = (
-    "Nothing was written. Use a new state, sink and checkpoint for the topic. If rows have an identity apart from "
-    "offsets, you can keep state and sink: pass on_reset='report' and adopt_checkpoint=True with a new checkpoint, "
-    "because the old one would skip new rows"
+    "Nothing was written. Use a new state, sink and checkpoint for the topic, with startingOffsets=earliest. If rows "
+    "have an identity apart from offsets, you can keep state and sink with on_reset='report' and adopt_checkpoint=True, "
+    "but not the checkpoint, which would skip new rows"
 )
 
 
@@ -343,7 +343,7 @@ def _check_first(place: str, start: int, end: int, first: int | None) -> None:
     if first is not None and start < end and start < first:
         raise SourceError(
             f"{place}: offsets {start} to {min(first, end) - 1} were deleted before they were read. Nothing "
-            "was written. If you accept the loss, on_reset='report' continues after it"
+            "was written. If you accept the loss, on_reset='report' continues after them"
         )
 
 

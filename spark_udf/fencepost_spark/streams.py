@@ -123,7 +123,8 @@ def foreach_batch(
         _check_function(sink)
         place: Place = folder
         if strange := set(PATTERN).intersection(os.path.abspath(os.fspath(folder))):
-            raise ValueError(f"folder={os.fspath(folder)!r}: Spark reads {' '.join(sorted(strange))} as a pattern")
+            chars = " ".join(sorted(strange))
+            raise ValueError(f"folder={os.fspath(folder)!r}: must not contain {chars}, which Spark reads as a pattern")
         return BatchWriter(state, place, sink, adopt_checkpoint, topics, options)
     shows = sink.for_job(state) if isinstance(sink, ForJobs) else sink
     beside = _folder_of(shows)
@@ -176,7 +177,7 @@ class BatchWriter:
         if call == self._called and call[2] is not None:
             raise SourceError(
                 f"batch {number} of query {query} was passed in parts, but becomes one version: pass the whole "
-                "batch at once, or use a writer, a state and a sink for each part"
+                "batch in one call, or call foreach_batch for each part with its own state and sink"
             )
         self._check_state(query, number)
         folder = self._batches / f"{self._owner}-{query}-{number}-{uuid4().hex[:12]}"
@@ -263,9 +264,10 @@ class BatchWriter:
         if done and done["query"] == query:
             if number > done["batch"] + 1:
                 raise SourceError(
-                    f"{state}: batch {number} of query {query} follows batch {done['batch']}: another state judged "
-                    "the batches between, or this state was rolled back. Restore the state, or begin a new "
-                    "checkpoint with adopt_checkpoint=True"
+                    f"{state}: batch {number} of query {query} does not follow batch {done['batch']}, the last one of "
+                    "this state: another state judged the batches between, or this one was rolled back. Restore the "
+                    "state. Or pass adopt_checkpoint=True with a new checkpoint, whose startingOffsets are at or "
+                    "before the missing batches"
                 )
             what = f"batch {done['batch']} of this query up to {json.dumps(ends)}"
             if number == done["batch"] and _are_equal_if_known(position["ends"], ends):
@@ -283,9 +285,9 @@ class BatchWriter:
         if not self._adopts:
             raise SourceError(
                 f"{state}: not the batch that this state expects. The state knows {what}; this is batch {number} of "
-                f"query {query}, from {json.dumps(begins)} to {json.dumps(position['ends'])}. To continue this state "
-                "with a checkpoint that is new or was restored, pass adopt_checkpoint=True: rows that are read again "
-                "are refused as duplicates"
+                f"query {query}, from {json.dumps(begins)} to {json.dumps(position['ends'])}. If the checkpoint is new "
+                "or was restored, and begins no later than the state ends, pass adopt_checkpoint=True: rows that are "
+                "read again are refused as duplicates, except rows without a producer id"
             )
         return True
 

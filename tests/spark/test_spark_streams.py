@@ -205,7 +205,7 @@ def test_a_state_that_was_lost_or_taken_back(spark: SparkSession, tmp_path: Path
         file.unlink()
     state.open(tmp_path / "state").rollback(1)
     land_some(tmp_path, 2)
-    with pytest.raises(StreamingQueryException, match=r"batch 2 of query .* follows batch 0"):
+    with pytest.raises(StreamingQueryException, match=r"batch 2 of query .* does not follow batch 0"):
         stream(spark, tmp_path, writer(tmp_path))
 
 
@@ -355,7 +355,7 @@ def test_a_custom_sink_gets_each_version_and_its_number(spark: SparkSession, tmp
 def test_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs a folder"):
         foreach_batch(tmp_path / "state", lambda kept, version, attempt: None)
-    with pytest.raises(ValueError, match=r"Spark reads \[ \] \{ as a pattern"):
+    with pytest.raises(ValueError, match=r"contain \[ \] \{, which Spark"):
         foreach_batch(tmp_path / "state", lambda kept, version, attempt: None, folder=tmp_path / "a{b[c]")
     with pytest.raises(ValueError, match=r"expected a function \(kept, version, attempt\): too many positional"):
         foreach_batch(tmp_path / "state", lambda kept, version: None, folder=tmp_path / "kept")  # type: ignore[misc]

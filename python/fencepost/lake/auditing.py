@@ -268,7 +268,11 @@ def _list_one(source: str | os.PathLike[str], options: Mapping[str, Any] | None)
     opened = open_place(place, options)
     files = opened.files()
     if any(files.vectors):
-        raise SourceError(f"{place}: has files with deletion vectors, which audits do not support", path=place)
+        raise SourceError(
+            f"{place}: has files with deletion vectors, which audits do not support. Read the table with another "
+            "library, and pass the rows to fencepost.audit",
+            path=place,
+        )
     return opened, files, place
 
 

@@ -28,7 +28,7 @@ from fencepost.state.vectors import read_vector
 Position = dict[str, Any]
 """The id of the table and the newest version read: {"table", "version"}."""
 
-NEW_STATE = "read the table as it is now with a new state"
+NEW_STATE = "read the table as it is now with a new state and a new sink"
 REBASE = "rebase the state on the table as it is now (DedupJob(...).rebase(), or fencepost dedup --rebase)"
 
 FEATURES = {"deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint", "vacuumProtocolCheck", "variantType"}
@@ -90,7 +90,7 @@ def list_appended(
     """
     if "%" in root:
         raise SourceError(
-            f"{root}: a '%' in the path of a Delta table is decoded to another path; rename it", path=root
+            f"{root}: delta-rs reads a '%' in the path of a Delta table as another path; rename the folder", path=root
         )
     store = storage.as_store(root)
 
@@ -113,7 +113,8 @@ def _appended(
     if position["table"] != new["table"] or position["version"] > new["version"]:
         raise SourceError(
             f"{root}: not the table that was read up to version {position['version']} (its id is "
-            f"{new['table']}, was {position['table']}): it was replaced or recreated and needs its own state",
+            f"{new['table']}, was {position['table']}): it was replaced, recreated or restored from an older copy. "
+            "Read it with a new state and a new sink",
             path=root,
         )
     remedy = NEW_STATE if own is None else REBASE
@@ -139,7 +140,11 @@ def _check_readable(table: Table, root: str) -> None:
     mapping = table.configuration.get("delta.columnMapping.mode", "none")
     if unknown or mapping != "none":
         what = ", ".join(unknown) or f"column mapping ({mapping})"
-        raise SourceError(f"{root}: the table has {what}: its rows differ from those in its files", path=root)
+        raise SourceError(
+            f"{root}: the table has {what}, so its rows differ from those in its files. Remove the feature, or copy "
+            "the rows to a table without it",
+            path=root,
+        )
 
 
 def _snapshot(table: Table) -> list[Action]:
@@ -288,7 +293,7 @@ class _TableFiles:
         if in_names != {name: it or None for name, it in wanted.items()} or in_names.keys() != set(partitions):
             raise SourceError(
                 f"{self.root}/{path}: the names of its folders do not contain the partition columns {partitions} "
-                f"with the values {[*wanted.values()]}",
+                f"with the values {[*wanted.values()]}. Copy the rows to a table with such folders",
                 path=f"{self.root}/{path}",
             )
 

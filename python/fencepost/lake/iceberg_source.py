@@ -27,7 +27,8 @@ Position = dict[str, Any]
 Added = dict[str, Any]
 """A file as the decision stores it until it is read: {"path", "size"}."""
 
-NEW_STATE = "read the table as it is now with a new state"
+NEW_STATE = "read the table as it is now with a new state and a new sink"
+NEW_TABLE = "Copy the rows to a new table, and read that one"
 
 
 class Appended(NamedTuple):
@@ -72,7 +73,7 @@ def list_appended(
             if position["table"] != new["table"]:
                 raise SourceError(
                     f"{uri}: not the table that was read before (its id is {new['table']}, was {position['table']}): "
-                    "it needs its own state",
+                    "read it with a new state and a new sink",
                     path=uri,
                 )
             snapshots = _snapshots_after(table, uri, position["snapshot"])
@@ -107,8 +108,7 @@ def _check_columns(table: Table, uri: str) -> None:
                 text = f"column '{name}' was dropped and added again"
             else:
                 continue
-            text += ", and older files are read by the names that they were written with: write a table without"
-            raise SourceError(f"{uri}: {text}", path=uri)
+            raise SourceError(f"{uri}: {text}, and older files still have the old column. {NEW_TABLE}", path=uri)
 
 
 def _current_files(table: Table, uri: str) -> Iterator[ManifestEntry]:
@@ -167,10 +167,10 @@ def _as_added(entry: ManifestEntry, root: str, uri: str) -> Added:
     file = entry.data_file
     path, kind = plain_location(file.file_path, uri), getattr(file.file_format, "value", str(file.file_format))
     if kind.upper() != "PARQUET":
-        raise SourceError(f"{uri}: {path} is a file of {kind}; only Parquet is read", path=path)
+        raise SourceError(f"{uri}: {path} is a file of {kind}, not of Parquet. {NEW_TABLE}", path=path)
     start = root.rstrip("/") + "/"
     if not path.startswith(start):
-        raise SourceError(f"{uri}: {path} is outside {root}, the location of the table, and cannot be read", path=path)
+        raise SourceError(f"{uri}: {path} is outside {root}, the location of the table. {NEW_TABLE}", path=path)
     return {"path": path.removeprefix(start), "size": file.file_size_in_bytes}
 
 

@@ -93,7 +93,10 @@ def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
     for it in open_partitions(log.path, log.options):
         topic, partition = _place_of(it)
         if (topic, partition) in found:
-            raise SourceError(f"{it.folder}: a second folder of partition {topic}-{partition}", path=it.folder)
+            raise SourceError(
+                f"{it.folder}: a second folder of partition {topic}-{partition}: keep only one of them in the source",
+                path=it.folder,
+            )
         found.add((topic, partition))
         topic_id = _topic_id(it, log.options)
         if topic_id is not None and news.ids.setdefault(topic, topic_id) != topic_id:

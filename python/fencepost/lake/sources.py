@@ -233,7 +233,7 @@ class DeltaTable:
         job.check_no_slices()
         position = base.source_position if base else None
         if base and position is None and len(base.ledger):
-            text = f"{self.place}: was read as a folder of files, but is now a Delta table: it needs its own state"
+            text = f"{self.place}: was read as a folder of files, but is now a Delta table: use a new state and sink"
             raise SourceError(text, path=self.place)
         if job.is_in_place and position is None and run.version > 1:
             job.check_rewritten()  # the first version was abandoned, and the table may have changed since

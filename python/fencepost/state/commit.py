@@ -215,7 +215,8 @@ def commit(
         clean_up(state, sink)
     if status == ABANDONED:
         raise StateConflictError(
-            f"{state.uri}: version {decision.version} was abandoned by another writer; nothing of it is visible"
+            f"{state.uri}: version {decision.version} was abandoned by another writer; nothing of it is visible. Run "
+            "again"
         )
 
 

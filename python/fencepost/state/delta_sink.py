@@ -362,8 +362,8 @@ class DeltaSink:
             raise SinkChangedError(
                 f"{self.location}: not the table that version {decision.version} was decided for. Expected the id "
                 f"{seen.get('table', table.id)}, with {follows or 'none'} as the newest version of this state; found "
-                f"the id {table.id}, with {last or 'none'}. Restore the table, or abandon the version (`fencepost state "
-                "abandon`)"
+                f"the id {table.id}, with {last or 'none'}. Restore the table, or abandon the version (`fencepost "
+                "state abandon`)"
             )
         self._remember(table)
 

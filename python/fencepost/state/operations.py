@@ -255,7 +255,8 @@ def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
         state.check_not_folded(version)
     if status == APPLIED:
         raise StateConflictError(
-            f"{state.uri}: version {version} is applied; use `rollback` to make a new version from an older one"
+            f"{state.uri}: version {version} is applied already, so it cannot be abandoned. To undo it, use "
+            "`fencepost state rollback`"
         )
 
 
