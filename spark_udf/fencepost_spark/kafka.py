@@ -318,8 +318,8 @@ def check_continuity(
 
 REMEDY = (
     "Nothing was written. Use a new state, sink and checkpoint for the topic, with startingOffsets=earliest. If rows "
-    "have an identity apart from offsets, you can keep state and sink with on_reset='report' and adopt_checkpoint=True, "
-    "but not the checkpoint, which would skip new rows"
+    "have an identity apart from offsets, you can keep state and sink with on_reset='report' and "
+    "adopt_checkpoint=True, but not the checkpoint, which would skip new rows"
 )
 
 

@@ -148,7 +148,7 @@ def test_vectors_that_differ_from_the_table_are_refused(tmp_path: Path) -> None:
     place |= {"offset": 1, "sizeInBytes": len(whole) - 9, "cardinality": 3}
     assert ranges_of(read_vector(LocalStore(tmp_path / "source"), place))[1].tolist() == [3]
     for harm, match in (
-        ({"cardinality": 4}, "of 3 rows, but .* declares 4"),
+        ({"cardinality": 4}, "has 3 rows, but .* declares 4"),
         ({"sizeInBytes": 20}, "not the .*vector of 20 bytes"),
         ({"storageType": "x"}, "storage type 'x'"),
     ):

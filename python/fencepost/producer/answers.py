@@ -135,7 +135,7 @@ def read_answer(answer: Any) -> Reading:
     code = _code(answer.error)
     offset = _offset("offset", answer.offset)
     if code is not ErrorCode.NONE and offset is not None:
-        raise ValueError(f"offset {offset} for a batch that was refused with {code.name}")
+        raise ValueError(f"it has the offset {offset} for a batch that was refused with {code.name}")
     return Reading(
         code, offset, _offset("log_start", answer.log_start), answer.error is Verdict.DUPLICATE, answer.message
     )

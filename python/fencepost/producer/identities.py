@@ -87,7 +87,8 @@ def read_identity(given: Any) -> Identity:
     pid, epoch = getattr(given, "pid", None), getattr(given, "epoch", None)
     if not isinstance(pid, int) or not isinstance(epoch, int) or not 0 <= pid < 2**63 or not 0 <= epoch <= EPOCH_MAX:
         raise TransportError(
-            f"{given!r} is not an identity: expected pid 0 to {2**63 - 1} and epoch 0 to {EPOCH_MAX}. Nothing was sent"
+            f"the registry returned {given!r}, not an identity: expected pid 0 to {2**63 - 1} and epoch 0 to "
+            f"{EPOCH_MAX}. Nothing was sent"
         )
     return Identity(pid, epoch)
 

@@ -770,7 +770,7 @@ class SequencedProducer:
             time.sleep(self._settings.retry_backoff_ms / 1000)
             return  # retried in the next turn
         except Exception as error:
-            found = TransportError(f"the request for the next epoch failed: {error!r}. The producer has stopped")
+            found = TransportError(f"the registry did not issue the next epoch: {error!r}. The producer has stopped")
         finally:
             self._changed.acquire()
         if isinstance(found, FencepostError):

@@ -365,7 +365,7 @@ class Sequencer:
                 return read_answer(answer)
             except ValueError as problem:
                 sent = self._sent[id]
-                raise ValueError(f"the answer to {_described(sent.batch, sent.numbers)} has {problem}") from None
+                raise ValueError(f"the answer to {_described(sent.batch, sent.numbers)}: {problem}") from None
         if isinstance(id, int) and 0 <= id < self._next_id:
             raise ValueError(f"request {id} was answered twice, the second time with {answer!r}")
         raise ValueError(f"request {id!r} was never sent, but was answered with {answer!r}")

@@ -343,7 +343,10 @@ class TransactionCoordinator:
         def work(connection: Connection) -> Held:
             held = hold(self.database, connection, transactional_id=transactional_id)
             if held is None:
-                raise MappingError(f"transactional id {transactional_id!r} is not known in this database")
+                raise MappingError(
+                    f"transactional id {transactional_id!r} is not known in this database: it expired, or belongs to "
+                    "another database"
+                )
             before = held.transaction
             if before.state is not State.ONGOING:
                 raise TransactionStateError(

@@ -40,7 +40,7 @@ def engine_of(url: str, *, application: str | None = None, may_make_file: bool =
         options = {"connect_timeout": _ANSWER_S}
     is_missing = parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file()
     if is_missing and not may_make_file:
-        raise StoreError(f"{parsed.database}: the file does not exist")
+        raise StoreError(f"{parsed.database}: this SQLite file does not exist. Check the path")
     try:
         return create_engine(parsed, connect_args=options)
     except exc.NoSuchModuleError as problem:

@@ -107,7 +107,10 @@ def describe_transaction(engine: Engine, transactional_id: str) -> TransactionSt
         which = PRODUCERS.c.transactional_id == transactional_id
         found = list_held(database, connection, which)
         if not found:
-            raise MappingError(f"transactional id {transactional_id!r} is not known in this database")
+            raise MappingError(
+                f"transactional id {transactional_id!r} is not known in this database: it expired, or belongs to "
+                "another database"
+            )
         mine = STAGED.c.transactional_id == transactional_id
         staged = connection.execute(select(STAGED).where(mine).order_by(*STAGED.primary_key))
         positions = tuple(

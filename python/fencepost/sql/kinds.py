@@ -28,9 +28,9 @@ ENDED = (
     "repeated call does not run the function again: check its rows. Do not commit or roll back in the function"
 )
 _IGNORED = (
-    "the database has rolled back the transaction, but your function has ignored an error of a statement and "
-    "continued. Nothing of its work is in the database. Let the function raise the error, or run statements that may "
-    "fail in connection.begin_nested()"
+    "the database has rolled back the transaction after an error of a statement, which your function ignored. Nothing "
+    "of its work is in the database. Let the function raise the error, or run statements that may fail in "
+    "connection.begin_nested()"
 )
 _UNCLEAR = f"the transaction ended before its commit. Either {_IGNORED}. Or {ENDED}"
 

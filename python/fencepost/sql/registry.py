@@ -119,7 +119,7 @@ class ProducerRegistry:
         if found.state in PREPARED:
             raise ConcurrentTransactionError(
                 f"transactional id {transactional_id!r}: its open transaction is aborted now, and partitions wait for "
-                "their markers: call again when they are written"
+                "their markers. Call recover() on a coordinator, which writes them, then call again"
             )
         return found.identity
 

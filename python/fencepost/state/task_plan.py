@@ -76,7 +76,7 @@ def from_plan(data: bytes, kind: type[Item], where: str) -> Item:
     try:
         item: Item = _typed(json.loads(data), kind, kind.__name__)
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{where}: not the description of a task ({error}): run again") from error
+        raise StoreError(f"{where}: cannot be read as the plan of a task ({error}): run again") from error
     return item
 
 

@@ -56,7 +56,7 @@ def read_vector(table: Store, descriptor: dict[str, Any]) -> Bitmap:
     length, data, crc = found[:4], found[4:-4], found[-4:]
     path = os.path.join(table.uri, path)
     if length != size.to_bytes(4, "big") or crc != zlib.crc32(data).to_bytes(4, "big"):
-        raise SourceError(f"{path}: not the deletion vector of {size} bytes that the table names", path=path)
+        raise SourceError(f"{path}: damaged: not the deletion vector of {size} bytes that the table lists", path=path)
     return _bitmap(data, descriptor, path)
 
 
@@ -65,7 +65,8 @@ def _bitmap(data: bytes, descriptor: dict[str, Any], where: str) -> Bitmap:
     count = len(_library().deserialize(bitmap)) if data.startswith(MAGIC) else None
     if count != descriptor["cardinality"]:
         raise SourceError(
-            f"{where}: a deletion vector of {count} rows, but the table declares {descriptor['cardinality']}"
+            f"{where}: a deletion vector has {'no' if count is None else count} rows, but the table declares "
+            f"{descriptor['cardinality']}"
         )
     return bitmap
 

@@ -193,8 +193,8 @@ class LogWriter:
                 verdict = self.mark(pid, epoch, "abort", _coordinator_epoch_in(self.opened().path, pid))
             if verdict is Verdict.COORDINATOR_FENCED:
                 raise StoreError(
-                    f"pid {pid} epoch {epoch}: the log refuses the fence, which is an abort marker. It expects a "
-                    "higher coordinator epoch than that of each batch in its files"
+                    f"pid {pid} epoch {epoch}: cannot be fenced, because the log refuses its abort marker: the log has "
+                    "a higher coordinator epoch than the batches in its files"
                 )
             return verdict is not Verdict.FENCED
 
