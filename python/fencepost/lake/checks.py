@@ -49,8 +49,8 @@ def _check_read(run: Run, found: Found) -> None:
         files = plural(len(unread), "file")
         named = ", ".join(unread[:10])
         text = (
-            f"{run.source.place}: cannot read {files}: {named}. No later run would read them, so the state would not "
-            "know their rows, and repeats of them would be kept as new"
+            f"{run.source.place}: cannot read {files}: {named}. Repair them, or remove them from the source: no later "
+            "run would read them, and repeats of their rows would be kept as new"
         )
         raise SourceError(text, path=f"{run.source.place}/{unread[0]}")
 

@@ -288,7 +288,7 @@ class DedupJob:
                 raise ValueError(f"{name}={value}: expected at least 0")
         if max_idle_ms is None and clock_gap_max_ms is not None:
             raise ValueError(
-                f"clock_gap_max_ms={clock_gap_max_ms}: it needs max_idle_ms, without which there is no clock"
+                f"clock_gap_max_ms={clock_gap_max_ms}: pass max_idle_ms too, without which there is no clock"
             )
         self.source, of_source = (source.name, ()) if isinstance(source, KafkaLog) else source_of(source)
         self.slice = Slice(
@@ -443,8 +443,8 @@ class DedupJob:
         """Raise ValueError for partial reads of a source that is read up to a position."""
         if self.slice.argument:
             raise ValueError(
-                f"{self.slice.argument}: {self.source} is read up to a position; only files of folders and "
-                "prefixes can be chosen"
+                f"{self.slice.argument}: {self.source} is read up to a position, so none of its files can be chosen. "
+                f"Leave out {self.slice.argument}"
             )
 
     def check_rewritten(self) -> None:

@@ -81,6 +81,12 @@ class NewRecords:
         return {"offsets": offsets, "ids": dict(sorted(self.ids.items()))}
 
 
+REPEATED_IDENTITIES = (
+    "and new rows with the identity of old ones are dropped. Use a new state and a new sink, unless identities cannot "
+    "repeat"
+)
+
+
 def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
     """Find records after a position, as far as they are visible now. Reads headers. Raises SourceError.
 
@@ -101,8 +107,8 @@ def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
         topic_id = _topic_id(it, log.options)
         if topic_id is not None and news.ids.setdefault(topic, topic_id) != topic_id:
             news.problems.append(
-                f"{it.folder}: another topic of this name than was read before (its id is {topic_id}, was "
-                f"{news.ids[topic]}): rows may be lost"
+                f"{it.folder}: the topic was recreated (its id is {topic_id}, was {news.ids[topic]}): rows may be "
+                f"lost, {REPEATED_IDENTITIES}"
             )
             news.ids[topic], news.offsets[topic], known[topic] = topic_id, {}, {}
         since = known.get(topic, {}).get(partition)
@@ -118,7 +124,7 @@ def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
     for topic, offsets in known.items():
         for partition in offsets.keys() - {of for its, of in found if its == topic}:
             news.problems.append(
-                f"{log.place}: {topic}-{partition} is gone: rows behind offset {offsets[partition]}, if there were "
+                f"{log.place}: {topic}-{partition} is gone: rows from offset {offsets[partition]} on, if there were "
                 "any, were not read"
             )
     return news
@@ -154,8 +160,8 @@ def _problem(view: View, begin: int) -> str | None:
         )
     if view.end < begin:
         return (
-            f"it was read up to offset {begin}, but ends at {view.end}: truncated, or the topic was "
-            "recreated; rows may be lost"
+            f"it was read up to offset {begin}, but ends at {view.end}: truncated, or the topic was recreated. Rows "
+            f"may be lost, {REPEATED_IDENTITIES}"
         )
     return None
 

@@ -300,7 +300,7 @@ class LogOfKafka:
         news = find_new(self.log, before)
         for problem in news.problems:
             if run.job.on_reset == "stop":
-                raise SourceError(f"{problem}; on_reset='report' continues with what is left", path=self.log.place)
+                raise SourceError(f"{problem}. on_reset='report' continues with what is left", path=self.log.place)
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
         position = news.position()
         if not isinstance(run.scratch, FolderScratch):

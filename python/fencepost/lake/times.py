@@ -91,8 +91,8 @@ def _times(texts: pa.Array, kind: pa.DataType, place: str, rows_before: int, pat
         row, value = _first_odd(texts, kind)
         most = {"us": "microseconds", "ns": "nanoseconds, from 1677 to 2262"}[kind.unit]
         raise SourceError(
-            f"{place}, row {rows_before + row}: {shown(value)} is not a time such as '2026-11-20T10:00:00Z', with at "
-            f"most {most}",
+            f"{place}, row {rows_before + row}: {shown(value)} is not a time such as '2026-11-20T10:00:00Z', with a "
+            f"precision of at most {most}",
             path=path,
         ) from problem
 

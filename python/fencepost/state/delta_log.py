@@ -112,7 +112,7 @@ def read_table(store: Store) -> Table | None:
             )
         table = table._with(version, _about_table(lines))
     if "id" not in table.metadata or not table.protocol:
-        raise ValueError(f"no schema and no protocol up to version {newest}")
+        raise ValueError(f"its log has no schema or no protocol up to version {newest}")
     return table
 
 

@@ -96,7 +96,7 @@ impl SpanScan {
     ) -> PyResult<SpanScan> {
         let (number, parts) = part;
         if number >= parts {
-            let text = format!("part=({number}, {parts}): a number below that of all parts is needed");
+            let text = format!("part=({number}, {parts}): expected a number below {parts}");
             return Err(pyo3::exceptions::PyValueError::new_err(text));
         }
         if shards == 0 {

@@ -248,7 +248,7 @@ impl<'a> Shared<'a> {
             let starts = self.starts.get(source as usize);
             let end = first.checked_add(count).filter(|&end| starts.is_some_and(|it| end <= it[it.len() - 1]));
             let (Some(starts), Some(end)) = (starts, end) else {
-                return Err(Error::Ranges(format!("rows {first} and {count} more of source {source}: no such rows")));
+                return Err(Error::Ranges(format!("{count} rows from row {first} of source {source}: no such rows")));
             };
             let mut at = first;
             while at < end {
