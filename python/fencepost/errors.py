@@ -320,7 +320,8 @@ class TransitionError(FencepostError):
     or is not the only one with this key.
 
     What to do: read the row. If it is missing or in an earlier state, the event came too early: deliver it again later.
-    If it is in a later state, the event is out of date: ignore it. If several rows have the key, pass a longer `key`.
+    If it is in a later state, the event is out of date: ignore it. If several rows have the key, pass a `key` of more
+    columns.
     """
 
     code = "FP504"

@@ -95,7 +95,9 @@ class DeltaSink:
     def __init__(self, table: LocalStore | RemoteStore, disk: Disk) -> None:
         check_library(table.uri)
         if "%" in table.uri:
-            raise SinkError(f"{table.uri}: a '%' in the path of a Delta table is decoded to another path; rename it")
+            raise SinkError(
+                f"{table.uri}: delta-rs reads a '%' in the path of a Delta table as another path; rename the folder"
+            )
         self.store, self.disk = table, disk
         self.location = table.uri
         self.own: RunFolders | RunPrefixes

@@ -53,7 +53,10 @@ def open_sink(uri: str, layout: str, disk: Disk, options: Mapping[str, Any] | No
     for kind in KINDS:
         if kind.layout == layout:
             return kind.open(uri, disk, options)
-    raise SinkError(f"{uri}: its sink has the layout '{layout}', which cannot be opened by its place: pass sink=")
+    raise SinkError(
+        f"{uri}: its sink has the layout '{layout}', which cannot be opened from a path or URI: make the call in "
+        "Python, and pass sink="
+    )
 
 
 def layout_of(place: str, options: Mapping[str, Any] | None = None) -> str:
@@ -185,7 +188,7 @@ class RunFolders:
         if unknown is not None and state.decided() < unknown:
             raise SinkChangedError(
                 f"{self.path}: run={unknown} exists, but the state has no version {unknown}: the state is older than "
-                "the sink. Restore the newer state"
+                "the sink, or the folder is not of this job. Restore the newer state, or move a foreign folder away"
             )
 
     def _check_new(self, done: int) -> None:
