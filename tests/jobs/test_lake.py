@@ -442,7 +442,7 @@ def test_invalid_arguments(tmp_path: Path) -> None:
         ({"on_bad_file": "go"}, "on_bad_file='go': expected one of None, 'quarantine', 'stop'"),
         ({"plan": "best"}, "plan='best': expected one of None, 'interval', 'row', 'aligned'"),
         ({"settle_ms": -1}, "settle_ms=-1: expected milliseconds from 0"),
-        ({"clock_gap_max_ms": 5}, "clock_gap_max_ms=5: it needs max_idle_ms"),
+        ({"clock_gap_max_ms": 5}, "clock_gap_max_ms=5: pass max_idle_ms"),
     ):
         with pytest.raises(ValueError, match=message):
             make_job(tmp_path, **arguments)

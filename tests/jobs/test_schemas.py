@@ -241,7 +241,7 @@ def test_tables_have_columns_of_their_own(tmp_path: Path) -> None:
     folders = Folders(tmp_path)
     write_deltalake(tmp_path / "table", events(0))
     places = [str(tmp_path / it) for it in ("table", "state", "table")]
-    with pytest.raises(fp.SinkError, match="schema='merge' is for folders"):
+    with pytest.raises(fp.SinkError, match="schema='merge' cannot change"):
         DedupJob(*places, schema="merge")
     with pytest.raises(ValueError, match="schema='other': expected one of 'strict', 'merge'"):
         DedupJob(*folders.places, schema="other")  # type: ignore[arg-type]

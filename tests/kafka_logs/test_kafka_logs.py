@@ -433,7 +433,7 @@ def test_a_wrong_checksum_is_found_where_payloads_are_read(tmp_path: Path) -> No
 
 
 def test_a_batch_above_the_limit_is_refused() -> None:
-    with pytest.raises(fp.SourceError, match="more than the 100 that are allowed"):
+    with pytest.raises(fp.SourceError, match="more than the limit 100"):
         pa.table(kafka.read_records(DATA / "orders-0", batch_bytes_max=100, isolation="read_uncommitted"))
 
 

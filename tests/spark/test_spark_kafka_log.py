@@ -271,7 +271,7 @@ def test_damage_fails_the_query(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_batch_that_is_too_large_fails_the_query(spark: SparkSession) -> None:
-    with pytest.raises(Exception, match="more than the 100 that are allowed"):
+    with pytest.raises(Exception, match="more than the limit 100"):
         load(spark, DATA / "orders-0", batchBytesMax="100").collect()
 
 

@@ -182,8 +182,9 @@ def check_exclusion(store: Store, folder: str = "probe") -> None:
             store.delete([name])
         if won != [found]:
             raise StoreError(
-                f"{store.uri}: the store does not support conditional puts: of several puts of one new name, "
-                f"{len(won)} succeeded, so two jobs would overwrite each other's decisions. Use another store"
+                f"{store.uri}: the store does not support conditional puts: of several puts of one new name, exactly "
+                f"one must succeed, but {len(won)} did. Two jobs would overwrite each other's decisions. Use another "
+                "store"
             )
 
 

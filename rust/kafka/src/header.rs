@@ -234,7 +234,7 @@ impl BatchHeader {
         if first < 0 || delta < 0 || first.checked_add(delta.into()).is_none_or(|last| last == i64::MAX) {
             return fail(
                 Kind::Field,
-                format!("a batch declares the offsets {first} to {first} + {delta}: negative, or too high"),
+                format!("a batch declares base offset {first} and last offset delta {delta}: negative, or too high"),
             );
         }
         if first <= last_offset {
