@@ -448,7 +448,9 @@ class RemoteStore:
             import obstore
             from obstore import store as stores
         except ImportError as error:
-            raise StoreError(f"{self._uri}: remote stores need fencepost[lake] ({error})") from error
+            raise StoreError(
+                f"{self._uri}: a package for object stores is missing ({error}): pip install 'fencepost[lake]'"
+            ) from error
         config = dict(self.options)
         client = {name: config.pop(name) for name in _CLIENT_OPTIONS if name in config}
         provider = config.pop("credential_provider", None)

@@ -193,7 +193,7 @@ impl Scan {
     /// Reads the next rows. Returns false at the end of the file.
     pub fn step(&mut self) -> Result<bool, Failure> {
         if self.is_broken {
-            let message = format!("{}: an earlier call failed here", self.path.display());
+            let message = format!("{}: an earlier read failed midway; open the file again", self.path.display());
             return Err(Failure::Source { path: self.path.display().to_string(), position: None, message });
         }
         self.is_broken = true;
