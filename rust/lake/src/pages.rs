@@ -317,7 +317,7 @@ impl Pages {
         }
         if longest > values_max {
             let bytes = self.column.compressed_size();
-            let problem = format!("a row has {longest} values; in a chunk of {bytes} bytes, at most {values_max} can be read");
+            let problem = format!("a row of a chunk of {bytes} bytes has {longest} values, at most {values_max} are read");
             return Err(ParquetError::General(problem));
         }
         Ok(())
