@@ -317,7 +317,7 @@ impl Pages {
         }
         if longest > values_max {
             let bytes = self.column.compressed_size();
-            let problem = format!("a row of a chunk of {bytes} bytes has {longest} values, at most {values_max} are read");
+            let problem = format!("a row has {longest} values, more than the limit {values_max} for {bytes} bytes");
             return Err(ParquetError::General(problem));
         }
         Ok(())
