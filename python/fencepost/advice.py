@@ -392,9 +392,7 @@ class _Recommendation:
             self._set("gaps", "normal", f"gaps=normal: {share(self.missing_share)} of the numbers are skipped.")
             reason = f"reach={reach}: {SPARE} times the farthest row behind, so that memory is bounded."
             self._set("reach", reach, reason)
-            self.reasons.append(
-                "--file-order: with a reach, the order of rows matters. These rows were read in this order."
-            )
+            self.reasons.append("--file-order: under a reach, the order of rows matters. They were read in this order.")
         ages = [it for it in (order.age_of_repeats, order.age_of_late) if it is not None]
         if ages:
             self.max_idle_ms = max(SPARE * max(ages), 86_400_000)

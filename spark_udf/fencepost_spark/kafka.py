@@ -229,8 +229,8 @@ class KafkaSource:
     def position(self, topics: Mapping[str, Topic], last: Mapping[str, Any], same: bool) -> dict[str, Any]:
         """Return the decision's record of this source.
 
-        `last`: the previous decision's record; `same`: whether this is the next batch of its query. Topics that are missing now are
-        kept: they may return, and may then be other topics.
+        `last`: the previous decision's record; `same`: whether this is the next batch of its query. Topics that are
+        missing now are kept: they may return, and may then be other topics.
         """
         return {
             "start": self.start,

@@ -22,6 +22,7 @@ from fencepost.errors import (
     PolicyError,
     StoreError,
     TransactionAbortableError,
+    TransactionStateError,
     TransportError,
 )
 from fencepost.inputs import is_text, rows_of
@@ -386,8 +387,8 @@ class SequencedProducer:
 
         Raises:
             TransactionAbortableError: Some rows were not delivered. Call `abort`.
-            FencedError: Another producer has taken over. Nothing becomes visible, unless an earlier call with an unknown
-                outcome decided the commit: `TransactionCoordinator.decision` has the outcome.
+            FencedError: Another producer has taken over. Nothing becomes visible, unless an earlier call whose outcome
+                is unknown decided the commit: `TransactionCoordinator.decision` has the outcome.
             TransactionStateError: The transaction was aborted, because it was late. Call `abort`, then begin again.
             ConcurrentTransactionError, OutcomeUnknownError: It may be decided. Call again.
             StoreError: The coordinator's database is not available, nothing is decided. Call again, or abort.

@@ -46,6 +46,7 @@ from fencepost.verdict import Verdict
 
 Key: TypeAlias = tuple[str, str]
 """The pid and partition of a claim."""
+_ROLES = Columns()
 _OFFSETS = {preset.seq for preset in COLUMN_PRESETS.values() if preset.epoch is None}
 
 
@@ -422,7 +423,7 @@ def _input_names(columns: Columns) -> dict[str, str]:
     return names
 
 
-def _texts(keys: pa.Table, of_input: Columns) -> list[tuple[str, str]]:
+def _texts(keys: pa.Table, of_input: Columns = _ROLES) -> list[tuple[str, str]]:
     """Return pid and partition of each key as texts. `of_input`: the columns of the input, for errors."""
     pids, partitions = (_role_texts(keys, role, ", ".join(of_input.parts(role))) for role in ("pid", "partition"))
     return list(zip(pids, partitions, strict=True))

@@ -388,9 +388,7 @@ class State(Report):
             reason = f"it was created with shards {settings.shards!r}, but this job has {wanted!r}"
             if count != settings.shards:
                 reason = f"it has {count} shards since it was resharded, but this job has {wanted!r}"
-            raise SnapshotError(
-                f"{self.uri}: {reason}. Use the value of the state, or leave out shards", reason=reason
-            )
+            raise SnapshotError(f"{self.uri}: {reason}. Use the value of the state, or leave out shards", reason=reason)
         return count
 
     # Steps of a commit
