@@ -81,6 +81,46 @@ def test_each_run_reads_what_is_new(tmp_path: Path, name: str, isolation: Isolat
     assert make_job(tmp_path, isolation).run().version is None
 
 
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_a_segment_that_is_not_copied_yet_stops_the_run(tmp_path: Path, isolation: Isolation) -> None:
+    """Whether a run has read those before it, or not: a later run would read only what follows."""
+    folder = copy_upto("clicks-0", tmp_path / "logs", 10**9)
+    wanted = read_log(tmp_path, isolation)
+    _, *middle, last = sorted(folder.glob("*.log"))
+    late = [it.rename(tmp_path / it.name) for it in middle]
+    message = rf"{folder}: offsets {int(middle[0].stem)} to {int(last.stem) - 1} are in no segment: .* copied later"
+    with pytest.raises(fp.SourceError, match=message) as info:
+        make_job(tmp_path, isolation).run()
+    assert "cleanup_policy='compact'" in str(info.value)
+    last.rename(tmp_path / last.name)
+    make_job(tmp_path, isolation).run()
+    (tmp_path / last.name).rename(last)
+    with pytest.raises(fp.SourceError, match=message):
+        make_job(tmp_path, isolation).run()
+    for path in late:
+        path.rename(folder / path.name)
+    make_job(tmp_path, isolation).run()
+    assert read_sink(tmp_path) == wanted
+
+
+def test_a_compacted_log_has_offsets_in_no_segment(tmp_path: Path) -> None:
+    folder = copy_upto("clicks-0", tmp_path / "logs", 10**9)
+    _, middle, *_ = sorted(folder.glob("*.log"))
+    middle.unlink()
+    wanted = read_log(tmp_path)
+    for policy in ("delete", {"clicks": "unknown", "*": "compact"}):
+        with pytest.raises(fp.SourceError, match="are in no segment"):
+            DedupJob(KafkaLog(folder, cleanup_policy=policy), tmp_path / "state", tmp_path / "sink").run()
+    compacted = KafkaLog(folder, cleanup_policy={"clicks": "compact"})
+    assert DedupJob(compacted, tmp_path / "state", tmp_path / "sink").run().rows == len(wanted)
+    with pytest.warns(RuntimeWarning, match="are in no segment"):
+        report = DedupJob(KafkaLog(folder), tmp_path / "b", tmp_path / "c", on_reset="report").run()
+    assert report.rows == len(wanted)
+    assert DedupJob(KafkaLog(folder), tmp_path / "b", tmp_path / "c").run().version is None, "it was accepted"
+    with pytest.raises(fp.PolicyError, match="cleanup_policy='compacted'"):
+        KafkaLog(folder, cleanup_policy="compacted")
+
+
 def test_records_that_a_broker_took_twice_are_kept_once(tmp_path: Path) -> None:
     folder = copy_upto("clicks-0", tmp_path / "logs", 10**9)
     wanted = read_log(tmp_path)

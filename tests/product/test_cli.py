@@ -147,8 +147,13 @@ def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch, capsys: p
         "",
     )
     assert (Job.given["shards"], Job.given["scope"]) == (2, "eu")
+    assert run(capsys, "state", "seed", "a", "b", "c", "--policy", "kafka", "--file-order", "--max-idle", "2d")[0] == 0
+    assert (Job.given["order_by"], Job.given["max_idle_ms"]) == ((), 172_800_000)
     content = ("--compare-content", "all", "--keep-checksums", "all")
     assert run(capsys, "state", "seed", "a", "b", "c", *content)[0] == 0
+    order = run(capsys, "state", "seed", "a", "b", "c", "--order-by", "at", "--file-order")
+    assert order[0] == 2
+    assert "not both" in order[2]
     assert (Job.given["compare_content"], Job.given["keep_checksums"]) == (True, "all")
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 CONVERTED = "converted files"
 """The name of the source in the state of a job over text and Arrow files."""
-_DURATION = "e.g. 7d, 12h, 30m, 45s."
 
 
 def dedup_command(
@@ -57,12 +56,8 @@ def dedup_command(
     seq: identity.Seq = None,
     timestamp: identity.Timestamp = None,
     scope: Annotated[str | None, option(identity.SCOPE_HELP)] = None,
-    order_by: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Judge rows in the order of this column. Repeatable.")
-    ] = None,
-    file_order: Annotated[
-        bool, typer.Option("--file-order", help="Judge files in the order of their names, and rows in file order.")
-    ] = False,
+    order_by: identity.OrderBy = None,
+    file_order: identity.FileOrder = False,
     rejected_max: Annotated[
         float | None, option("Stop if a larger share of rows is refused, not counting duplicates (0.5).")
     ] = None,
@@ -81,19 +76,13 @@ def dedup_command(
         option("On a repeat with other content: stop (default), quarantine or drop it. See --compare-content."),
     ] = None,
     keep_checksums: identity.KeepChecksums = None,
-    max_idle: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help=f"Forget producers that were idle for this duration, by the timestamps of the data, {_DURATION} "
-            "Default: forget nothing. Cannot be enabled or disabled later; the duration may change.",
-        ),
-    ] = None,
+    max_idle: identity.MaxIdle = None,
     settle: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help=f"Retry a damaged file until it has been damaged and unchanged for this duration (60s), {_DURATION}",
+            help="Retry a damaged file until it has been damaged and unchanged for this duration (60s), "
+            f"{identity.DURATION}",
         ),
     ] = None,
     on_bad_file: Annotated[
@@ -107,7 +96,7 @@ def dedup_command(
         str | None,
         typer.Option(
             metavar="DURATION",
-            help=f"Maximum advance of the retention clock per run (default: --max-idle), {_DURATION}",
+            help=f"Maximum advance of the retention clock per run (default: --max-idle), {identity.DURATION}",
         ),
     ] = None,
     shards: Annotated[int | None, option(identity.SHARDS_HELP)] = None,
@@ -186,7 +175,7 @@ def dedup_command(
         typer.Option(
             metavar="DURATION",
             help="Keep running until SIGTERM or Ctrl-C: run while there are new files, then check again at this "
-            f"interval, {_DURATION} Prints the report of each run.",
+            f"interval, {identity.DURATION} Prints the report of each run.",
         ),
     ] = None,
     source_immutable: Annotated[
@@ -213,7 +202,7 @@ def dedup_command(
         str | None,
         typer.Option(
             metavar="DURATION",
-            help=f"Also keep versions that were the newest within this duration (7d), {_DURATION}",
+            help=f"Also keep versions that were the newest within this duration (7d), {identity.DURATION}",
         ),
     ] = None,
     no_sync: Annotated[
@@ -227,8 +216,7 @@ def dedup_command(
     rules = read_policy(locals())
     if html is not None:
         check_page(html)
-    if order_by and file_order:
-        raise typer.BadParameter("pass either --order-by or --file-order, not both")
+    order = identity.ordered(order_by, file_order)
     default = None if max_idle is None else "timestamp"
     with _converted(source, rules.columns.timestamp or default) as paths:
         job = make_job(
@@ -238,7 +226,7 @@ def dedup_command(
             rules,
             {
                 "scope": scope,
-                "order_by": () if file_order else order_by or None,
+                "order_by": order,
                 "rejected_max": rejected_max,
                 "rejects": rejects,
                 "on_reset": on_reset,

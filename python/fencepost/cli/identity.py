@@ -79,6 +79,21 @@ ResetRowsMin = Annotated[
         help="Suspect a reset of a key from this number of repeats whose timestamp differs from the original's (1).",
     ),
 ]
+OrderBy = Annotated[
+    list[str] | None, typer.Option(metavar="COLUMN", help="Judge rows in the order of this column. Repeatable.")
+]
+FileOrder = Annotated[
+    bool, typer.Option("--file-order", help="Judge files in the order of their names, and rows in file order.")
+]
+DURATION = "e.g. 7d, 12h, 30m, 45s."
+MaxIdle = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        help=f"Forget producers that were idle for this duration, by the timestamps of the data, {DURATION} "
+        "Default: forget nothing. Cannot be enabled or disabled later; the duration may change.",
+    ),
+]
 CompareContent = Annotated[
     list[str] | None,
     typer.Option(
@@ -109,6 +124,13 @@ def pairs(name: str, texts: list[str] | None) -> dict[str, str] | None:
         if not (key and sign):
             raise typer.BadParameter(f"{name} {key}{sign}{value}: expected NAME=VALUE")
     return {key: value for key, _, value in found} or None
+
+
+def ordered(order_by: list[str] | None, file_order: bool) -> list[str] | tuple[()] | None:
+    """Return the argument `order_by` of a job."""
+    if order_by and file_order:
+        raise typer.BadParameter("pass either --order-by or --file-order, not both")
+    return () if file_order else order_by or None
 
 
 def compared(names: list[str] | None) -> bool | list[str] | None:

@@ -9,7 +9,8 @@ from typing import Annotated, Literal, cast
 import typer
 
 from fencepost.cli.terminal import EXIT_FINDINGS, EXIT_NOTHING, Html, check_page
-from fencepost.kafka.audit_report import CLEANUP_POLICIES, FINDINGS, SHOWN_MAX
+from fencepost.kafka.audit_report import FINDINGS, SHOWN_MAX
+from fencepost.kafka.cleanup import CLEANUP_POLICIES
 
 CleanupPolicy = Annotated[
     list[str] | None,

@@ -240,6 +240,9 @@ def seed(
     seq: identity.Seq = None,
     timestamp: identity.Timestamp = None,
     scope: Annotated[str | None, option(identity.SCOPE_HELP)] = None,
+    order_by: identity.OrderBy = None,
+    file_order: identity.FileOrder = False,
+    max_idle: identity.MaxIdle = None,
     shards: Annotated[int | None, option(identity.SHARDS_HELP)] = None,
     layout: Annotated[str | None, option(identity.LAYOUT_HELP)] = None,
     compare_content: identity.CompareContent = None,
@@ -256,6 +259,8 @@ def seed(
     rules = read_policy(locals())
     options = {
         "scope": scope,
+        "order_by": identity.ordered(order_by, file_order),
+        "max_idle_ms": milliseconds(max_idle),
         "shards": shards,
         "layout": layout,
         "threads": threads,

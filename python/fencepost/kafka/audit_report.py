@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 FINDINGS = ("missing", "repeated", "fenced", "hanging", "snapshot", "index", "damage")
 """The kinds of findings that `LogAudit.count_findings` accepts."""
-CLEANUP_POLICIES = ("delete", "compact", "unknown")
-"""Values of a topic's cleanup.policy."""
 SHOWN_MAX = 10
 """Default number of table lines in the text."""
 

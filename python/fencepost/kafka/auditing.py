@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 from fencepost import _native
 from fencepost._native import BrokerTable, TransactionIndex
 from fencepost.errors import PolicyError, SourceError, StoreError
-from fencepost.kafka.audit_report import CLEANUP_POLICIES, LogAudit, PartitionAudit
+from fencepost.kafka.audit_report import LogAudit, PartitionAudit
+from fencepost.kafka.cleanup import CleanupPolicy, check_cleanup_policy, policy_of_topic
 from fencepost.kafka.finding import Finding
 from fencepost.kafka.sequence_checks import MAX, Sequences
 from fencepost.kafka.source import Log, Segment, find_partitions, open_log, read_whole, topic_and_partition
@@ -41,8 +42,6 @@ _STATE = ("epoch", "last_seq", "last_offset", "offset_delta", "timestamp", "coor
 
 
 _SUMS = ("bytes", "batches", "records", "untracked", "commits", "aborts", "removed")
-COMPACTED_TOPICS = {"__consumer_offsets", "__transaction_state"}
-"""Kafka's internal topics, always compacted."""
 
 
 @dataclass(frozen=True)
@@ -51,24 +50,18 @@ class Request:
 
     now_ms: int | Literal["newest"] | None
     max_idle_ms: int
-    cleanup_policy: str | Mapping[str, str]
+    cleanup_policy: CleanupPolicy
     checksums: bool
     options: Mapping[str, Any] | None
 
     def __post_init__(self) -> None:
-        policies = [self.cleanup_policy] if isinstance(self.cleanup_policy, str) else self.cleanup_policy.values()
-        for policy in policies:
-            if policy not in CLEANUP_POLICIES:
-                raise PolicyError(f"cleanup_policy={policy!r}: expected one of {', '.join(CLEANUP_POLICIES)}")
+        check_cleanup_policy(self.cleanup_policy)
         if isinstance(self.now_ms, str) and self.now_ms != "newest":
             raise PolicyError(f"now_ms={self.now_ms!r}: expected milliseconds since 1970, or 'newest'")
 
     def policy_of(self, topic: str | None) -> str:
         """Return the cleanup.policy of a topic, as far as known."""
-        named = {"*": self.cleanup_policy} if isinstance(self.cleanup_policy, str) else self.cleanup_policy
-        if topic in COMPACTED_TOPICS and named.get(topic, "unknown") == "unknown":
-            return "compact"  # a policy for all topics is not meant for Kafka's own
-        return named.get(topic or "", named.get("*", "unknown"))
+        return policy_of_topic(self.cleanup_policy, topic)
 
 
 def audit(source: str | os.PathLike[str], request: Request) -> LogAudit:

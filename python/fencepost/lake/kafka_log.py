@@ -19,6 +19,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.errors import SourceError
 from fencepost.kafka import BATCH_BYTES_MAX
+from fencepost.kafka.cleanup import CleanupPolicy, check_cleanup_policy, policy_of_topic
 from fencepost.kafka.source import Log, Options, read_whole
 from fencepost.lake.kafka_segments import Isolation, Part, View, open_partitions, read_view, records_schema
 from fencepost.state.stores import absolute
@@ -42,14 +43,20 @@ class KafkaLog:
             reads everything. Fixed with the state.
         options: Options of a remote store, with obstore's names.
         batch_bytes_max: Maximum size of a decompressed batch.
+        cleanup_policy: The topic's cleanup.policy: "delete", "compact" or "unknown", or a mapping from topics to these,
+            with "*" for all others. Compaction can leave offsets that are in no segment. Otherwise a run stops if a
+            segment between two others is missing. A partition of unknown policy counts as compacted if one of the new
+            batches has fewer records than offsets.
     """
 
     path: str | os.PathLike[str]
     isolation: Isolation = "read_committed"
     options: Options = field(default=None, repr=False)
     batch_bytes_max: int = BATCH_BYTES_MAX
+    cleanup_policy: CleanupPolicy = "unknown"
 
     def __post_init__(self) -> None:
+        check_cleanup_policy(self.cleanup_policy)
         if self.isolation not in get_args(Isolation):
             raise ValueError(f"isolation={self.isolation!r}: expected one of {', '.join(get_args(Isolation))}")
 
@@ -87,6 +94,12 @@ REPEATED_IDENTITIES = (
 )
 
 
+MISSING_SEGMENT = (
+    "A segment that is copied later would never be read: copy it, then run again. If the topic is compacted, pass "
+    "KafkaLog(cleanup_policy='compact')"
+)
+
+
 def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
     """Find records after a position, as far as they are visible now. Reads headers. Raises SourceError.
 
@@ -119,6 +132,8 @@ def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
             news.problems.append(f"{it.folder}: {problem}")
             view = read_view(it, log.isolation, is_live=True, options=log.options)
             begin = view.start
+        if view.gaps and not _is_compacted(log, view):
+            news.problems.append(f"{it.folder}: {view.gaps[0]}. {MISSING_SEGMENT}")
         news.parts += [(part, begin) for part in view.parts([("offset", ">=", begin)])]
         news.offsets.setdefault(topic, {})[partition] = max(view.end, begin)
     for topic, offsets in known.items():
@@ -150,6 +165,11 @@ def _topic_id(log: Log, options: Options) -> str | None:
         raise
     match = re.search(r"^topic_id: *(\S+)", text, flags=re.MULTILINE)
     return match[1] if match else None
+
+
+def _is_compacted(log: KafkaLog, view: View) -> bool:
+    policy = policy_of_topic(log.cleanup_policy, view.log.topic)
+    return policy == "compact" or (policy == "unknown" and view.is_thinned)
 
 
 def _problem(view: View, begin: int) -> str | None:

@@ -172,6 +172,10 @@ class View:
     end: int
     """The end of the visible offsets: the log's end, or the last stable offset."""
     aborted: tuple[tuple[int, int, int], ...]
+    gaps: tuple[str, ...] = ()
+    """Offsets between segments that are in none, as texts; of the segments whose headers were read."""
+    is_thinned: bool = False
+    """Whether a batch of these segments has fewer records than offsets, as after compaction."""
 
     def parts(self, conditions: Sequence[Condition] = ()) -> list[Part]:
         """Return a part for each segment that may contain matching rows."""
@@ -207,7 +211,7 @@ def read_view(
 ) -> View:
     """Return what is visible of a partition now: up to its end, or with read_committed up to the last stable offset.
 
-    Reads the headers of all segments with read_committed, otherwise those of the last one.
+    Reads the headers of all segments from `since` on with read_committed or `is_live`, otherwise those of the last one.
 
     Args:
         log: The partition.
@@ -222,14 +226,15 @@ def read_view(
     Raises SourceError.
     """
     first = len(log.segments) - 1
-    if isolation == "read_committed":
+    if isolation == "read_committed" or is_live:
         first = sum((it.base_offset or 0) <= since for it in log.segments[1:])
     index = TransactionIndex()
     stream = _native.kafka_batches([it.parts for it in log.segments[first:]], reports=is_live or salvages)
-    log_end = log.segments[-1].base_offset or 0
+    log_end, is_thinned = log.segments[-1].base_offset or 0, False
     for batch in stream:
         rows = pa.record_batch(batch)
         log_end = rows["last_offset"][-1].as_py() + 1
+        is_thinned = is_thinned or _are_thinned(rows)
         if isolation == "read_committed":
             # A batch header whose records were compacted away belongs to a transaction decided long ago.
             holds = pc.or_(pc.greater(rows["count"], 0), pc.is_valid(rows["control"]))
@@ -242,7 +247,15 @@ def read_view(
         aborted += _aborted_beside(log.segments[0], index, log_end, options)
         unstable = None
     end = log_end if unstable is None else unstable
-    return View(log, log.segments[0].base_offset or 0, log_end, end, tuple(aborted))
+    gaps = tuple(it.reason for it in stream.findings if it.kind == "gap") if is_live or salvages else ()
+    return View(log, log.segments[0].base_offset or 0, log_end, end, tuple(aborted), gaps, is_thinned)
+
+
+def _are_thinned(rows: pa.RecordBatch) -> bool:
+    """Return whether a batch of records has fewer of them than offsets."""
+    base, last, count = (rows[name].to_numpy() for name in ("base_offset", "last_offset", "count"))
+    is_data = rows["control"].is_null().to_numpy(zero_copy_only=False)
+    return bool((count < last - base + 1)[is_data].any())
 
 
 def _check_live(stream: KafkaStream, log: Log) -> None:

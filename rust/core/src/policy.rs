@@ -158,7 +158,9 @@ impl Policy {
         for (field, value) in [jump, reach, ("intervals_max", self.intervals_max)] {
             let Some(value) = value else { continue };
             if self.admit == Admit::Next {
-                return refuse(format!("{field} has no effect under admit='next', which accepts no jump: leave it out"));
+                return refuse(format!(
+                    "{field} has no effect under admit='next', which accepts no jump: leave it out"
+                ));
             }
             if field != "max_jump" && !self.keeps_holes() {
                 return refuse(format!(

@@ -524,7 +524,9 @@ fn read_key_type(payload: &mut Payload<'_>) -> Result<KeyType> {
             (1, 0) => PartKind::Utf8,
             (2, 0) => PartKind::Binary,
             (3, bytes @ 0..=KEY_WIDTH_MAX) => PartKind::FixedBinary(bytes),
-            _ => return damaged(format!("a key part has kind {kind} and a length of {bytes} bytes, which no kind has")),
+            _ => {
+                return damaged(format!("a key part has kind {kind} and a length of {bytes} bytes, which no kind has"));
+            }
         })
     };
     let parts = (0..count).map(|_| part(payload)).collect::<Result<_>>()?;

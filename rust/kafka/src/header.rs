@@ -242,7 +242,10 @@ impl BatchHeader {
         }
         let count = self.count;
         if count < 0 || i64::from(count) > i64::from(delta) + 1 {
-            return fail(Kind::Field, format!("a batch declares {count} records, but {} offsets", i64::from(delta) + 1));
+            return fail(
+                Kind::Field,
+                format!("a batch declares {count} records, but {} offsets", i64::from(delta) + 1),
+            );
         }
         fail(Kind::Field, format!("a batch declares {count} records, but has {payload} bytes after its header"))
     }

@@ -214,7 +214,10 @@ fn open_batch(
     let fail = |kind, reason: String| Err(Error::new(kind, position, reason));
     if header.bytes() > decompressor.bytes_max() as u64 {
         let (bytes, most) = (header.bytes(), decompressor.bytes_max());
-        return fail(Kind::TooLarge, format!("a batch has {bytes} bytes, more than the limit {most} (batch_bytes_max)"));
+        return fail(
+            Kind::TooLarge,
+            format!("a batch has {bytes} bytes, more than the limit {most} (batch_bytes_max)"),
+        );
     }
     let batch = scan.batch(&header)?;
     let found = crc32c::crc32c(&batch[CHECKED_FROM..]);
