@@ -139,7 +139,8 @@ class SourceError(FencepostError):
 
 
 class SinkError(FencepostError):
-    """The output belongs to something else, or cannot take these rows. Nothing was written to it.
+    """The output belongs to something else, or cannot take these rows. Nothing was written to it, unless the message
+    says that it differs from what was written.
 
     What to do: choose another place, or change what the message names.
     """

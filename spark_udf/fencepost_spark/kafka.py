@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fencepost.errors import BatchError, Coded, SourceError
+from fencepost.errors import BatchError, Coded, DependencyError, SourceError
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, functions
@@ -352,13 +352,13 @@ def describe_topics(settings: Mapping[str, str]) -> Describe:
     brokers.
 
     ``settings``: settings of a librdkafka client, at least ``bootstrap.servers``. Needs the package confluent-kafka.
-    Raises SourceError if it is not installed, or if brokers do not answer. Retries for up to `LEADER_SECONDS` while a
-    partition has no leader, or another one than the client knows.
+    Raises DependencyError if it is not installed, SourceError if brokers do not answer. Retries for up to
+    `LEADER_SECONDS` while a partition has no leader, or another one than the client knows.
     """
     try:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition, admin
     except ModuleNotFoundError as problem:
-        raise SourceError("confluent-kafka is not installed: pip install confluent-kafka") from problem
+        raise DependencyError("confluent-kafka is not installed: pip install confluent-kafka") from problem
     library: Any = admin  # its stubs do not export all names
     client = library.AdminClient(dict(settings))
     earliest = library.OffsetSpec.earliest()

@@ -172,5 +172,5 @@ def test_a_leader_that_moves_is_waited_for(broker: Broker, monkeypatch: pytest.M
 
 def test_brokers_cannot_be_asked_without_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "confluent_kafka", None)
-    with pytest.raises(fp.SourceError, match="pip install confluent-kafka"):
+    with pytest.raises(fp.DependencyError, match="pip install confluent-kafka"):
         describe_topics({})

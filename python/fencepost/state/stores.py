@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
-from fencepost.errors import StoreError
+from fencepost.errors import DependencyError, StoreError
 from fencepost.state.disk import TEMPORARY, Disk
 
 T = TypeVar("T")
@@ -448,7 +448,7 @@ class RemoteStore:
             import obstore
             from obstore import store as stores
         except ImportError as error:
-            raise StoreError(
+            raise DependencyError(
                 f"{self._uri}: a package for object stores is missing ({error}): pip install 'fencepost[lake]'"
             ) from error
         config = dict(self.options)
