@@ -39,6 +39,10 @@ class StandIn:
         self.entered, self.may_go_on = threading.Event(), threading.Event()
         self.may_go_on.set()
 
+    @property
+    def log_end(self) -> int:
+        return len(self.values)
+
     def append_many(self, batches: list[Any]) -> list[Appended]:
         self._call(len(batches))
         return [self._append(*it) for it in batches]
