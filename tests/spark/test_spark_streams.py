@@ -645,7 +645,7 @@ def test_the_newest_versions_are_kept(spark: SparkSession, tmp_path: Path, monke
 def test_leftovers_of_batches_are_collected(spark: SparkSession, tmp_path: Path) -> None:
     """Those of this state: another query may write its own to the same `folder=`."""
     batches = tmp_path / "sink.batches"
-    own = hashlib.sha256(state.open(tmp_path / "state").uri.encode()).hexdigest()[:12]
+    own = hashlib.sha256(str(tmp_path / "state").encode()).hexdigest()[:12]
     left = {
         name: batches / f"{owner}-{name}-{'0' * 12}"
         for owner, name in ((own, "one-0"), (own, "one-1"), (own, "other-7"), (own, "one-2"), ("f" * 12, "another-0"))
