@@ -262,6 +262,20 @@ def test_a_job_whose_files_suggest_different_types_of_times(tmp_path: Path) -> N
     assert lake.dataset(f"{tmp_path}/clean").count_rows() == 3
 
 
+def test_a_job_judges_text_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    """Not in that of the converted files, whose names are checksums."""
+    texts = [tmp_path / f"{number}.csv" for number in range(6)]
+    for number, text in enumerate(texts):
+        text.write_text("\n".join(["pid,epoch,partition,seq", *(f"7,0,0,{10 * number + it}" for it in range(10)), ""]))
+    names = ["0.csv", f"{tmp_path}/*.csv"]
+    job = ["--policy", "in_order", "--file-order", "--no-sync", "--quiet", "--files-max", "4"]
+    for run in (1, 2):
+        paths = [str(tmp_path / it) for it in names[::-1]]
+        assert cli.main(["dedup", *paths, f"{tmp_path}/state", f"{tmp_path}/clean", *job]) == 0
+        version = state.open(tmp_path / "state").version(run)
+        assert version.counts == {"ACCEPTED": 40 if run == 1 else 20}
+
+
 def test_the_row_of_a_later_block(tmp_path: Path) -> None:
     times = ["2026-11-20T10:00:00.5Z"] * 40_000
     times[39_000] = "2026-11-20T10:00:00.1234567Z"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -266,6 +267,8 @@ def dedup_command(
         )
         if paths is not source:
             job.source_name = CONVERTED
+            # the names of converted files are checksums, which do not give the order of the originals
+            job.slice = dataclasses.replace(job.slice, order=tuple(Path(it).name for it in paths))
         if watch is not None:
             others = {"--rebase": rebase, "--files-from": files_from, "--html": html}
             if any(others.values()):
@@ -289,17 +292,20 @@ def dedup_command(
 def _converted(source: list[str], timestamp: str | None) -> Iterator[list[str]]:
     """Return the sources, text and Arrow files as Parquet files in a temporary folder. Errors name the original files.
 
+    Converted files are in the order of the names of the originals, and standard input comes last.
+
     `timestamp`: a column whose texts are times.
     """
     with quit_at_once():
-        from fencepost.lake.tabular import tabular_files, write_as_parquet
+        from fencepost.lake.tabular import STDIN, tabular_files, write_as_parquet
 
     texts = tabular_files(source)
     if not texts:
         yield source
         return
     with TemporaryDirectory(prefix="fencepost-") as folder:
-        paths = {write_as_parquet(it, folder, timestamp): it for it in texts}
+        in_order = sorted(texts, key=lambda it: (it == STDIN, os.path.abspath(it)))
+        paths = {write_as_parquet(it, folder, timestamp): it for it in in_order}
         try:
             yield list(paths)
         except FencepostError as problem:

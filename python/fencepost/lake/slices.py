@@ -41,6 +41,8 @@ class Slice:
     """Patterns for what to read of it. () for all."""
     files: tuple[str, ...] | None = None
     """Relative to the source."""
+    order: tuple[str, ...] = ()
+    """All paths in the order in which to judge them. () for the order of their names."""
 
     @property
     def argument(self) -> str | None:
@@ -93,10 +95,15 @@ class Slice:
         in_order = files.take(sorted(range(len(files)), key=files.paths.__getitem__))
         return dataclasses.replace(in_order, ignored=files.ignored)
 
+    def ordered(self, files: Files, places: Iterable[int]) -> list[int]:
+        """Return the indexes of files in the order in which to judge them."""
+        ranks = {path: rank for rank, path in enumerate(self.order)}
+        return sorted(places, key=lambda place: (ranks.get(files.paths[place], 0), place))
+
     def first_of(
         self, ask: Ask, storage: Storage, files: Files, places: Sequence[int], at_once: Collection[str]
     ) -> Sequence[int]:
-        """Select as many of the new files as a run may read: the first by name, at least one, and all in `at_once`."""
+        """Select as many of the new files as a run may read: the first ones, at least one, and all in `at_once`."""
         if self.files_max is None and self.bytes_max is None and self.rows_max is None:
             return places
         fresh = [place for place in places if files.paths[place] not in at_once]

@@ -198,12 +198,13 @@ class Folder:
         places = sorted(moved)
         crcs = dict(zip(places, ask_footers(run.ask_early, self.storage, listed.take(places)), strict=True))
         same = [place for place, crc in crcs.items() if crc in moved[place]]
-        new = sorted([*new, *(place for place, crc in crcs.items() if crc is not None and crc not in moved[place])])
+        changed = [place for place, crc in crcs.items() if crc is not None and crc not in moved[place]]
+        new = some.ordered(listed, [*new, *changed])
         # If verdicts depend on the order, deferred files are read in order, like other files.
         at_once = set[str]() if run.job.policy.depends_on_order else deferred
         taken = some.first_of(run.ask_early, self.storage, listed, new, at_once)
         return NewInput(
-            files=listed.take(taken) if len(taken) < len(listed) else listed,
+            files=listed.take(taken) if some.order or len(taken) < len(listed) else listed,
             ignored=listed.ignored,
             left=len(new) - len(taken),
             seen_again=list_of(listed.take(same), [crcs[place] or 0 for place in same]),
