@@ -279,6 +279,25 @@ def test_an_unreadable_file_is_quarantined(tmp_path: Path) -> None:
     assert report.deferred == ()
 
 
+def test_an_unreadable_file_that_the_table_drops(tmp_path: Path) -> None:
+    """It may be deleted in any later version, not only in the one that drops it."""
+    append(tmp_path, 0)
+    make_job(tmp_path).run()
+    before = set(table_of(tmp_path).file_uris())
+    append(tmp_path, 1)
+    (broken,) = set(table_of(tmp_path).file_uris()) - before
+    Path(broken).write_bytes(bytes(os.path.getsize(broken)))
+    assert make_job(tmp_path).run().deferred == (Path(broken).name,)
+    table_of(tmp_path).delete()
+    assert make_job(tmp_path).run().deferred == (Path(broken).name,)
+    append(tmp_path, 2)
+    assert make_job(tmp_path).run().deferred == (Path(broken).name,)
+    Path(broken).unlink()
+    append(tmp_path, 3)
+    assert make_job(tmp_path).run().deferred == ()
+    assert_kept(tmp_path, 0, 2, 3)
+
+
 @pytest.mark.parametrize("plan", [None, "aligned"])
 def test_versions_of_a_table_without_new_rows_add_nothing(tmp_path: Path, plan: str | None) -> None:
     DeltaTable.create(tmp_path / "source", SCHEMA)

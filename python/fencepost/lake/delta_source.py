@@ -31,6 +31,9 @@ Position = dict[str, Any]
 NEW_STATE = "read the table as it is now with a new state and a new sink"
 REBASE = "rebase the state on the table as it is now (DedupJob(...).rebase(), or fencepost dedup --rebase)"
 
+DROPPED = "dropped"
+"""The field of a deferred file's action that says that a later commit removed the file, which may then be deleted."""
+
 FEATURES = {"deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint", "vacuumProtocolCheck", "variantType"}
 """Reader features under which a file's rows are the table's rows, except those that its deletion vector removes."""
 
@@ -42,7 +45,7 @@ class Appended(NamedTuple):
     position: Position
     """The position after these files."""
     adds: dict[str, Action]
-    """Maps a file's path to the action that added it, without statistics."""
+    """Maps a file's path to the action that added it, without statistics. `DROPPED` marks a removed one."""
     bad: dict[str, str]
     """Maps full path to reason, for files whose size differs from the table's."""
 
@@ -118,7 +121,9 @@ def _appended(
             path=root,
         )
     remedy = NEW_STATE if own is None else REBASE
+    pending = list(pending)
     found, is_moved = _Range({action["path"]: _with_vector(store, action) for action in pending}), False
+    found.dropped.update(action["path"] for action in pending if action.get(DROPPED))
     waiting = frozenset(found.added)
     for version, actions in _commits(store, position["version"] + 1, new["version"], remedy):
         if own is None:
@@ -284,6 +289,8 @@ class _TableFiles:
             self._check_folders(action)
             files.append(path, facts, action["vector"])
             found.adds[path] = {name: it for name, it in action.items() if name not in ("stats", "vector")}
+            if path in dropped:
+                found.adds[path][DROPPED] = True
         return found
 
     def _check_folders(self, action: Action) -> None:
