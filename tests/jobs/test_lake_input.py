@@ -81,6 +81,13 @@ def test_bad_row_under_an_order(tmp_path: Path) -> None:
     with pytest.raises(fp.BatchError, match="column 'origin', row 590: null") as caught:
         make_job(tmp_path, order_by="origin").run()
     assert (caught.value.column, caught.value.row) == ("origin", 590)
+    times = [float("nan") if row == 470 else float(row) for row in range(600)]
+    land(tmp_path / "source", "bad.parquet", with_value("seq", 0, 0).set_column(4, "origin", pa.array(times)))
+    (tmp_path / "source").rename(tmp_path / "others")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "others" / "bad.parquet").rename(bad)
+    with pytest.raises(fp.BatchError, match="column 'origin', row 470: NaN, but order_by needs a value"):
+        make_job(tmp_path, policy="in_order", order_by="origin").run()
 
 
 def test_a_key_type_that_changes(tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ class _Read:
         return last
 
     def next(self) -> list[tuple[int, pa.RecordBatch]] | None:
-        """Return the next spans by shard, None at the end. Raises BatchError for a null in an `order_by` column."""
+        """Return the next spans by shard, None at the end. Raises BatchError for a null or NaN in `order_by`."""
         dealt = self.scan.next(self.reading.spans_together)
         if dealt is None:
             return None
@@ -349,10 +349,15 @@ def cut_spans(spans: Any, seq: str, of_span: Places, offsets: Places | Rows, cou
 
 def _check_order(batches: list[tuple[int, pa.RecordBatch]], path: str, reading: Reading) -> None:
     for name in reading.order_by:
-        nulls = [batch.filter(batch.column(name).is_null()) for _, batch in batches if batch.column(name).null_count]
-        if nulls:
-            row = min(batch.column(ROW)[0].as_py() for batch in nulls)
-            text = f"{path}: column '{name}', row {row}: null, but order_by needs a value"
+        found = [
+            batch.filter(batch.column(name).is_null(nan_is_null=True))
+            for _, batch in batches
+            if batch.column(name).null_count or pa.types.is_floating(batch.column(name).type)
+        ]
+        if odd := [batch for batch in found if len(batch)]:
+            row, value = min((batch.column(ROW)[0].as_py(), batch.column(name)[0].as_py()) for batch in odd)
+            what = "null" if value is None else "NaN"
+            text = f"{path}: column '{name}', row {row}: {what}, but order_by needs a value"
             raise BatchError(text, column=name, row=row)
 
 
