@@ -134,6 +134,28 @@ def test_a_watch_continues_if_another_run_was_faster(tmp_path: Path, monkeypatch
     assert [it.version for it in job.watch(1, stop)] == [1]
 
 
+def test_a_watch_pauses_if_no_new_file_is_complete(tmp_path: Path) -> None:
+    """A file that is being written is another damaged file in each run, so each run makes a version."""
+    pauses = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            if len(pauses) == 3:
+                self.set()
+            return self.is_set()
+
+    land_files(tmp_path)
+    (tmp_path / "source" / "growing.parquet").write_bytes(b"PAR1")
+    found = []
+    for report in make_job(tmp_path).watch(2_000, Stop()):
+        found.append(report.files)
+        assert len(found) <= 4
+        with open(tmp_path / "source" / "growing.parquet", "ab") as file:
+            file.write(b"more")
+    assert (found, pauses) == ([FILES, 0, 0, 0], [2.0] * 3)
+
+
 def watch_process(folder: Path, *options: str) -> subprocess.Popen[str]:
     places = [str(folder / it) for it in ("source", "state", "sink")]
     command = [sys.executable, "-m", "fencepost.cli", "dedup", *places, "--watch", "50ms", *options]

@@ -390,10 +390,11 @@ class DedupJob:
     def watch(
         self, interval_ms: int = 10_000, stop: threading.Event | None = None, progress: Progress | None = None
     ) -> Iterator[RunReport]:
-        """Run while there is new input, then check every `interval_ms`. Yields the report of each run with input.
+        """Run while there is new input, then check every `interval_ms`. Yields the report of each run with a version.
 
-        Ends after the current run when `stop` is set. Raises the errors of `run`, except StateConflictError: if another
-        run decided first, the next check continues after it.
+        It also pauses after a run that could read none of the new files. Ends after the current run when `stop` is set.
+        Raises the errors of `run`, except StateConflictError: if another run decided first, the next check continues
+        after it.
         """
         if self.slice.files is not None:
             raise ValueError("files= names the files of one run, so there is nothing to watch")
@@ -403,10 +404,10 @@ class DedupJob:
                 report = self.run(progress)
             except StateConflictError:
                 continue
-            if report.version is None:
-                stop.wait(interval_ms / 1000)
-            else:
+            if report.version is not None:
                 yield report
+            if not report.files:  # files that are being written change the state in each run
+                stop.wait(interval_ms / 1000)
 
     def seed(self, progress: Progress | None = None, *, clean: str | os.PathLike[str] | None = None) -> RunReport:
         """Create the state from data that is already free of duplicates, as its first version, without writing rows.
