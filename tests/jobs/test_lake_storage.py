@@ -15,7 +15,7 @@ import fencepost as fp
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq
 import pytest
-from fencepost.lake import DedupJob, audit
+from fencepost.lake import DedupJob, audit, scan
 from fencepost.lake.files import Facts
 from fencepost.lake.storage import PAUSES_SECONDS, LocalStorage, converted_errors
 from support.lake import first_of_each, hashes, land, land_some, make_job, make_rows, read_sink, read_source
@@ -154,6 +154,25 @@ def test_a_file_that_vanishes_between_listing_and_opening(tmp_path: Path, monkey
 
 
 @needs_strace
+def test_a_file_is_scanned_again_after_an_error_of_the_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an object store, spans of a file may fail to be written. The next attempt drops those of the first."""
+    count, exchanges, ours = 150_000, [], scan.write_exchange
+    (tmp_path / "source").mkdir()
+    columns = {"pid": range(count), "epoch": [0] * count, "partition": [0] * count, "seq": [0] * count}
+    pq.write_table(pa.table(columns), tmp_path / "source" / "a.parquet", row_group_size=10_000)
+
+    def write_exchange(*arguments: Any) -> Any:
+        exchanges.append(arguments)
+        if len(exchanges) == 2:
+            raise fp.StoreError("scratch: does not answer")
+        return ours(*arguments)
+
+    monkeypatch.setattr(scan, "write_exchange", write_exchange)
+    monkeypatch.setattr(scan, "SPANS_TOGETHER", 1_000)
+    assert make_job(tmp_path, plan="interval").run().counts == {"ACCEPTED": count}
+    assert len(exchanges) > 4
+
+
 def test_an_audit_reports_an_error_of_storage(tmp_path: Path) -> None:
     rows = pa.table({"pid": [1], "epoch": [0], "partition": [0], "seq": [0]})
     path = land(tmp_path / "source", "a.parquet", rows)

@@ -399,6 +399,7 @@ class _Writer:
         if self.alone_from is not None:
             del self.exchanges[self.alone_from :]
             self.alone_from = None
+            self.held, self.spans = [], 0  # spans whose file could not be written
 
     def hold(self, batches: list[tuple[int, pa.RecordBatch]]) -> None:
         spans = sum(len(batch) for _, batch in batches)
