@@ -48,7 +48,10 @@ def assert_kept(root: Path, *seeds: int) -> None:
 def test_each_run_reads_what_was_appended_since(tmp_path: Path) -> None:
     append(tmp_path, 0, 1)
     report = make_job(tmp_path).run()
-    assert (report.files, report.source_position) == (2, {"table": table_of(tmp_path).metadata().id, "version": 1})
+    position = report.source_position
+    assert position is not None
+    assert len(position.pop("commit")) == 64
+    assert (report.files, position) == (2, {"table": table_of(tmp_path).metadata().id, "version": 1})
     assert make_job(tmp_path).run().version is None
     append(tmp_path, 2, 3, 4)
     report = make_job(tmp_path).run()
@@ -263,6 +266,20 @@ def test_an_audit_reads_the_table_not_the_folder(tmp_path: Path) -> None:
     report = audit(tmp_path / "source")
     assert report.rows == 600
     assert report.counts["DUPLICATE"] == 600 - len(expected_of(0, 1))
+
+
+def test_a_table_from_a_backup_that_has_grown(tmp_path: Path) -> None:
+    """Its versions up to the position have other files than those that were read."""
+    append(tmp_path, 0)
+    shutil.copytree(tmp_path / "source", tmp_path / "backup")
+    append(tmp_path, 1)
+    make_job(tmp_path).run()
+    shutil.rmtree(tmp_path / "source")
+    (tmp_path / "backup").rename(tmp_path / "source")
+    append(tmp_path, 2, 3)
+    with pytest.raises(fp.SourceError, match="version 1 is not the one that was read: the table was restored"):
+        make_job(tmp_path).run()
+    assert state.open(tmp_path / "state").decided() == 1
 
 
 def test_an_unreadable_file_is_quarantined(tmp_path: Path) -> None:

@@ -448,6 +448,8 @@ def test_each_run_reads_what_was_appended_since(bucket: Tables, plan: Any) -> No
     days = pa.array(["1", "a b"] * 15)
     bucket.append("table", rows(0, 30, day=days), partition_by=["day"])
     report = from_table(bucket, plan=plan).run()
+    assert report.source_position is not None
+    assert len(report.source_position.pop("commit")) == 64
     assert report.source_position == {"table": bucket.table("table").metadata().id, "version": 0}
     assert from_table(bucket, plan=plan).run().version is None
     bucket.append("table", rows(20, 30, day=days), partition_by=["day"])

@@ -19,14 +19,15 @@ from fencepost.lake.asking import Ask, ask_facts, in_driver
 from fencepost.lake.files import Files
 from fencepost.lake.storage import Storage, converted_errors, retry
 from fencepost.state.delta_columns import INTEGERS
-from fencepost.state.delta_log import LOG, Action, Live, Table, info_of, live_files, read_commits
+from fencepost.state.delta_log import LOG, Action, Live, Table, hash_of_commit, info_of, live_files, read_commits
 from fencepost.state.delta_sink import LOG_UNREAD, by_library, is_delta, log_errors, open_table
 from fencepost.state.hive import hive_values
 from fencepost.state.stores import LocalStore, Store, unavailable
 from fencepost.state.vectors import read_vector
 
 Position = dict[str, Any]
-"""The id of the table and the newest version read: {"table", "version"}."""
+"""The id of the table, the newest version read, and a checksum of its commit: {"table", "version", "commit"}. `commit`
+is missing if the log no longer had the commit."""
 
 NEW_STATE = "read the table as it is now with a new state and a new sink"
 REBASE = "rebase the state on the table as it is now (DedupJob(...).rebase(), or fencepost dedup --rebase)"
@@ -112,7 +113,7 @@ def _appended(
     new: Position = {"table": table.id, "version": table.version}
     place = _TableFiles(root, storage, table, ask)
     if position is None:
-        return place.appended(_snapshot(table), set(), NEW_STATE, new)
+        return place.appended(_snapshot(table), set(), NEW_STATE, _with_commit(store, new))
     if position["table"] != new["table"] or position["version"] > new["version"]:
         raise SourceError(
             f"{root}: not the table that was read up to version {position['version']} (its id is "
@@ -121,6 +122,13 @@ def _appended(
             path=root,
         )
     remedy = NEW_STATE if own is None else REBASE
+    known, commit = position.get("commit"), hash_of_commit(store, position["version"])
+    if None not in (known, commit) and known != commit:
+        raise SourceError(
+            f"{root}: version {position['version']} is not the one that was read: the table was restored from an older "
+            f"copy, or its commit was replaced. The rows added since are unknown: {remedy}",
+            path=root,
+        )
     pending = list(pending)
     found, is_moved = _Range({action["path"]: _with_vector(store, action) for action in pending}), False
     found.dropped.update(action["path"] for action in pending if action.get(DROPPED))
@@ -136,8 +144,13 @@ def _appended(
         is_moved = True
     if own is not None and found.added:
         _check_new(store, position["version"], found, waiting)
-    read_to = new if is_moved else position
+    read_to = _with_commit(store, new) if is_moved else position
     return place.appended(list(found.added.values()), found.dropped, remedy, read_to)
+
+
+def _with_commit(store: Store, position: Position) -> Position:
+    commit = hash_of_commit(store, position["version"])
+    return position if commit is None else {**position, "commit": commit}
 
 
 def _check_readable(table: Table, root: str) -> None:

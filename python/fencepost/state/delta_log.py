@@ -13,6 +13,7 @@ Source: the Delta protocol, sections "Delta Log Entries", "Checkpoints" and "Act
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -120,6 +121,12 @@ def read_commit(store: Store, version: int) -> list[tuple[str, Action]] | None:
     """Read (kind, action) of a commit, line by line; None if the log no longer contains it. Raises ValueError."""
     lines = _commit_lines(store, version)
     return None if lines is None else list(_actions(lines))
+
+
+def hash_of_commit(store: Store, version: int) -> str | None:
+    """Return a checksum of a commit; None if the log no longer contains it."""
+    lines = _commit_lines(store, version)
+    return None if lines is None else hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def read_commits(store: Store, first: int, last: int) -> Iterator[tuple[int, list[tuple[str, Action]] | None]]:
