@@ -321,6 +321,17 @@ def test_an_impossible_layout_is_refused_before_the_decision(
     assert make(tmp_path).run().kept == 50
 
 
+def test_a_date_without_a_name_is_refused_with_its_file(tmp_path: Path) -> None:
+    """Python has no dates after the year 9999."""
+    land_files(tmp_path, [0])
+    rows = rows_of(1)
+    far = pa.array([2**60] * len(rows), rows.schema.field("at").type)
+    path = tmp_path / "source" / "far.parquet"
+    pq.write_table(rows.set_column(rows.schema.get_field_index("at"), "at", far), path)
+    with pytest.raises(fp.BatchError, match=r"far\.parquet: column 'at': a date outside the years 1 to 9999"):
+        make(tmp_path, partition_by="day(at)").run()
+
+
 def test_folders_of_the_source_and_columns_of_files_keep_their_names(tmp_path: Path) -> None:
     land(tmp_path / "source/day=2026-01-01", "a.parquet", rows_of(0))
     with pytest.raises(fp.BatchError, match=r"column 'day': .*folders \(day=2026-01-01/\)"):

@@ -395,7 +395,12 @@ class _Batch:
             return [""], np.zeros(len(table), np.int64)
         values = table[name].cast(pa.date32(), safe=False) if self.arrangement.is_date else table[name]
         coded = pc.dictionary_encode(values, null_encoding="encode").combine_chunks()
-        texts = [self._text(name, it) for it in coded.dictionary.to_pylist()]
+        try:
+            known = coded.dictionary.to_pylist()
+        except (OverflowError, ValueError):
+            path = self.item.files.full_path(self.sources[0])
+            raise _refusal(path, name, "a date outside the years 1 to 9999 cannot name a folder") from None
+        texts = [self._text(name, it) for it in known]
         codes = coded.indices.to_numpy().astype(np.int64)
         place_of = {text: place for place, text in enumerate(sorted(texts))}
         places = np.array([place_of[it] for it in texts], np.int64)
