@@ -450,6 +450,22 @@ def test_checksums_detect_every_batch_that_was_changed(name: str, tmp_path: Path
         assert "content" not in {it.kind for it in unseen.damage}
 
 
+def test_a_gap_does_not_hide_the_damaged_batch_behind_it(tmp_path: Path) -> None:
+    folder = tmp_path / "clicks-0"
+    shutil.copytree(DATA / "clicks-0", folder)
+    _, gone, behind, *_ = sorted(folder.glob("*.log"))
+    gone.unlink()
+    data = bytearray(behind.read_bytes())
+    data[70] ^= 1
+    behind.write_bytes(data)
+    (found,) = kafka.audit(folder, checksums=True, cleanup_policy="compact").partitions
+    assert [(it.kind, Path(it.path).name, it.position) for it in found.damage if it.kind != "index"] == [
+        ("gap", behind.name, 0),
+        ("content", behind.name, 0),
+    ]
+    assert found.count_findings()["damage"] == 1
+
+
 # The report
 
 

@@ -229,7 +229,8 @@ class _Partition:
 
     def _check_contents(self, segment: Segment) -> None:
         """Read the content of a segment's batches and record damaged ones."""
-        start, known = 0, {(it.path, it.position) for it in self.damage}
+        # A gap before the segment has the position of its first batch, which can be damaged too.
+        start, known = 0, {(it.path, it.position) for it in self.damage if it.kind != "gap"}
         while True:
             source = segment.parts if start == 0 else (segment.path, None, _SegmentTail(segment, start))
             try:
