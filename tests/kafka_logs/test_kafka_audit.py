@@ -409,6 +409,22 @@ def test_internal_topics_are_compacted_unless_they_are_named(topic: str, tmp_pat
     assert (found.compacted, found.count_findings()["missing"] > 0) == (False, True)
 
 
+def test_a_snapshot_behind_the_last_batch_names_what_compaction_removed(tmp_path: Path) -> None:
+    """The newest segment is empty, and nothing is left of the end of the one before."""
+    folder = tmp_path / "clicks-0"
+    shutil.copytree(DATA / "clicks-0", folder)
+    *_, last = sorted(it for it in folder.glob("*.log") if it.stat().st_size)
+    end = rows_of(kafka.read_batches(folder))[-1]["last_offset"] + 1
+    last.write_bytes(b"")
+    verdicts = {}
+    for policy in ("compact", "delete"):
+        (found,) = kafka.audit(folder, cleanup_policy=policy).partitions
+        verdicts[policy] = found.snapshots.to_pylist()[-1]["verdict"]
+        assert found.snapshots.to_pylist()[-1]["offset"] == end
+        assert found.count_findings()["snapshot"] == (policy == "delete")
+    assert verdicts == {"compact": "compacted", "delete": "differs"}
+
+
 def test_a_compacted_log_reports_the_numbers_that_it_skips(tmp_path: Path) -> None:
     folder = tmp_path / "clicks-2"
     shutil.copytree(DATA / "clicks-2", folder)

@@ -117,9 +117,9 @@ class _Partition:
                 self._compare(offset, name)
                 done = upto
             self._follow(rows.slice(done))
+        self._note_end()  # before the comparisons, which explain differences by holes
         for offset, name in waiting:
             self._compare(offset, name)
-        self._note_end()
         self.damage += stream.findings
         if self.request.checksums:
             for segment in self.log.segments:
