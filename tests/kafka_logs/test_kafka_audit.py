@@ -276,6 +276,26 @@ def test_a_log_that_retention_cut_begins_with_its_snapshot(tmp_path: Path) -> No
     assert found.count_findings()["missing"] == 0
 
 
+def test_a_log_that_begins_with_a_marker_lacks_nothing_before_it(tmp_path: Path) -> None:
+    """Without the snapshot at its beginning, whether older ones are there or not; and each segment by itself."""
+    with kafka.PartitionLog(tmp_path / "whole" / "t-0", segment_bytes=200) as log:
+        for number in range(5):
+            log.append(7, 0, 10 * number, [b"x"] * 10, transactional=True)
+            log.append_marker(7, 0, "commit", transaction_version=1)
+    segments = sorted(log.path.glob("*.log"))
+    assert len(segments) > 5
+    for at, segment in enumerate(segments):
+        assert kafka.audit(segment).count_findings() == {}
+        for snapshots in (0, 1):
+            folder = tmp_path / str(at) / str(snapshots) / "t-0"
+            folder.mkdir(parents=True)
+            older = [it for it in log.path.glob("*.snapshot") if int(it.stem) < int(segment.stem)]
+            for path in [*segments[at:], *sorted(older)[-snapshots:][:snapshots]]:
+                shutil.copy(path, folder)
+            (found,) = kafka.audit(folder).partitions
+            assert (found.count_findings(), found.known_from) == (dict.fromkeys(FINDINGS, 0), None)
+
+
 def test_an_idle_producer_that_the_broker_forgot_is_not_a_difference(tmp_path: Path) -> None:
     folder = tmp_path / "clicks-1"
     shutil.copytree(DATA / "clicks-1", folder)
@@ -599,9 +619,9 @@ Batch = tuple[int, int, int, int, bool]
 """pid, epoch, base_seq, last_seq, whether it is a marker."""
 
 
-def followed(rows: list[Batch]) -> tuple[list[tuple[int, int, int]], list[int]]:
+def followed(rows: list[Batch], is_whole: bool) -> tuple[list[tuple[int, int, int]], list[int]]:
     """Steps (row, expected, missing) and fenced rows, one row after the other."""
-    known: dict[int, tuple[int, int]] = {}
+    known: dict[int, tuple[int, int | None]] = {}
     steps, fenced = [], []
     for at, (pid, epoch, base_seq, last_seq, is_marker) in enumerate(rows):
         if pid < 0 or (base_seq < 0 and not is_marker):
@@ -611,11 +631,11 @@ def followed(rows: list[Batch]) -> tuple[list[tuple[int, int, int]], list[int]]:
             fenced += [] if is_marker else [at]
         elif is_marker:
             if stood is None or epoch > stood[0]:
-                known[pid] = (epoch, -1)
+                known[pid] = (epoch, -1 if stood or is_whole else None)
         else:
             if stood is not None:
-                expected = 0 if epoch > stood[0] else (stood[1] + 1) & MAX
-                if base_seq != expected:
+                expected = 0 if epoch > stood[0] else None if stood[1] is None else (stood[1] + 1) & MAX
+                if expected is not None and base_seq != expected:
                     ahead = (base_seq - expected) & MAX
                     steps.append((at, expected, ahead if ahead <= MAX // 2 else 0))
             known[pid] = (epoch, last_seq)
@@ -643,7 +663,8 @@ def test_sequences_are_followed_as_a_loop_would() -> None:
     for seed in range(400):
         chance = random.Random(seed)
         rows = drawn(chance)
-        sequences, steps, fenced, done = Sequences(), [], [], 0
+        is_whole = seed % 2 == 0
+        sequences, steps, fenced, done = Sequences(is_whole), [], [], 0
         while done < len(rows):
             part = rows[done : done + chance.randint(1, 20)]
             *numbers, is_marker = (np.array(column) for column in zip(*part, strict=True))
@@ -653,6 +674,6 @@ def test_sequences_are_followed_as_a_loop_would() -> None:
             ]
             fenced += [int(row) + done for row in below]
             done += len(part)
-        assert (steps, fenced) == followed(rows), f"seed {seed}"
+        assert (steps, fenced) == followed(rows, is_whole), f"seed {seed}"
         found += len(steps) + len(fenced)
     assert found > 1000

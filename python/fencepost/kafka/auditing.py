@@ -129,11 +129,15 @@ class _Partition:
         return sorted((int(name[:20]), name) for name in self.log.others if name.endswith(ending))
 
     def _begin(self, snapshots: list[tuple[int, str]]) -> list[tuple[int, str]]:
-        """If the log does not begin at 0, load the newest snapshot before it. Returns the later snapshots."""
-        start = self.log.segments[0].base_offset or 0
+        """If the log does not begin at 0, load the snapshot at its beginning. Returns the later snapshots.
+
+        An older snapshot does not have what producers wrote between it and the beginning.
+        """
+        base_offset = self.log.segments[0].base_offset
+        start, self.sequences.is_whole = base_offset or 0, base_offset == 0
         before = [it for it in snapshots if it[0] <= start]
         for place, (offset, name) in enumerate(reversed(before)):
-            is_base = place == 0 and start > 0
+            is_base = place == 0 and offset == start > 0
             rows = self._snapshot(name)
             self.snapshots.append(
                 {"file": name, "offset": offset, "verdict": "damaged" if rows is None else "before"}
@@ -146,7 +150,7 @@ class _Partition:
 
     def _load_snapshot(self, name: str, rows: pa.Table) -> None:
         """Start with the producers of a snapshot."""
-        self.known_from = name
+        self.known_from, self.sequences.is_whole = name, True
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / name
             local.write_bytes(read_whole(f"{self.log.folder}/{name}", self.options))

@@ -29,10 +29,15 @@ class Sequences:
     A leader appends batches of a known producer only if they continue its sequence. So a step between batches of a log
     means that the broker lost accepted data or wrote it twice. The first batch of an unknown producer may begin
     anywhere. Memory: 24 bytes per producer.
+
+    Args:
+        is_whole: Whether no batches precede the first call, or `add_known` adds what they left. Otherwise a producer
+            may have written before a marker that is the first of it here, and its next batch may begin anywhere.
     """
 
-    def __init__(self) -> None:
-        # Sorted by pid. The last sequence number is -1 if a marker has emptied the window.
+    def __init__(self, is_whole: bool = True) -> None:
+        self.is_whole = is_whole
+        # Sorted by pid. The last sequence number is -1 if a marker has emptied the window, `_UNKNOWN` if it may have.
         self._pid, self._epoch, self._last = (np.empty(0, np.int64) for _ in range(3))
 
     def add_known(self, pid: Any, epoch: Any, last_seq: Any) -> None:
@@ -55,9 +60,13 @@ class Sequences:
         follows = ~is_fenced & (~is_marker | (epoch > before))
         pid, epoch, is_marker, kept = pid[follows], epoch[follows], is_marker[follows], rows[follows]
         last = np.where(is_marker, -1, last_seq[kept])
+        if not self.is_whole:
+            is_first = np.append(True, pid[1:] != pid[:-1])[: len(pid)] & (self._known(pid)[0] == _UNKNOWN)
+            last[is_first & is_marker] = _UNKNOWN
         stood_epoch, stood = self._state_before(pid, epoch, last)
         expected = np.where(epoch > stood_epoch, 0, (stood + 1) & MAX)
-        steps = (stood_epoch != _UNKNOWN) & ~is_marker & (base_seq[kept] != expected)
+        is_known = (stood_epoch != _UNKNOWN) & ((stood != _UNKNOWN) | (epoch > stood_epoch))
+        steps = is_known & ~is_marker & (base_seq[kept] != expected)
         ahead = (base_seq[kept] - expected) & MAX
         missing = np.where(ahead <= MAX // 2, ahead, 0)
         is_last = np.append(pid[1:] != pid[:-1], True) if len(pid) else np.empty(0, bool)
