@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from fencepost import kafka, state
 from fencepost.lake import DedupJob, KafkaLog, judging, preparing, sources, writing
 from fencepost.lake import run as run_module
+from fencepost.lake.kafka_log import find_new
 from fencepost.lake.kafka_segments import Isolation
 from fencepost.state.sinks import RunFolders
 from support.kafka_copies import DATA, append_again, batches_of, copy_upto
@@ -178,6 +179,25 @@ def test_damage_stops_the_run(tmp_path: Path) -> None:
     assert not list((tmp_path / "sink" / "_prepare").iterdir())
     first.write_bytes(data)
     assert make_job(tmp_path, "read_uncommitted").run().version == 1
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_a_segment_that_becomes_shorter_during_a_run_stops_it(tmp_path: Path, isolation: Isolation) -> None:
+    """A copy that replaces files in place: what the run has planned to read is gone, and comes back."""
+    folder = copy_upto("orders-0", tmp_path / "logs", 10**9)
+    wanted = read_log(tmp_path, isolation)
+    segments = sorted(it for it in folder.glob("*.log") if it.stat().st_size)
+    for path in (segments[0], segments[-1]):
+        data = path.read_bytes()
+        for left in (b"", data[: batches_of(path)[-1]["position"]]):
+            parts = find_new(KafkaLog(tmp_path / "logs", isolation), None).parts
+            path.write_bytes(left)
+            (part,) = (it for it, _ in parts if it.segment.path == str(path))
+            with pytest.raises(fp.SourceError, match=f"{path}: it had {len(data)} bytes or more at first"):
+                list(part.records())
+            path.write_bytes(data)
+    make_job(tmp_path, isolation).run()
+    assert read_sink(tmp_path) == wanted
 
 
 # Retention, truncation

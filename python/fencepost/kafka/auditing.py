@@ -436,8 +436,7 @@ class _SegmentTail:
     start: int
 
     def size(self) -> int:
-        object = self.segment.object
-        return (os.path.getsize(self.segment.path) if object is None else object.size()) - self.start
+        return self.segment.size() - self.start
 
     def read(self, offset: int, length: int) -> bytes:
         return self.segment.read(self.start + offset, length)
@@ -449,7 +448,7 @@ def _length_at(segment: Segment, position: int) -> int | None:
     if len(header) < 12:
         return None
     length = 12 + int.from_bytes(header[8:], "big", signed=True)
-    return length if length > 12 and position + length < _SegmentTail(segment, 0).size() else None
+    return length if length > 12 and position + length < segment.size() else None
 
 
 def read_batches(path: str, options: Mapping[str, Any] | None) -> Any:

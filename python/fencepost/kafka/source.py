@@ -57,6 +57,15 @@ class Segment:
             return self
         return dataclasses.replace(self, object=_StoreObject(*_open_object(self.path, options)))
 
+    def size(self) -> int:
+        """Return the size in bytes."""
+        if self.object is not None:
+            return self.object.size()
+        try:
+            return os.path.getsize(self.path)
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+
     def read(self, position: int, length: int) -> bytes:
         """Return a range of the bytes; fewer at the end."""
         if self.object is not None:

@@ -11,8 +11,8 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+from dataclasses import dataclass, field
+from pathlib import PurePath, PurePosixPath
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -93,11 +93,25 @@ class Part:
     """Whether the segment ends before that, so that it does not grow any more."""
     aborted: tuple[tuple[int, int, int], ...] = ()
     """Transactions that are not visible: pid, first offset, offset of the marker."""
+    bytes_min: int = 0
+    """The end of the segment's last batch at the time of planning, if its headers were read."""
 
     def records(
         self, conditions: Sequence[Condition] = (), batch_bytes_max: int = BATCH_BYTES_MAX
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of `fencepost.kafka.read_records` that meet all conditions. Raises SourceError."""
+        self._check_size()
+        yield from self._records(conditions, batch_bytes_max)
+        self._check_size()
+
+    def _check_size(self) -> None:
+        """Raise SourceError if the segment has become shorter: the rows up to `end` would be taken as read."""
+        if self.bytes_min and self.segment.size() < self.bytes_min:
+            path = self.segment.path
+            text = f"{path}: it had {self.bytes_min} bytes or more at first, and has fewer now: truncated or replaced"
+            raise SourceError(f"{text} while it was read. Run again", path=path)
+
+    def _records(self, conditions: Sequence[Condition], batch_bytes_max: int) -> Iterator[pa.RecordBatch]:
         segment, excerpt = self.segment.parts, None
         if conditions or self.aborted or not self.is_whole:
             excerpt = _Excerpt(self.segment, *self._wanted(conditions))
@@ -176,6 +190,8 @@ class View:
     """Offsets between segments that are in none, as texts; of the segments whose headers were read."""
     is_thinned: bool = False
     """Whether a batch of these segments has fewer records than offsets, as after compaction."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """The end of the last batch of these segments in bytes, by file name. Only of a log that may change meanwhile."""
 
     def parts(self, conditions: Sequence[Condition] = ()) -> list[Part]:
         """Return a part for each segment that may contain matching rows."""
@@ -188,7 +204,8 @@ class View:
             bounds = dict.fromkeys(("offset", "base_offset", "last_offset"), (begin, end - 1))
             if begin < end and all(np.all(_may_hold(it, bounds)) for it in conditions):
                 aborted = tuple(it for it in self.aborted if it[1] < end and it[2] >= begin)
-                found.append(Part(self.log.topic, self.log.partition, segment, end, is_whole, aborted))
+                size = self.sizes.get(PurePath(segment.path).name, 0)
+                found.append(Part(self.log.topic, self.log.partition, segment, end, is_whole, aborted, size))
         return found
 
 
@@ -231,8 +248,11 @@ def read_view(
     index = TransactionIndex()
     stream = _native.kafka_batches([it.parts for it in log.segments[first:]], reports=is_live or salvages)
     log_end, is_thinned = log.segments[-1].base_offset or 0, False
+    sizes: dict[str, int] = {}
     for batch in stream:
         rows = pa.record_batch(batch)
+        if is_live:
+            sizes[rows["segment"][-1].as_py()] = rows["position"][-1].as_py() + rows["bytes"][-1].as_py()
         log_end = rows["last_offset"][-1].as_py() + 1
         is_thinned = is_thinned or _are_thinned(rows)
         if isolation == "read_committed":
@@ -248,7 +268,7 @@ def read_view(
         unstable = None
     end = log_end if unstable is None else unstable
     gaps = tuple(it.reason for it in stream.findings if it.kind == "gap") if is_live or salvages else ()
-    return View(log, log.segments[0].base_offset or 0, log_end, end, tuple(aborted), gaps, is_thinned)
+    return View(log, log.segments[0].base_offset or 0, log_end, end, tuple(aborted), gaps, is_thinned, sizes)
 
 
 def _are_thinned(rows: pa.RecordBatch) -> bool:
