@@ -193,6 +193,33 @@ def test_salvage_exports_the_batches_before_a_torn_tail(
         assert offsets_in(out) == [it for it in wanted if it not in lost]
 
 
+@pytest.mark.parametrize("lost", ["torn", "missing"])
+def test_a_lost_abort_marker_is_not_replaced_by_the_next_commit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: str
+) -> None:
+    folder = tmp_path / "t-0"
+    with kafka.PartitionLog(folder, segment_bytes=200) as log:
+        log.append(8, 0, 0, [b"x"] * 5)
+        for number, outcome in enumerate(("abort", "commit")):
+            log.append(7, 0, 10 * number, [b"x"] * 10, transactional=True)
+            log.append_marker(7, 0, outcome, transaction_version=1)  # type: ignore[arg-type]
+    [marker] = [it for it in batches_of(folder) if it["control"] == "abort"]
+    path = folder / marker["segment"]
+    assert marker["position"] == 0
+    path.write_bytes(path.read_bytes()[:40]) if lost == "torn" else path.unlink()
+    salvage = ["--salvage"] if lost == "torn" else []
+    out = tmp_path / "out.parquet"
+    code, _, err = run(capsys, folder, out, "--isolation", "read_committed", *salvage)
+    assert (code, offsets_in(out)) == (cli.EXIT_FINDINGS, [0, 1, 2, 3, 4])
+    assert f"{folder}: offsets from 5 on are not exported: the transaction that begins there is open" in err
+    # Compaction removes no marker of records that are there.
+    if lost == "missing":
+        code, _, err = run(
+            capsys, folder, tmp_path / "c.parquet", "--isolation", "read_committed", "--cleanup-policy", "compact"
+        )
+        assert (code, err, len(offsets_in(tmp_path / "c.parquet"))) == (0, "", 25)
+
+
 def test_salvage_leaves_out_batches_whose_checksum_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "orders-0"
     shutil.copytree(DATA / "orders-0", folder)

@@ -27,6 +27,8 @@ class Source:
         self.missing: list[str] = []
         self.damaged: set[str] = set()
         """Segments with damaged headers."""
+        self.incomplete: set[str] = set()
+        """Partitions of which batches are missing or unreadable, possibly markers."""
         self.logs: list[Log] = open_partitions(source)
         if not self.logs:
             raise SourceError(f"{source}: no segments (*.log) in any partition folder", path=source)
@@ -39,7 +41,10 @@ class Source:
     def _note(self, found: PartitionAudit) -> None:
         if found.batches == 0:
             self.missing.append(f"{found.path}: no batch in {found.segments} segments")
-        for it in [] if found.compacted else found.holes.to_pylist():
+        holes = [] if found.compacted else found.holes.to_pylist()
+        if holes or any(it.kind not in ("gap", "index", "snapshot") for it in found.damage):
+            self.incomplete.add(found.path)
+        for it in holes:
             begin, end, count = it["first_offset"], it["last_offset"], it["count"]
             self.missing.append(f"{found.path}: offsets {begin} to {end} ({count:,}) are in no segment or batch")
         for kind, path, position, reason in found.damage:
@@ -53,7 +58,13 @@ class Source:
         """Return the segments, with the visible part of each."""
         found = []
         for log in self.logs:
-            for part in read_view(log, self.isolation, salvages=self.salvages).parts():
+            path = log.folder or log.segments[0].path
+            lacks = path in self.incomplete
+            view = read_view(log, self.isolation, salvages=self.salvages, lacks_markers=lacks)
+            if lacks and view.end < view.log_end:
+                text = f"{path}: offsets from {view.end} on are not exported: the transaction that begins there is open"
+                self.missing.append(f"{text}, or its marker is missing")
+            for part in view.parts():
                 is_cut = self.salvages and part.segment.path in self.damaged
                 part = _before_damage(part) if is_cut else part
                 found += [part] if part.end > (part.segment.base_offset or 0) else []

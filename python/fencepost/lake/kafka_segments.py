@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import PurePath, PurePosixPath
 from typing import Any, Literal, TypeAlias
 
@@ -224,6 +225,7 @@ def read_view(
     since: int = 0,
     is_live: bool = False,
     salvages: bool = False,
+    lacks_markers: bool = False,
     options: Options = None,
 ) -> View:
     """Return what is visible of a partition now: up to its end, or with read_committed up to the last stable offset.
@@ -238,6 +240,8 @@ def read_view(
         is_live: A torn or zero-filled batch at the end of the last segment is one that a broker is writing. The log
             ends before it.
         salvages: Skip what follows damage in a segment.
+        lacks_markers: Offsets in no batch may have been markers. A transaction that is open before them stays open:
+            the marker of its producer's next transaction does not show its outcome.
         options: Options of the store.
 
     Raises SourceError.
@@ -249,16 +253,20 @@ def read_view(
     stream = _native.kafka_batches([it.parts for it in log.segments[first:]], reports=is_live or salvages)
     log_end, is_thinned = log.segments[-1].base_offset or 0, False
     sizes: dict[str, int] = {}
+    undecided, read_end = None, 0
     for batch in stream:
         rows = pa.record_batch(batch)
         if is_live:
             sizes[rows["segment"][-1].as_py()] = rows["position"][-1].as_py() + rows["bytes"][-1].as_py()
-        log_end = rows["last_offset"][-1].as_py() + 1
         is_thinned = is_thinned or _are_thinned(rows)
         if isolation == "read_committed":
-            # A batch header whose records were compacted away belongs to a transaction decided long ago.
-            holds = pc.or_(pc.greater(rows["count"], 0), pc.is_valid(rows["control"]))
-            index.apply(pa.table(rows.filter(holds)), _COLUMNS)
+            pieces = _cut_at_gaps(rows, read_end) if lacks_markers and undecided is None else [rows]
+            for place, piece in enumerate(pieces):
+                undecided = index.first_unstable_offset(None) if place and undecided is None else undecided
+                # A batch header whose records were compacted away belongs to a transaction decided long ago.
+                holds = pc.or_(pc.greater(piece["count"], 0), pc.is_valid(piece["control"]))
+                index.apply(pa.table(piece.filter(holds)), _COLUMNS)
+        log_end = read_end = rows["last_offset"][-1].as_py() + 1
     if not salvages:
         _check_live(stream, log)
     aborted = _as_tuples(pa.table(index.aborted(None)))
@@ -266,9 +274,16 @@ def read_view(
     if isolation == "read_committed" and not log.is_folder:
         aborted += _aborted_beside(log.segments[0], index, log_end, options)
         unstable = None
-    end = log_end if unstable is None else unstable
+    end = min(it for it in (log_end, unstable, undecided) if it is not None)
     gaps = tuple(it.reason for it in stream.findings if it.kind == "gap") if is_live or salvages else ()
     return View(log, log.segments[0].base_offset or 0, log_end, end, tuple(aborted), gaps, is_thinned, sizes)
+
+
+def _cut_at_gaps(rows: pa.RecordBatch, end: int) -> list[pa.RecordBatch]:
+    """Cut rows where offsets are in no batch. `end`: the offset after the rows before."""
+    base, last = rows["base_offset"].to_numpy(), rows["last_offset"].to_numpy()
+    gaps = np.flatnonzero(base > np.concatenate([[end], last[:-1] + 1])).tolist()
+    return [rows.slice(begin, until - begin) for begin, until in pairwise([0, *gaps, len(rows)])]
 
 
 def _are_thinned(rows: pa.RecordBatch) -> bool:
