@@ -122,6 +122,27 @@ def test_a_compacted_log_has_offsets_in_no_segment(tmp_path: Path) -> None:
         KafkaLog(folder, cleanup_policy="compacted")
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_segments_that_a_broker_is_replacing_are_not_a_gap(tmp_path: Path, place: int) -> None:
+    """Compaction removes the old segments before the new one has its name."""
+    folder = copy_upto("clicks-0", tmp_path / "logs", 10**9)
+    wanted = read_log(tmp_path)
+    first, second = sorted(folder.glob("*.log"))[place : place + 2]
+    swap = first.with_name(f"{first.name}.swap")
+    swap.write_bytes(first.read_bytes() + second.read_bytes())
+
+    def run() -> None:
+        DedupJob(KafkaLog(tmp_path / "logs", cleanup_policy="compact"), tmp_path / "state", tmp_path / "sink").run()
+
+    for path in (first, second):
+        path.rename(path.with_name(f"{path.name}.deleted"))
+        with pytest.raises(fp.SourceError, match=rf"{folder}: a broker is replacing segments by {swap.name}"):
+            run()
+    swap.rename(first)
+    run()
+    assert read_sink(tmp_path) == wanted
+
+
 def test_records_that_a_broker_took_twice_are_kept_once(tmp_path: Path) -> None:
     folder = copy_upto("clicks-0", tmp_path / "logs", 10**9)
     wanted = read_log(tmp_path)

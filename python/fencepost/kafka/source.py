@@ -21,6 +21,7 @@ from fencepost.state.stores import Store, is_local, open_store
 
 _FOLDER = re.compile(r"(?P<topic>.+)-(?P<partition>0|[1-9]\d{0,9})(\.[0-9A-Za-z_-]+-(future|delete|stray))?")
 _SEGMENT = re.compile(r"(\d{20})(-[\w-]+)?\.log")
+_SWAP = re.compile(r"\d{20}\.log\.swap")
 _OTHER = re.compile(r"\d{20}(-[\w-]+)?\.(snapshot|txnindex)")
 _OFFSET = re.compile(r"\d{20}")
 _INT32_MAX = 2**31 - 1
@@ -232,6 +233,7 @@ def _open_local(path: Path) -> Log:
     except OSError as error:
         raise _unreadable(str(path), error) from error
     segments = _segments_of(names)
+    _check_swaps(str(path), names)
     if not segments:
         partitions = [name for name in names if topic_and_partition(name)[0] is not None and (path / name).is_dir()]
         raise _empty(str(path), partitions)
@@ -251,6 +253,7 @@ def _open_remote(uri: str, options: Options) -> Log:
     except (OSError, StoreError) as error:
         raise _unreadable(uri, error) from error
     segments = _segments_of(names)
+    _check_swaps(uri, names)
     if not segments:
         raise _empty(uri, sorted({it.partition("/")[0] for it in names if "/" in it}))
     topic, partition = topic_and_partition(name)
@@ -278,6 +281,22 @@ class _StoreObject:
 
 def _segments_of(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if _SEGMENT.fullmatch(name))
+
+
+def _check_swaps(path: str, names: Iterable[str]) -> None:
+    """Raise SourceError if a file of a broker has replaced segments, but is not a segment yet.
+
+    A broker removes the old segments, the first one first, before it removes the suffix `.swap` of the new ones. In
+    between, the offsets are in no segment, as after compaction.
+    """
+    known = set(names)
+    for name in sorted(known):
+        if _SWAP.fullmatch(name) and name.removesuffix(".swap") not in known:
+            raise SourceError(
+                f"{path}: a broker is replacing segments by {name}, and has removed the old ones. Read again later. If "
+                "it stopped there, start it, which completes this; in a copy, remove .swap from the name",
+                path=path,
+            )
 
 
 def _others_of(names: Iterable[str]) -> tuple[str, ...]:
