@@ -122,6 +122,29 @@ def test_a_compacted_log_has_offsets_in_no_segment(tmp_path: Path) -> None:
         KafkaLog(folder, cleanup_policy="compacted")
 
 
+def test_first_segments_that_are_copied_after_the_first_run_stop_the_next_one(tmp_path: Path) -> None:
+    folder = copy_upto("clicks-0", tmp_path / "logs", 10**9)
+    wanted = read_log(tmp_path)
+    first, second, third, *_ = sorted(folder.glob("*.log"))
+    late = [it.rename(tmp_path / it.name) for it in (first, second)]
+    start = int(third.stem)
+    position = make_job(tmp_path).run().source_position
+    assert position == {"offsets": {"clicks": {"0": 733}}, "ids": {}, "starts": {"clicks": {"0": start}}}
+    assert make_job(tmp_path).run().version is None
+    for path in reversed(late):
+        path.rename(folder / path.name)
+        message = f"{folder}: offsets {int(path.stem)} to {start - 1} were not read: the log began at {start} when"
+        with pytest.raises(fp.SourceError, match=message):
+            make_job(tmp_path).run()
+    with pytest.warns(RuntimeWarning, match="were not read"):
+        report = make_job(tmp_path, on_reset="report").run()
+    assert report.counts == {"ACCEPTED": start, "DUPLICATE": 733 - start}
+    assert report.source_position == {"offsets": {"clicks": {"0": 733}}, "ids": {}}
+    assert read_sink(tmp_path) == wanted
+    first.unlink()
+    assert make_job(tmp_path).run().version is None, "retention"
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_segments_that_a_broker_is_replacing_are_not_a_gap(tmp_path: Path, place: int) -> None:
     """Compaction removes the old segments before the new one has its name."""

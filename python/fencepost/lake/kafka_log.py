@@ -25,8 +25,9 @@ from fencepost.lake.kafka_segments import Isolation, Part, View, open_partitions
 from fencepost.state.stores import absolute
 
 Position = dict[str, Any]
-"""{"offsets": {topic: {partition: next offset}}, "ids": {topic: its id}}. Partitions are text, as JSON requires. Ids
-exist for topics whose folders contain them."""
+"""{"offsets": {topic: {partition: next offset}}, "ids": {topic: its id}, "starts": {topic: {partition: offset}}}.
+Partitions are text, as JSON requires. Ids exist for topics whose folders contain them. A start is the first offset that
+was read; it exists for partitions that did not begin at 0."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,19 @@ class NewRecords:
     """Segments with new rows, and the offset of the first new row; sorted by topic, partition and offset."""
     offsets: dict[str, dict[str, int]] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
+    starts: dict[str, dict[str, int]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     """Messages about rows that were lost, or may have been."""
 
     def position(self) -> Position:
         """The position after these records."""
-        offsets = {topic: dict(sorted(self.offsets[topic].items())) for topic in sorted(self.offsets)}
-        return {"offsets": offsets, "ids": dict(sorted(self.ids.items()))}
+        starts = _sorted({topic: its for topic, its in self.starts.items() if its})
+        position = {"offsets": _sorted(self.offsets), "ids": dict(sorted(self.ids.items()))}
+        return position | ({"starts": starts} if starts else {})
+
+
+def _sorted(offsets: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    return {topic: dict(sorted(offsets[topic].items())) for topic in sorted(offsets)}
 
 
 REPEATED_IDENTITIES = (
@@ -108,6 +115,8 @@ def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
     known: dict[str, dict[str, int]] = dict(position["offsets"]) if position else {}
     news = NewRecords(offsets={topic: dict(offsets) for topic, offsets in known.items()})
     news.ids = dict(position["ids"]) if position else {}
+    if position:
+        news.starts = {topic: dict(starts) for topic, starts in position.get("starts", {}).items()}
     found = set()
     for it in open_partitions(log.path, log.options):
         topic, partition = _place_of(it)
@@ -123,15 +132,19 @@ def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
                 f"{it.folder}: the topic was recreated (its id is {topic_id}, was {news.ids[topic]}): rows may be "
                 f"lost, {REPEATED_IDENTITIES}"
             )
-            news.ids[topic], news.offsets[topic], known[topic] = topic_id, {}, {}
+            news.ids[topic], news.offsets[topic], news.starts[topic], known[topic] = topic_id, {}, {}, {}
         since = known.get(topic, {}).get(partition)
         view = read_view(it, log.isolation, since=since or 0, is_live=True, options=log.options)
         begin = view.start if since is None else since
-        problem = _problem(view, begin)
+        starts = news.starts.setdefault(topic, {})
+        problem = _problem(view, begin, starts.get(partition, 0))
         if problem:
             news.problems.append(f"{it.folder}: {problem}")
             view = read_view(it, log.isolation, is_live=True, options=log.options)
             begin = view.start
+        if problem or since is None:
+            starts.pop(partition, None)
+            starts |= {partition: begin} if begin else {}
         if view.gaps and not _is_compacted(log, view):
             news.problems.append(f"{it.folder}: {view.gaps[0]}. {MISSING_SEGMENT}")
         news.parts += [(part, begin) for part in view.parts([("offset", ">=", begin)])]
@@ -172,7 +185,8 @@ def _is_compacted(log: KafkaLog, view: View) -> bool:
     return policy == "compact" or (policy == "unknown" and view.is_thinned)
 
 
-def _problem(view: View, begin: int) -> str | None:
+def _problem(view: View, begin: int, first: int) -> str | None:
+    """Return a message about rows that are lost, or may be. `first`: the first offset that was ever read."""
     if view.start > begin:
         return (
             f"rows were lost: offsets {begin} to {view.start - 1} were removed before they were read, the log begins "
@@ -182,6 +196,11 @@ def _problem(view: View, begin: int) -> str | None:
         return (
             f"it was read up to offset {begin}, but ends at {view.end}: truncated, or the topic was recreated. Rows "
             f"may be lost, {REPEATED_IDENTITIES}"
+        )
+    if view.start < first:
+        return (
+            f"offsets {view.start} to {first - 1} were not read: the log began at {first} when it was first read, and "
+            f"begins at {view.start} now: segments were copied later, or the topic was recreated"
         )
     return None
 
