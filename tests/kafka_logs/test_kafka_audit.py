@@ -16,8 +16,10 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost import cli, kafka
+from fencepost.kafka import auditing
 from fencepost.kafka.audit_report import FINDINGS, PartitionAudit
 from fencepost.kafka.sequence_checks import MAX, Sequences
+from fencepost.kafka.source import open_log
 from support.kafka_logs import DATA, PARTITIONS, read_csv, rows_of
 
 HOUR = 3_600_000
@@ -294,6 +296,27 @@ def test_a_log_that_begins_with_a_marker_lacks_nothing_before_it(tmp_path: Path)
                 shutil.copy(path, folder)
             (found,) = kafka.audit(folder).partitions
             assert (found.count_findings(), found.known_from) == (dict.fromkeys(FINDINGS, 0), None)
+
+
+@pytest.mark.parametrize("ending", [".log", ".snapshot"])
+def test_files_that_retention_removes_during_an_audit_are_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    folder = tmp_path / "clicks-0"
+    shutil.copytree(DATA / "clicks-0", folder)
+    waiting = sorted(folder.glob(f"*{ending}"))[:2]
+
+    def list_and_remove(path: str, options: Any = None) -> Any:
+        log = open_log(path, options)
+        if waiting:
+            waiting.pop(0).unlink()
+        return log
+
+    monkeypatch.setattr(auditing, "open_log", list_and_remove)
+    (found,) = kafka.audit(tmp_path).partitions
+    assert not waiting
+    assert (found.count_findings(), found.damage) == (dict.fromkeys(FINDINGS, 0), ())
+    assert found.log_start == (271 if ending == ".log" else 0)
 
 
 def test_an_idle_producer_that_the_broker_forgot_is_not_a_difference(tmp_path: Path) -> None:

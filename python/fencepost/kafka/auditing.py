@@ -33,6 +33,8 @@ from fencepost.policy import BatchColumns
 
 CALL_ROWS = 1 << 20
 """Number of batches to process together."""
+ATTEMPTS_MAX = 3
+"""How often a partition is read whose files a broker removes meanwhile."""
 HANGING_MS = 20 * 60_000
 """The broker's maximum transaction timeout (transaction.max.timeout.ms) plus five minutes."""
 
@@ -68,8 +70,18 @@ def audit(source: str | os.PathLike[str], request: Request) -> LogAudit:
     """Implement `fencepost.kafka.audit`."""
     folders = find_partitions(source, request.options)
     is_directory = folders != [os.fspath(source)]
-    partitions = tuple(_Partition(folder, request).report(goes_on=is_directory) for folder in folders)
+    partitions = tuple(_audit_partition(folder, request, goes_on=is_directory) for folder in folders)
     return LogAudit(source=os.fspath(source), partitions=partitions)
+
+
+def _audit_partition(folder: str, request: Request, *, goes_on: bool) -> PartitionAudit:
+    """Audit a partition, again if retention or compaction removed files that were listed and not read yet."""
+    for _ in range(ATTEMPTS_MAX):
+        partition = _Partition(folder, request)
+        report = partition.report(goes_on=goes_on)
+        if not partition.has_lost_files():
+            break
+    return report
 
 
 class _Partition:
@@ -102,10 +114,21 @@ class _Partition:
             self.damage.append(_finding("unreadable", error.path or self.path, error))
         return self._result()
 
+    def has_lost_files(self) -> bool:
+        """Return whether a file could not be read because it was removed after it was listed."""
+        unread = {it.path for it in self.damage if it.position is None} & _files_of(self.log)
+        if not unread:
+            return False
+        try:
+            return not unread <= _files_of(open_log(self.path, self.options))
+        except (SourceError, StoreError):
+            return False
+
     def _read(self) -> None:
         self.log = open_log(self.path, self.options)
         waiting = self._begin(self._files(".snapshot"))
-        stream = read_batches(self.path, self.options)
+        segments = [segment.parts for segment in self.log.segments]
+        stream = _native.kafka_batches(segments, self.log.topic, self.log.partition, reports=True)
         for rows in _batched(stream):
             rows = self._note(rows)
             base_offsets = rows["base_offset"].to_numpy()
@@ -442,6 +465,11 @@ class _SegmentTail:
         return self.segment.read(self.start + offset, length)
 
 
+def _files_of(log: Log) -> set[str]:
+    """Return the paths of a partition's files."""
+    return {it.path for it in log.segments} | {f"{log.folder}/{name}" for name in log.others}
+
+
 def _length_at(segment: Segment, position: int) -> int | None:
     """Return the size of the batch at a position; None if the segment ends within it."""
     header = segment.read(position, 12)
@@ -449,13 +477,6 @@ def _length_at(segment: Segment, position: int) -> int | None:
         return None
     length = 12 + int.from_bytes(header[8:], "big", signed=True)
     return length if length > 12 and position + length < segment.size() else None
-
-
-def read_batches(path: str, options: Mapping[str, Any] | None) -> Any:
-    """Read a partition's headers and report damage."""
-    from fencepost import kafka
-
-    return kafka.read_batches(path, damage="report", options=options)
 
 
 def _batched(stream: Any) -> Iterator[pa.Table]:
