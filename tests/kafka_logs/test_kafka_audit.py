@@ -319,6 +319,33 @@ def test_files_that_retention_removes_during_an_audit_are_not_lost(
     assert found.log_start == (271 if ending == ".log" else 0)
 
 
+def test_an_index_entry_of_a_batch_that_is_written_meanwhile_is_not_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "orders-0"
+    shutil.copytree(DATA / "orders-0", folder)
+    path = sorted(it for it in folder.glob("*.log") if it.stat().st_size)[-1]
+    for later in folder.glob("*.log"):
+        if later > path:
+            later.unlink()
+    last = rows_of(kafka.read_batches(path))[-1]
+    entry = struct.pack(">II", last["last_offset"] + 1 - int(path.stem), last["position"] + last["bytes"])
+    index = path.with_suffix(".index")
+    index.write_bytes((index.read_bytes() if index.exists() else b"").rstrip(b"\0") + entry)
+    (found,) = kafka.audit(folder).partitions
+    assert [it.kind for it in found.damage] == ["index"], "no batch is there"
+    whole = auditing._batched
+
+    def append_after(stream: Any) -> Any:
+        yield from whole(stream)
+        data = path.read_bytes()[last["position"] :]
+        path.write_bytes(path.read_bytes() + moved(data, last["last_offset"] + 1))
+
+    monkeypatch.setattr(auditing, "_batched", append_after)
+    (found,) = kafka.audit(folder).partitions
+    assert found.damage == ()
+
+
 def test_an_idle_producer_that_the_broker_forgot_is_not_a_difference(tmp_path: Path) -> None:
     folder = tmp_path / "clicks-1"
     shutil.copytree(DATA / "clicks-1", folder)
