@@ -298,6 +298,32 @@ def test_a_log_that_begins_with_a_marker_lacks_nothing_before_it(tmp_path: Path)
             assert (found.count_findings(), found.known_from) == (dict.fromkeys(FINDINGS, 0), None)
 
 
+def test_a_log_that_begins_within_a_transaction_agrees_with_its_files(tmp_path: Path) -> None:
+    """With and without the snapshot at its beginning."""
+    with kafka.PartitionLog(tmp_path / "whole" / "t-0", segment_bytes=200) as log:
+        for number, outcome in enumerate(("commit", "abort", "abort")):
+            for half in range(2):
+                log.append(7, 0, 20 * number + 10 * half, [b"x"] * 10, transactional=True)
+            log.append_marker(7, 0, outcome, coordinator_epoch=3, transaction_version=1)  # type: ignore[arg-type]
+            log.append(8, 0, 5 * number, [b"x"] * 5)
+    segments = sorted(log.path.glob("*.log"))
+    for at, segment in enumerate(segments):
+        for name in ("with", "without"):
+            folder = tmp_path / str(at) / name / "t-0"
+            folder.mkdir(parents=True)
+            for path in log.path.iterdir():
+                if path.suffix in (".log", ".txnindex", ".snapshot") and int(path.stem) >= int(segment.stem):
+                    shutil.copy(path, folder)
+            if name == "without":
+                folder.joinpath(f"{segment.stem}.snapshot").unlink(missing_ok=True)
+            (found,) = kafka.audit(folder).partitions
+            assert found.count_findings() == dict.fromkeys(FINDINGS, 0), (segment.name, name)
+    [index, *_] = sorted(folder.parents[2].joinpath("0", "with", "t-0").glob("*.txnindex"))
+    shutil.copy(index, folder)
+    (found,) = kafka.audit(folder).partitions
+    assert found.count_findings()["index"] == 1, "the marker is not in the log"
+
+
 @pytest.mark.parametrize("ending", [".log", ".snapshot"])
 def test_files_that_retention_removes_during_an_audit_are_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str

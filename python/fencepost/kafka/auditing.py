@@ -349,13 +349,20 @@ class _Partition:
             if their is None and our is not None and self._is_idle(our):
                 expired += 1
                 continue
-            differing = _differing(name, pid, their, our)
+            differing = [it for it in _differing(name, pid, their, our) if not self._is_of_unread(it)]
             reasons |= {self._reason_missing(their)} if differing else set()
             found += differing
         self.differences += found
         verdict = max(reasons, key=("compacted", "hole", "differs").index) if found else "equal"
         record = {"file": name, "offset": offset, "producers": len(theirs), "expired": expired}
         self.snapshots.append(record | {"differences": len(found), "verdict": verdict})
+
+    def _is_of_unread(self, difference: dict[str, Any]) -> bool:
+        """Return whether batches before the log's beginning, of which no snapshot is known, explain a difference."""
+        start, theirs = self.log.segments[0].base_offset or 0, difference["in_snapshot"]
+        is_of_marker = difference["field"] == "coordinator_epoch" and difference["in_log"] == -1
+        is_of_begin = difference["field"] == "txn_first_offset" and 0 <= theirs < start
+        return not self.sequences.is_whole and (is_of_marker or is_of_begin)
 
     def _is_idle(self, entry: dict[str, int]) -> bool:
         now = self.request.now_ms
@@ -388,6 +395,14 @@ class _Partition:
                 indexed += pa.table(read_aborted(path, options=self.options)).to_pylist()
             except (SourceError, StoreError) as error:
                 self.damage.append(_finding("index", path, error))
+        if not self.sequences.is_whole and self.log.segments:
+            # Transactions that began before the log: their first offset, and the stable offset with it, is unknown.
+            start = self.log.segments[0].base_offset or 0
+            begun = [it for it in indexed if min(it["first_offset"], it["last_stable_offset"]) < start]
+            known = {(it["pid"], it["last_offset"]) for it in begun if it["last_offset"] >= start}
+            indexed = [it for it in indexed if (it["pid"], it["last_offset"]) not in known]
+            is_same = [(it["pid"], it["last_offset"]) not in known for it in aborted.to_pylist()]
+            aborted = aborted.filter(pa.array(is_same, pa.bool_()))
         in_index = {tuple(it.values()) for it in indexed}
         in_log = {tuple(it.values()) for it in aborted.to_pylist()} if names else in_index
         only = [(*it, "index") for it in sorted(in_index - in_log)] + [(*it, "log") for it in sorted(in_log - in_index)]
