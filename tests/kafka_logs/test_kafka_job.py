@@ -306,6 +306,9 @@ def test_a_recreated_topic_that_has_grown_is_recognized_by_its_id(tmp_path: Path
         "ids": {"clicks": "first", "orders": "other"},
     }
     lay("clicks-0", "clicks-0", "second")
+    for on_reset in ("stop", "report"):
+        with pytest.raises(fp.SourceError, match="topic id is first, but another partition of clicks has second"):
+            make_job(tmp_path, on_reset=on_reset).run()
     lay("clicks-2", "clicks-1", "second")
     with pytest.raises(fp.SourceError, match="topic was recreated"):
         make_job(tmp_path).run()

@@ -118,6 +118,7 @@ def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
     if position:
         news.starts = {topic: dict(starts) for topic, starts in position.get("starts", {}).items()}
     found = set()
+    ids: dict[str, str] = {}
     for it in open_partitions(log.path, log.options):
         topic, partition = _place_of(it)
         if (topic, partition) in found:
@@ -127,6 +128,13 @@ def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
             )
         found.add((topic, partition))
         topic_id = _topic_id(it, log.options)
+        same = ids.setdefault(topic, topic_id) if topic_id is not None else None
+        if same != topic_id:
+            raise SourceError(
+                f"{it.folder}: its topic id is {topic_id}, but another partition of {topic} has {same}: the topic was "
+                "recreated, and one of them is an old copy: remove it, or copy it again",
+                path=it.folder,
+            )
         if topic_id is not None and news.ids.setdefault(topic, topic_id) != topic_id:
             news.problems.append(
                 f"{it.folder}: the topic was recreated (its id is {topic_id}, was {news.ids[topic]}): rows may be "
