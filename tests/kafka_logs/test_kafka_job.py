@@ -133,7 +133,7 @@ def test_first_segments_that_are_copied_after_the_first_run_stop_the_next_one(tm
     assert make_job(tmp_path).run().version is None
     for path in reversed(late):
         path.rename(folder / path.name)
-        message = f"{folder}: offsets {int(path.stem)} to {start - 1} were not read: the log began at {start} when"
+        message = f"{folder}: offsets {int(path.stem)} to {start - 1} were not read: .* {start} when"
         with pytest.raises(fp.SourceError, match=message):
             make_job(tmp_path).run()
     with pytest.warns(RuntimeWarning, match="were not read"):
@@ -159,7 +159,7 @@ def test_segments_that_a_broker_is_replacing_are_not_a_gap(tmp_path: Path, place
 
     for path in (first, second):
         path.rename(path.with_name(f"{path.name}.deleted"))
-        with pytest.raises(fp.SourceError, match=rf"{folder}: a broker is replacing segments by {swap.name}"):
+        with pytest.raises(fp.SourceError, match=rf"{folder}: .* is replacing segments by {swap.name}"):
             run()
     swap.rename(first)
     run()
@@ -237,7 +237,7 @@ def test_a_segment_that_becomes_shorter_during_a_run_stops_it(tmp_path: Path, is
             parts = find_new(KafkaLog(tmp_path / "logs", isolation), None).parts
             path.write_bytes(left)
             (part,) = (it for it, _ in parts if it.segment.path == str(path))
-            with pytest.raises(fp.SourceError, match=f"{path}: it had {len(data)} bytes or more at first"):
+            with pytest.raises(fp.SourceError, match=f"{path}: it had {len(data)} bytes or more"):
                 list(part.records())
             path.write_bytes(data)
     make_job(tmp_path, isolation).run()
@@ -307,7 +307,7 @@ def test_a_recreated_topic_that_has_grown_is_recognized_by_its_id(tmp_path: Path
     }
     lay("clicks-0", "clicks-0", "second")
     for on_reset in ("stop", "report"):
-        with pytest.raises(fp.SourceError, match="topic id is first, but another partition of clicks has second"):
+        with pytest.raises(fp.SourceError, match="topic id is first, .* of clicks has second"):
             make_job(tmp_path, on_reset=on_reset).run()
     lay("clicks-2", "clicks-1", "second")
     with pytest.raises(fp.SourceError, match="topic was recreated"):
