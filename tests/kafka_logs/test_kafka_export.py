@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import fencepost as fp
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from fencepost import cli, kafka
+from fencepost.cli.salvage import Source
 from support.kafka_copies import DATA, append_again, batches_of, copy_upto
 
 
@@ -191,6 +193,17 @@ def test_salvage_exports_the_batches_before_a_torn_tail(
         assert (code, f"fencepost: {path}, byte {torn[at]['position']}: " in err) == (cli.EXIT_FINDINGS, True), err
         lost = range(torn[at]["base_offset"], torn[-1]["last_offset"] + 1)
         assert offsets_in(out) == [it for it in wanted if it not in lost]
+
+
+@pytest.mark.parametrize("rows", ["records", "batches"])
+def test_a_segment_that_becomes_shorter_during_an_export_is_an_error(tmp_path: Path, rows: str) -> None:
+    folder = copy_upto("clicks-0", tmp_path, 10**9)
+    source = Source(str(folder), "read_uncommitted", {}, False)
+    first, *_ = source.parts()
+    path = Path(first.segment.path)
+    path.write_bytes(path.read_bytes()[: batches_of(path)[-1]["position"]])
+    with pytest.raises(fp.SourceError, match=f"{path}: .* truncated or replaced"):
+        list(source.rows(first, rows))
 
 
 @pytest.mark.parametrize("lost", ["torn", "missing"])

@@ -66,7 +66,7 @@ class Source:
                 self.missing.append(f"{text}, or its marker is missing")
             for part in view.parts():
                 is_cut = self.salvages and part.segment.path in self.damaged
-                part = _before_damage(part) if is_cut else part
+                part = replace(_before_damage(part) if is_cut else part, bytes_min=part.segment.size())
                 found += [part] if part.end > (part.segment.base_offset or 0) else []
         return found
 

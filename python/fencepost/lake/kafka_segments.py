@@ -95,7 +95,7 @@ class Part:
     aborted: tuple[tuple[int, int, int], ...] = ()
     """Transactions that are not visible: pid, first offset, offset of the marker."""
     bytes_min: int = 0
-    """The end of the segment's last batch at the time of planning, if its headers were read."""
+    """What the segment had at the time of planning; 0: not checked."""
 
     def records(
         self, conditions: Sequence[Condition] = (), batch_bytes_max: int = BATCH_BYTES_MAX
@@ -137,7 +137,9 @@ class Part:
 
     def batches(self, conditions: Sequence[Condition] = ()) -> Iterator[pa.RecordBatch]:
         """Yield the rows of `fencepost.kafka.read_batches` that meet all conditions, including aborted batches."""
-        return _filtered(self._headers(), conditions)
+        self._check_size()
+        yield from _filtered(self._headers(), conditions)
+        self._check_size()
 
     def _headers(self) -> Iterator[pa.RecordBatch]:
         for batch in _native.kafka_batches([self.segment.parts], self.topic, self.partition):
