@@ -28,6 +28,7 @@ from fencepost.sql import IdempotentRequests, Response, SqlSink, TransactionCoor
 from fencepost.sql import transaction_tables as tables
 from fencepost.sql.database import Database
 from fencepost.sql.leases import TASKS, Leases
+from fencepost.transports import LandingTransport, read_landing
 from sqlalchemy import Engine, select
 from support.postgres import PostgresServer
 from support.waiting import wait_until
@@ -165,6 +166,33 @@ def test_a_row_that_is_held_holds_up_no_other(
         with pytest.raises(fp.ConcurrentTransactionError, match="'a': another session holds"):
             Maintenance(engine, Settings("")).recover()
         assert state_of(engine, "b") == ABORTED
+
+
+def test_a_route_that_cannot_be_opened_gets_no_markers_and_holds_up_no_other(engine: Engine, tmp_path: Path) -> None:
+    """A marker in a new folder would reach nobody, and the rows in the right one would count with the next commit."""
+    visits, right = tmp_path / "visits", tmp_path / "right"
+    transports = {"visits": LandingTransport(visits), "clicks": LandingTransport(right)}
+    coordinator = TransactionCoordinator(engine, routes=transports)
+    for topic, transport in transports.items():
+        producer = fp.SequencedProducer(
+            transport, name=topic, coordinator=coordinator, topic=topic, transaction_timeout_ms=1
+        )
+        producer.begin()
+        producer.send([{"n": 1}])
+        producer.flush()
+    time.sleep(0.01)
+    wrong = tmp_path / "vists"
+    routes = {"visits": {"landing": str(wrong)}, "clicks": {"landing": str(right)}, "lost": {"table": "missing"}}
+    with pytest.raises(fp.ConcurrentTransactionError, match=r"vists: not a landing folder.*relative path"):
+        Maintenance(engine, Settings("", routes=routes)).recover()
+    assert not wrong.exists()
+    assert len(read_landing(visits).open) == 1
+    assert state_of(engine, "visits") == tables.State.PREPARE_ABORT
+    assert state_of(engine, "clicks") == ABORTED
+    assert read_landing(right).open == []
+    work = Maintenance(engine, Settings("", routes={"visits": {"landing": str(visits)}}))
+    assert work.recover() == "1 completed, 0 aborted, 0 left to other routes"
+    assert read_landing(visits).open == []
 
 
 # Leases

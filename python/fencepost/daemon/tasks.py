@@ -6,13 +6,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from sqlalchemy import Engine
 
 from fencepost.daemon.settings import Settings
-from fencepost.errors import ConcurrentTransactionError
+from fencepost.errors import ConcurrentTransactionError, SourceError
 from fencepost.sql import (
     IdempotentRequests,
     ProducerRegistry,
@@ -42,6 +42,36 @@ class Task:
     part: str
     every_ms: int
     run: Callable[[], str]
+
+
+class _Route:
+    """A route whose output is opened for its first marker.
+
+    An output that cannot be opened delays only the transactions that wait for its markers.
+    """
+
+    def __init__(self, make: Callable[[], MarkerWriter]) -> None:
+        self._make = make
+        self._output: MarkerWriter | None = None
+
+    def write_marker(self, *marker: Any) -> object:
+        if self._output is None:
+            self._output = self._make()
+        return self._output.write_marker(*marker)
+
+
+def _landing(place: str) -> MarkerWriter:
+    """Open a landing folder. Raises SourceError for another folder: a transaction has written to this one before."""
+    from fencepost.transports import LandingTransport
+    from fencepost.transports.landing import is_landing
+
+    if not is_landing(place):
+        raise SourceError(
+            f"{place}: not a landing folder: it has no log and no partition count. Correct its path in "
+            "[recover.routes]. A relative path begins at the daemon's working directory",
+            path=place,
+        )
+    return LandingTransport(place)
 
 
 class Maintenance:
@@ -125,14 +155,16 @@ class Maintenance:
         return IdempotentRequests(self.engine)
 
     def _route(self, route: Mapping[str, str] | str) -> MarkerWriter | None:
-        from fencepost.transports import LandingTransport, SqlTransport
-
         if isinstance(route, str):
             return None
         [(kind, place)] = route.items()
-        make: Any = {"table": lambda: SqlTransport(self.engine, place), "landing": lambda: LandingTransport(place)}
-        made: MarkerWriter = make[kind]()
-        return made
+        make: Any = {"table": self._table, "landing": _landing}
+        return _Route(partial(make[kind], place))
+
+    def _table(self, place: str) -> MarkerWriter:
+        from fencepost.transports import SqlTransport
+
+        return SqlTransport(self.engine, place)
 
     # Stuck transactions
 

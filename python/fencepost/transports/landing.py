@@ -579,6 +579,18 @@ class Landing:
         return table
 
 
+def is_landing(folder: str | os.PathLike[str], *, options: Mapping[str, Any] | None = None) -> bool:
+    """Return whether a writer has opened this folder. Creates nothing. Raises StoreError."""
+    store = open_store(folder, options=options)
+    for name in (COUNT, entry_name(0)):  # older versions stored no count
+        try:
+            store.size(name)
+        except FileNotFoundError:
+            continue
+        return True
+    return False
+
+
 def read_landing(
     folder: str | os.PathLike[str], *, after: int = 0, options: Mapping[str, Any] | None = None
 ) -> Landing:
