@@ -6,6 +6,7 @@ import contextlib
 import random
 import re
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import fencepost as fp
@@ -511,6 +512,28 @@ def test_a_route_that_leads_nowhere_is_refused(engine: Engine, routes: Any) -> N
     [topic] = routes
     with pytest.raises(fp.PolicyError, match=f"routes: .*{topic!r}"):
         TransactionCoordinator(engine, routes=routes)
+
+
+def test_a_route_that_returns_before_the_marker_is_written_is_refused(engine: Engine) -> None:
+    """The transaction would be complete without its marker, which no call would write later."""
+
+    class Later:
+        async def write_marker(self, *_: Any) -> None:
+            raise AssertionError("nobody waits for it")
+
+    with pytest.raises(fp.PolicyError, match=r"routes: topic 'out': write_marker is a coroutine function\. Pass"):
+        TransactionCoordinator(engine, routes={"out": Later()})
+    for returned in (Later().write_marker, lambda *_: Future()):
+        coordinator = TransactionCoordinator(engine, routes={"out": Route(lambda *_, it=returned: it())})
+        identity = coordinator.init_producer("an id")
+        coordinator.add_partitions(identity, [("out", 0)])
+        with pytest.raises(fp.ConcurrentTransactionError, match=r"returned a (coroutine|Future)\. Pass one that"):
+            coordinator.commit(identity)
+        assert state(coordinator, identity.pid) == "PREPARE_COMMIT"
+        written: list[Any] = []
+        elsewhere = TransactionCoordinator(engine, routes={"out": Route(lambda *it, to=written: to.append(it))})
+        assert elsewhere.recover() == Recovered(1, 0)
+        assert len(written) == 1
 
 
 def test_registry_and_coordinator_are_on_one_engine(engine: Engine, new_engine: NewEngine) -> None:

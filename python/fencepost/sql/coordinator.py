@@ -22,7 +22,7 @@ from fencepost.producer.sequencer import LAST_EPOCH
 from fencepost.sql.database import run
 from fencepost.sql.inspection import TransactionMetrics
 from fencepost.sql.registry import ProducerRegistry
-from fencepost.sql.routes import Recovered, Routes, Unrouted, checked_routes
+from fencepost.sql.routes import Recovered, Routes, Unrouted, checked_routes, write_marker
 from fencepost.sql.transaction import (
     NONE,
     PREPARED,
@@ -492,7 +492,8 @@ class TransactionCoordinator:
         topic, number = partition
         route, prepared = self.routes[topic], held.transaction
         assert route is not None, "a partition without a route"
-        route.write_marker(prepared.pid, prepared.epoch, number, PREPARED[prepared.state], held.coordinator_epoch)
+        outcome = PREPARED[prepared.state]
+        write_marker(route, topic, prepared.pid, prepared.epoch, number, outcome, held.coordinator_epoch)
 
     def _recorded(self, connection: Connection, held: Held, written: Iterable[TopicPartition]) -> Held:
         """Remove written partitions from the waiting ones, and complete the transaction after the last one."""

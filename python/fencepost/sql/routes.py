@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
+from inspect import isawaitable, iscoroutine, iscoroutinefunction
 from typing import Any, NamedTuple, Protocol
 
 from fencepost.errors import PolicyError
@@ -17,7 +19,8 @@ class MarkerWriter(Protocol):
         `epoch` is the raised epoch, as in Kafka's markers. The call is made outside of database transactions. After a
         failure it is repeated with a higher `coordinator_epoch`, so writing twice must be harmless. A marker that
         arrives after the producer has begun its next transaction must be ignored. A log under Kafka's rules ensures
-        both. An exception means that the marker is not written. The returned value is ignored.
+        both. An exception means that the marker is not written. The returned value is
+        ignored, but an awaitable or a future is refused: the marker may not be written yet.
         """
 
 
@@ -43,6 +46,18 @@ class Recovered(NamedTuple):
     """Transactions that wait for markers or exceed their time-out, and whose topics have no route here."""
 
 
+_BLOCKING = "Pass one that returns only when the marker is durable, because the coordinator then counts it as written"
+
+
+def write_marker(route: MarkerWriter, topic: str, *marker: Any) -> None:
+    """Call `write_marker` of a route. Raises PolicyError if it returns before the marker is written."""
+    result = route.write_marker(*marker)
+    if isawaitable(result) or isinstance(result, Future):
+        if iscoroutine(result):
+            result.close()
+        raise PolicyError(f"routes: topic {topic!r}: write_marker returned a {type(result).__name__}. {_BLOCKING}")
+
+
 def checked_routes(routes: Routes) -> dict[str, MarkerWriter | None]:
     """Return the routes as a dict. Raises PolicyError for an invalid topic or a route without `write_marker`."""
     for topic, route in routes.items():
@@ -53,4 +68,6 @@ def checked_routes(routes: Routes) -> dict[str, MarkerWriter | None]:
                 f"routes: topic {topic!r}: {type(route).__name__} has no write_marker(pid, epoch, partition, outcome, "
                 "coordinator_epoch): pass the transport, or None if readers ask for decisions"
             )
+        if route is not None and iscoroutinefunction(route.write_marker):
+            raise PolicyError(f"routes: topic {topic!r}: write_marker is a coroutine function. {_BLOCKING}")
     return dict(routes)
