@@ -232,6 +232,22 @@ def test_later_positions_of_a_transaction_continue_at_the_staged_ones(coordinato
     assert coordinator.positions("no group") == Positions({}, frozenset())
 
 
+def test_positions_that_were_deleted_are_compared(coordinator: TransactionCoordinator) -> None:
+    """An operator deletes positions to read the input again, while transactions are open."""
+    one, other = coordinator.init_producer("worker 1"), coordinator.init_producer("worker 2")
+    coordinator.add_offsets(one, "group", {0: (0, 10)})
+    one = coordinator.commit(one)
+    coordinator.add_offsets(one, "group", {0: (10, 20), 1: (0, 5)})
+    coordinator.database.transaction(lambda connection: connection.execute(tables.POSITIONS.delete()))
+    with pytest.raises(fp.TransactionAbortableError, match="the position is None, but 10 was expected"):
+        coordinator.commit(one, work=insert("one"))
+    assert output(coordinator) == []
+    coordinator.add_offsets(other, "group", {0: (None, 15), 1: (0, 7)})
+    coordinator.database.transaction(lambda connection: connection.execute(tables.POSITIONS.delete()))
+    coordinator.commit(other)
+    assert coordinator.positions("group").decided == {0: 15, 1: 7}
+
+
 # Markers
 
 

@@ -33,6 +33,7 @@ from fencepost.sql.database import Database
 from fencepost.sql.kinds import KINDS
 from fencepost.sql.migrations import Migration, Part
 from fencepost.sql.transaction import NONE, PREPARED, Partition, State, TopicPartition, Transaction
+from fencepost.sql.upserts import insert_if_missing
 
 NAME_BYTES_MAX = 1000
 """Maximum bytes of a name in UTF-8: a key has three names, and an index entry of MariaDB has 3072 bytes."""
@@ -288,7 +289,13 @@ def _move_positions(connection: Connection, transactional_id: str) -> None:
         mine = {it.partition: it for it in staged if it.group_id == group}
         which = (POSITIONS.c.group_id == group) & POSITIONS.c.partition.in_(mine)
         lock_rows = select(POSITIONS).where(which).order_by(POSITIONS.c.partition).with_for_update()
-        for found in connection.execute(lock_rows):
+        locked = connection.execute(lock_rows).all()
+        if len(locked) < len(mine):
+            # Someone has deleted rows, to read the input again: a missing position is compared as None.
+            for partition in sorted(mine.keys() - {it.partition for it in locked}):
+                insert_if_missing(connection, POSITIONS, {"group_id": group, "partition": partition, "position": None})
+            locked = connection.execute(lock_rows).all()
+        for found in locked:
             check_position(group, found.partition, mine[found.partition].expected, found.position)
             moved.append({"g": group, "p": found.partition, "position": mine[found.partition].position})
     if moved:
