@@ -35,6 +35,7 @@ class StandIn:
     def __init__(self, fails: tuple[Exception, ...] = ()) -> None:
         self.table, self.values, self.fails = new_table(), list[Any](), list(fails)
         self.calls: list[int] = []
+        self.synced: list[int] = []
         self.is_closed = False
         self.entered, self.may_go_on = threading.Event(), threading.Event()
         self.may_go_on.set()
@@ -53,6 +54,13 @@ class StandIn:
 
     def append_marker(self, pid: int, epoch: int, outcome: str, coordinator_epoch: int = 0) -> Appended:
         return Appended(*mark(self.table, 0, pid, epoch, outcome, coordinator_epoch))
+
+    @property
+    def log_end(self) -> int:
+        return len(self.values)
+
+    def sync(self) -> None:
+        self.synced.append(len(self.values))
 
     def close(self) -> None:
         self.is_closed = True
@@ -144,6 +152,18 @@ def test_records_that_were_acknowledged_and_then_lost_are_reported(
         again = [transport.send(batch(7, 0, seq, table)).result(PATIENCE_SECONDS) for seq in (2, 4)]
         assert [it.offset for it in again] == [2, 4]
         assert len(caplog.records) == 1
+
+
+def test_a_marker_is_on_disk_when_its_coordinator_counts_it() -> None:
+    """Under sync="interval" too: a power loss would end the transaction in another way than it was decided."""
+    log = StandIn()
+    transport = PartitionLogTransport([log])
+    assert transport.send(batch(7, 0, 0, pa.table({"n": [1, 2]}), transactional=True)).result(PATIENCE_SECONDS)
+    assert log.synced == []
+    assert transport.write_marker(7, 1, 0, "commit") is fp.Verdict.ACCEPTED
+    assert transport.write_marker(7, 0, 0, "commit") is fp.Verdict.FENCED, "of a coordinator that comes late"
+    assert log.synced == [2, 2], "a repeat waits for the first copy"
+    transport.close()
 
 
 def test_open_logs_have_their_own_options() -> None:

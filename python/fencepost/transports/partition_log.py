@@ -175,9 +175,13 @@ class LogWriter:
         self._queue.put((batch, answer))
 
     def mark(self, pid: int, epoch: int, outcome: str, coordinator_epoch: int) -> Verdict:
-        """Write a marker. Raises StoreError if the log does not know what is on disk."""
+        """Write a marker, and sync it. Raises StoreError if the log does not know what is on disk."""
         with self._lock, self._as_store_errors():
-            verdict: Verdict = self.opened().append_marker(pid, epoch, outcome, coordinator_epoch).verdict
+            log = self.opened()
+            verdict: Verdict = log.append_marker(pid, epoch, outcome, coordinator_epoch).verdict
+            # Under "interval" too: a coordinator never writes this marker again. A refused one may repeat one that is
+            # not on disk yet.
+            log.sync()
             return verdict
 
     def fence_below(self, pid: int, epoch: int) -> bool:
