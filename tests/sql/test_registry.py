@@ -7,14 +7,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import fencepost as fp
+import pyarrow as pa
 import pytest
 from fencepost.producer import Answer
 from fencepost.sql import ProducerIdentity, ProducerRegistry, TransactionCoordinator
 from fencepost.sql import transaction_tables as tables
 from fencepost.sql.pids import PID_MAX
+from fencepost.transports import LandingTransport, SqlTransport
 from sqlalchemy import Engine, event, func, select, text
 from support.coordinator_doors import Route
 
@@ -282,6 +285,30 @@ def test_a_name_outlives_an_outage_of_its_registry(engine: Engine) -> None:
         for _ in range(3):
             registry.answered.clear()
             assert registry.answered.wait(60)
+
+
+@pytest.mark.parametrize("kind", ["landing", "sql"])
+def test_an_identity_that_has_rows_is_refused(engine: Engine, new_engine: NewEngine, tmp_path: Path, kind: str) -> None:
+    """After a restore, an identity is issued again. Rows of it would be acknowledged as duplicates, and lost."""
+    registry, schema = ProducerRegistry(engine), pa.schema({"n": pa.int64()})
+    transport: Any = LandingTransport(tmp_path) if kind == "landing" else SqlTransport(new_engine(), "o", schema=schema)
+    options: dict[str, Any] = {"name": "gate 7", "registry": registry}
+    backup = registry.init_producer("gate 7")
+    with fp.SequencedProducer(transport, **options) as producer:
+        producer.send([{"n": 1}])
+    restored = tables.PRODUCERS.update().values(epoch=backup.epoch)
+    registry.database.transaction(lambda connection: connection.execute(restored))
+    with pytest.raises(fp.TransportError, match=r"issued pid 0 epoch 1, but partition 0 has rows of this identity"):
+        fp.SequencedProducer(transport, **options)
+    # As docs/producers-and-transactions.md says.
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE fencepost_pids SET next_pid = next_pid + 1000000000"))
+        connection.execute(text("UPDATE fencepost_producers SET updated_ms = 0 WHERE state IN (0, 4, 5)"))
+    options["registry"] = ProducerRegistry(engine)
+    with fp.SequencedProducer(transport, **options) as producer:
+        assert producer.previous_pid == backup.pid
+        [delivery] = producer.send([{"n": 2}])
+    assert not delivery.result().is_duplicate
 
 
 BAD_CALLS: dict[str, tuple[dict[str, Any], str]] = {

@@ -757,7 +757,15 @@ class SequencedProducer:
         previous_pid = getattr(self._identities.latest, "previous_pid", None)
         if previous_pid is not None and previous_pid != identity.pid:
             self._fence(previous_pid, EPOCH_MAX, None)
-        self._fence(identity.pid, identity.epoch, None)
+        found = self._fence(identity.pid, identity.epoch, None) or {}
+        for number, (epoch, last_seq) in found.items():
+            if epoch == identity.epoch and last_seq >= 0:
+                raise TransportError(
+                    f"the registry issued pid {identity.pid} epoch {epoch}, but partition {number} has rows of this "
+                    "identity: new rows would count as repeats of them. The registry's database may have been restored "
+                    "from a backup: let it issue new pids, as docs/producers-and-transactions.md describes. Nothing "
+                    "was sent"
+                )
 
     def _change_identity(self, identity: Identity) -> None:
         """Get the next identity, fence the old one, and find out what it delivered. The caller holds the lock."""
