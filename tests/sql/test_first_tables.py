@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fencepost as fp
 import pytest
-from fencepost.sql import ProducerIdentity, ProducerRegistry, Recovered, TransactionCoordinator
+from fencepost.sql import ProducerIdentity, ProducerRegistry, Recovered, TransactionCoordinator, statements
 from fencepost.sql.transaction import State
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import IntegrityError
 from support import coordinator_first_tables as first
 from support.databases import without_mariadb
 
@@ -18,6 +19,12 @@ def make(engine: Engine, *producers: tuple[str, int, int, list[str], bool]) -> N
         first.create(connection)
         for it in producers:
             first.add_producer(connection, *it)
+
+
+def run(engine: Engine, script: list[str]) -> None:
+    with engine.begin() as connection:
+        for statement in script:
+            connection.exec_driver_sql(statement)
 
 
 @without_mariadb
@@ -55,4 +62,18 @@ def test_transactions_that_wait_for_markers_are_refused(engine: Engine, state: S
         assert connection.execute(text("SELECT version FROM fencepost_schema")).scalar_one() == 1
         # As the first version leaves it once the markers are written.
         connection.execute(text("UPDATE fencepost_producers SET state = 4, partitions = '[]'"))
+    assert TransactionCoordinator(engine).init_producer("stuck") == ProducerIdentity(8, 6)
+
+
+@without_mariadb
+def test_a_script_is_refused_too(engine: Engine) -> None:
+    make(engine, ("stuck", 8, State.PREPARE_COMMIT, ["clicks"], True))
+    script = statements(engine.dialect.name, since={"producers": 1})
+    with pytest.raises(IntegrityError, match="fencepost_schema"):
+        run(engine, script)
+    with pytest.raises(fp.SchemaError, match=r"wait for markers: stuck \(1 in all\)"):
+        TransactionCoordinator(engine)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE fencepost_producers SET state = 4, partitions = '[]'"))
+    run(engine, script)
     assert TransactionCoordinator(engine).init_producer("stuck") == ProducerIdentity(8, 6)
