@@ -13,7 +13,16 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy
-from fencepost.sql import Positions, ProducerIdentity, ProducerRegistry, Recovered, TransactionCoordinator, Unrouted
+from fencepost.sql import (
+    Positions,
+    ProducerIdentity,
+    ProducerRegistry,
+    Recovered,
+    TransactionCoordinator,
+    Unrouted,
+    list_transactions,
+    transaction_metrics,
+)
 from fencepost.sql import transaction_tables as tables
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, func, select, text
 from support.coordinator_doors import MachineDoor, Route, SqlDoor
@@ -413,6 +422,23 @@ def test_transactions_that_are_open_for_too_long_are_aborted(coordinator: Transa
     assert after.epoch == late.epoch + 1, "which tells the identity to go on with"
     coordinator.begin(after)
     assert coordinator.recover() == Recovered(completed=0, aborted=0)
+
+
+def test_a_clock_that_is_set_back_leaves_no_transaction_open(coordinator: TransactionCoordinator) -> None:
+    """One that began while the clock was a year ahead would be open for a year, and would not be reported as late."""
+    ahead, near = (coordinator.init_producer(name, timeout_ms=60_000) for name in ("ahead", "near"))
+    coordinator.begin(ahead)
+    set_back(coordinator, -365 * 86_400_000)
+    coordinator.begin(near)
+    update = tables.PRODUCERS.update().where(tables.PRODUCERS.c.pid == near.pid)
+    a_bit = update.values(started_ms=tables.PRODUCERS.c.started_ms + 30_000)
+    coordinator.database.transaction(lambda connection: connection.execute(a_bit))
+    engine = coordinator.database.engine
+    assert {it.transactional_id: it.is_late for it in list_transactions(engine)} == {"ahead": True, "near": False}
+    assert transaction_metrics(engine)["late"] == 1
+    assert coordinator.recover() == Recovered(completed=0, aborted=1)
+    assert coordinator.decision(ahead.pid, ahead.epoch) == "abort"
+    assert coordinator.commit(near).epoch == 1, "a clock that was corrected by less than the time-out aborts nothing"
 
 
 def test_decisions_are_kept_until_they_are_dropped(coordinator: TransactionCoordinator) -> None:

@@ -215,6 +215,21 @@ def test_a_task_is_taken_once_and_again_when_it_is_due(engine: Engine) -> None:
     assert (state.task, state.is_running, state.succeeded_ms_ago, state.failures) == ("recover", False, None, 2)
 
 
+def test_a_clock_that_is_set_back_stops_no_task(engine: Engine) -> None:
+    """A task that ended, or a daemon that died, while the clock was a year ahead."""
+    leases, year_ms = Leases(Database(engine), 60_000), 365 * DAY_MS
+    for task, columns in (("ended", ("due_ms", "finished_ms", "succeeded_ms")), ("died", ("leased_until_ms",))):
+        owner = leases.take(task)
+        assert owner is not None
+        if task == "ended":
+            leases.finish(task, owner, due_in_ms=60_000, is_failed=False)
+        assert leases.take(task) is None
+        ahead = {name: TASKS.c[name] + year_ms for name in columns}
+        with engine.begin() as connection:
+            connection.execute(TASKS.update().where(TASKS.c.task == task).values(ahead))
+        assert leases.take(task) is not None
+
+
 def test_a_lease_that_ended_is_taken_over_and_one_that_is_kept_is_not(engine: Engine) -> None:
     one, other = Leases(Database(engine), 300), Leases(Database(engine), 60_000)
     owner = one.take("recover")

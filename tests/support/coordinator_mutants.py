@@ -62,8 +62,8 @@ MUTANTS = {
     "partitions stay": ('done: dict[str, Any] = {"partitions": frozenset(), ', "done: dict[str, Any] = {"),
     "completion forgets the pid before": ("pid=self.next_pid, epoch=0, previous_pid=self.pid, **done", "pid=self.next_pid, epoch=0, **done"),
     "completion does not rotate": ("        if self.next_pid == NONE:\n", "        if True:\n"),
-    "what is decided times out": ("return self.state is State.ONGOING and self.started_ms", "return self.started_ms"),
-    "the time is over too early": ("self.started_ms + self.timeout_ms < now_ms", "self.started_ms + self.timeout_ms <= now_ms"),
+    "what is decided times out": ("return self.state is State.ONGOING and is_late(", "return is_late("),
+    "the time is over too early": ("abs(now_ms - since_ms) > timeout_ms", "abs(now_ms - since_ms) >= timeout_ms"),
     "what is open expires": ("return self.state in OPENABLE and self.updated_ms", "return self.updated_ms"),
     "expired at the wrong end": ("self.updated_ms <= now_ms - expiry_ms", "self.updated_ms < now_ms - expiry_ms"),
 }  # fmt: skip

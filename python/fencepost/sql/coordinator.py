@@ -19,7 +19,7 @@ from fencepost.errors import (
 )
 from fencepost.inputs import is_text, shown
 from fencepost.producer.sequencer import LAST_EPOCH
-from fencepost.sql.database import run
+from fencepost.sql.database import Int64, run
 from fencepost.sql.inspection import TransactionMetrics
 from fencepost.sql.registry import ProducerRegistry
 from fencepost.sql.routes import Recovered, Routes, Unrouted, checked_routes, write_marker
@@ -46,6 +46,7 @@ from fencepost.sql.transaction_tables import (
     end,
     from_text,
     hold,
+    is_late_since,
     read_unlocked,
     save,
     to_text,
@@ -542,7 +543,7 @@ class TransactionCoordinator:
 
         `prepared`: the decided transactions that were processed before.
         """
-        late = PRODUCERS.c.started_ms + PRODUCERS.c.timeout_ms < literal_column(self.database.clock)
+        late = is_late_since(PRODUCERS.c.started_ms, literal_column(self.database.clock, Int64))
         query = select(PRODUCERS.c.transactional_id).where((PRODUCERS.c.state == int(State.ONGOING)) & late)
         timed_out = self._for_each(query, self._time_out, failures)
         if failures:

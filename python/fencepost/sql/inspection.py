@@ -11,8 +11,17 @@ from sqlalchemy import ColumnElement, Connection, Engine, case, func, literal_co
 from fencepost.errors import MappingError, SchemaError
 from fencepost.metrics import gauge
 from fencepost.sql.database import Database, Int64
-from fencepost.sql.transaction import OPENABLE, PREPARED, Partition, ProducerIdentity, State, TopicPartition
-from fencepost.sql.transaction_tables import PART, PIDS, PRODUCERS, STAGED, Held, from_text, list_held
+from fencepost.sql.transaction import OPENABLE, PREPARED, Partition, ProducerIdentity, State, TopicPartition, is_late
+from fencepost.sql.transaction_tables import (
+    PART,
+    PIDS,
+    PRODUCERS,
+    STAGED,
+    Held,
+    from_text,
+    is_late_since,
+    list_held,
+)
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -137,11 +146,11 @@ def transaction_metrics(engine: Engine) -> dict[str, Any]:
     columns = PRODUCERS.c
     now = literal_column(database.clock, Int64)
     is_open = columns.state == int(State.ONGOING)
-    is_late = or_(
-        is_open & (columns.started_ms + columns.timeout_ms < now),
-        ~is_open & _UNFINISHED & (columns.updated_ms + columns.timeout_ms < now),
+    late = or_(
+        is_open & is_late_since(columns.started_ms, now),
+        ~is_open & _UNFINISHED & is_late_since(columns.updated_ms, now),
     )
-    by_state = select(columns.state, func.count(), func.sum(case((is_late, 1), else_=0))).group_by(columns.state)
+    by_state = select(columns.state, func.count(), func.sum(case((late, 1), else_=0))).group_by(columns.state)
 
     def work(connection: Connection) -> dict[str, Any]:
         _check_tables(database, connection)
@@ -219,7 +228,7 @@ def _status(held: Held) -> TransactionStatus:
         now_ms - transaction.started_ms if is_unfinished else None,
         now_ms - transaction.updated_ms,
         transaction.timeout_ms,
-        is_unfinished and late_ms + transaction.timeout_ms < now_ms,
+        is_unfinished and is_late(late_ms, transaction.timeout_ms, now_ms),
         tuple(sorted(held.waiting)),
         _next_step(held),
     )

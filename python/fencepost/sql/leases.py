@@ -51,6 +51,7 @@ TASKS = Table(
 )
 RENEWED = 3
 """Number of renewals within the duration of a lease."""
+_MINUTE_MS, _DAY_MS = 60_000, 24 * 3600 * 1000
 
 
 class TaskState(NamedTuple):
@@ -75,7 +76,11 @@ class Leases:
         """Take the lease of a task if it is due and no daemon runs it. Return the owner, or None without a lease."""
         owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:16]}"
         row = dict.fromkeys(("leased_until_ms", "due_ms", "finished_ms", "succeeded_ms", "failures"), 0)
-        is_free = (TASKS.c.due_ms <= self._now) & (TASKS.c.leased_until_ms <= self._now)
+        # A run that ended in the future, or a lease of more than a day: the clock was set back since. The minute is
+        # longer than this statement waits for a lock.
+        is_due = (TASKS.c.due_ms <= self._now) | (TASKS.c.finished_ms > self._now + _MINUTE_MS)
+        is_stale = TASKS.c.leased_until_ms > self._now + max(self.lease_ms, _DAY_MS)
+        is_free = is_due & ((TASKS.c.leased_until_ms <= self._now) | is_stale)
         may_take = (TASKS.c.task == task) & (is_free | (TASKS.c.owner == owner))
         taken = update(TASKS).where(may_take).values(owner=owner, leased_until_ms=self._now + self.lease_ms)
 

@@ -32,6 +32,14 @@ NONE = -1
 """Stands for no pid, no epoch, and no time."""
 
 
+def is_late(since_ms: int, timeout_ms: int, now_ms: int) -> bool:
+    """Return whether more than `timeout_ms` lie between the two times.
+
+    A time that is later than now by more than this is from a clock that was set back since.
+    """
+    return abs(now_ms - since_ms) > timeout_ms
+
+
 @dataclass(frozen=True)
 class ProducerIdentity:
     """The identity of a producer. It is written with each row, and every call of the producer is checked by it."""
@@ -94,7 +102,7 @@ class Transaction:
         return ProducerIdentity(self.pid, self.epoch, None if self.previous_pid == NONE else self.previous_pid)
 
     def is_timed_out(self, now_ms: int) -> bool:
-        return self.state is State.ONGOING and self.started_ms + self.timeout_ms < now_ms
+        return self.state is State.ONGOING and is_late(self.started_ms, self.timeout_ms, now_ms)
 
     def is_expired(self, now_ms: int, expiry_ms: int) -> bool:
         return self.state in OPENABLE and self.updated_ms <= now_ms - expiry_ms

@@ -270,6 +270,11 @@ _SAVE_IF = _SAVE.where(
 )
 
 
+def is_late_since(column: ColumnElement[int], now_ms: ColumnElement[int]) -> ColumnElement[bool]:
+    """Return `transaction.is_late` for a column of `PRODUCERS`, as a condition."""
+    return (column + PRODUCERS.c.timeout_ms < now_ms) | (column - PRODUCERS.c.timeout_ms > now_ms)
+
+
 def end(connection: Connection, before: Transaction, after: Transaction) -> None:
     """Record a decision, and commit or discard the staged positions."""
     outcome = PREPARED[after.state]
