@@ -55,10 +55,6 @@ class StandIn:
     def append_marker(self, pid: int, epoch: int, outcome: str, coordinator_epoch: int = 0) -> Appended:
         return Appended(*mark(self.table, 0, pid, epoch, outcome, coordinator_epoch))
 
-    @property
-    def log_end(self) -> int:
-        return len(self.values)
-
     def sync(self) -> None:
         self.synced.append(len(self.values))
 
