@@ -52,6 +52,21 @@ def test_rows_are_stamped_and_delivered() -> None:
     assert fp.StateTable("kafka").apply(stamped).counts[fp.Verdict.ACCEPTED] == 3
 
 
+@pytest.mark.parametrize("kind", ["numpy", "pandas"])
+def test_a_caller_may_change_its_memory_after_send(kind: str) -> None:
+    np = pytest.importorskip("numpy")
+    values = np.zeros(2, np.int64)
+    given: Any = {"value": values}
+    if kind == "pandas":
+        given = pytest.importorskip("pandas").DataFrame(given, copy=False)
+    transport = MemoryTransport(partitions=1)
+    with fp.SequencedProducer(transport, linger_ms=1000) as producer:
+        for number in range(3):
+            values[:] = number
+            producer.send(given)
+    assert [value for batch in transport.batches for value in batch.rows["value"].to_pylist()] == [0, 0, 1, 1, 2, 2]
+
+
 def test_metrics_count_rows_and_requests() -> None:
     transport = Script(
         OSError("no answer"), Answer(offset=0), Answer(fp.Verdict.DUPLICATE, 1), Answer(ErrorCode.INVALID_RECORD)

@@ -31,7 +31,7 @@ from fencepost.producer.answers import Answer, ErrorCode
 from fencepost.producer.identities import CHECKPOINT_VERSION, Identities, Registry, read_checkpoint, read_identity
 from fencepost.producer.sequencer import EPOCH_MAX, Batch, Delivered, Identity, Numbers, Request, Sequencer, step
 from fencepost.producer.settings import Settings
-from fencepost.producer.stamping import Router, cut, joined, read_positions, stamp, stamp_positions
+from fencepost.producer.stamping import Router, cut, joined, own_copy, read_positions, stamp, stamp_positions
 from fencepost.producer.transport import Coordinator, SequencedBatch, Transport
 
 if TYPE_CHECKING:
@@ -240,6 +240,8 @@ class SequencedProducer:
     def send(self, rows: Any) -> list[Delivery]:
         """Send rows. Returns one delivery per partition, in order of partitions, or several for large tables.
 
+        Copies the rows, except Arrow and polars data: do not change the memory below an Arrow table before its outcome.
+
         Rows of several calls share a batch if they arrive within `linger_ms` and have the same columns. A batch is
         delivered or refused as a whole. Blocks while `buffer_rows` rows or `buffer_bytes` bytes are pending.
 
@@ -250,7 +252,7 @@ class SequencedProducer:
             CapacityError: No room within `max_block_ms`; in a callback, at once.
             FencepostError: The error that stopped the producer or its transaction.
         """
-        table, settings = rows_of(rows, _NOTHING), self._settings
+        table, settings = own_copy(rows, rows_of(rows, _NOTHING)), self._settings
         with self._changed:
             self._check_open()
             self._make_room(table.num_rows, table.nbytes)

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import BatchError, PolicyError
+from fencepost.inputs import is_a
 
 if TYPE_CHECKING:
     import numpy as np
@@ -249,6 +250,21 @@ def _bytes_of(keys: pa.Array, column: str) -> tuple[np.ndarray[Any, Any], ...]:
     held = keys.buffers()[2]
     data = np.zeros(0, np.uint8) if held is None else np.frombuffer(held, np.uint8)
     return data, borders[:-1], np.diff(borders)
+
+
+def own_copy(rows: Any, table: pa.Table) -> pa.Table:
+    """Return the table of these rows, copied if the caller may still change its memory, as with NumPy and pandas.
+
+    Arrow and polars never change their data, and lists of events were copied already.
+    """
+    import pyarrow as pa
+
+    if isinstance(rows, pa.Table | pa.RecordBatch | list | tuple) or is_a(rows, "polars", "DataFrame"):
+        return table
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return pa.ipc.open_stream(sink.getvalue()).read_all()
 
 
 def cut(table: pa.Table, rows_max: int, bytes_max: int | None = None) -> Iterator[pa.Table]:
