@@ -372,6 +372,26 @@ def test_an_entry_that_cannot_be_taken_is_read_again(tmp_path: Path, kind: str, 
     assert transport.send(batch(7, 0, 0, [1])) == Answer(fp.Verdict.FENCED)
 
 
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_lost_entry_before_others_is_not_the_end_of_the_log(place: tuple[str, Any], lost: int) -> None:
+    folder, options = place
+    transport = LandingTransport(folder, sync=False, options=options)
+    for seq in range(4):
+        transport.send(batch(7, 0, seq, [seq]))
+    store = transport._log.store
+    data = store.read(entry_name(lost))
+    store.delete([entry_name(lost)])
+    with pytest.raises(fp.SourceError, match=f"{entry_name(lost)}: this entry of the log is missing"):
+        read_landing(folder, options=options)
+    writer = LandingTransport(folder, sync=False, options=options)
+    for _ in range(2):  # it does not put another entry in its place
+        with pytest.raises(fp.SourceError, match="later ones exist"):
+            writer.send(batch(8, 0, 0, [9]))
+    assert store.put(entry_name(lost), data)
+    assert writer.send(batch(8, 0, 0, [9])) == Answer(fp.Verdict.ACCEPTED, 4)
+    assert read_landing(folder, options=options).read()["value"].to_pylist() == [0, 1, 2, 3, 9]
+
+
 def test_a_fence_with_an_invalid_epoch_is_not_written(tmp_path: Path) -> None:
     transport = LandingTransport(tmp_path, sync=False)
     with pytest.raises(fp.PolicyError, match=r"fence: epoch 32768: expected 0 to 32767"):

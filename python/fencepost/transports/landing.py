@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 LOG, DATA, COUNT = "_log", "data", "_partitions.json"
+_ENTRY = re.compile(rf"{LOG}/\d{{20}}\.json$")
 _PARTITION = re.compile(rf"{DATA}/partition=(\d+)/")
 
 
@@ -386,6 +387,7 @@ class LandingLog:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.state = LandingState()
+        self._last: str | None = None  # the last entry at the first reading
 
     def refresh(self) -> None:
         """Read up to the end of the log. Raises SourceError."""
@@ -393,12 +395,25 @@ class LandingLog:
             pass
 
     def entries(self) -> Iterator[tuple[Mapping[str, Any], list[LandedBatch]]]:
-        """Read on, and yield each entry with the batches that it makes visible. Raises SourceError."""
+        """Read on, and yield each entry with the batches that it makes visible. Raises SourceError.
+
+        The first call lists the log, to find a lost entry before others: the log would seem to end there, and a writer
+        would put another entry in its place.
+        """
+        if self._last is None:
+            self._last = max(filter(_ENTRY.match, self.store.list(LOG)), default="")
         while True:
             name = entry_name(self.state.next_entry)
             try:
                 data = self.store.read(name)
             except FileNotFoundError:
+                if self._last > name:
+                    path = f"{self.store.uri}/{name}"
+                    raise SourceError(
+                        f"{path}: this entry of the log is missing, but later ones exist, up to {self._last}. "
+                        "Restore it; nothing after it was read",
+                        path=path,
+                    ) from None
                 return
             entry = self._parse(name, data)
             yield entry, self._apply(name, entry)
