@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fencepost as fp
 import pytest
 from fencepost.errors import TransportError
-from fencepost.producer.answers import ErrorCode
-from fencepost.producer.sequencer import Batch, Delivered, Identity, Limits, Numbers, Sequencer, is_after, step
+from fencepost.producer.answers import Answer, ErrorCode
+from fencepost.producer.sequencer import Batch, Delivered, Identity, Limits, Numbers, Request, Sequencer, is_after, step
+from fencepost.transports.judging import judge, new_table
 from support.simulated_log import Faults, Simulation, complaints
 
 SEEDS = range(40)
@@ -60,6 +62,35 @@ def test_without_a_fence_a_copy_that_outlives_its_epoch_is_written_twice() -> No
         return complaints(simulation)
 
     assert any("rows twice" in it for seed in range(600) for it in complaints_of(seed))
+
+
+def test_numbers_under_which_a_batch_was_sent_are_not_given_to_the_next_one() -> None:
+    sequencer = Sequencer(Identity(7, 0), Limits(request_ms=100, backoff_ms=1, backoff_max_ms=1))
+    table = new_table()
+
+    def write(request: Request) -> Answer:
+        pid, epoch = request.numbers.identity
+        return Answer(*judge(table, 0, pid, epoch, request.numbers.first_seq, request.batch.count))
+
+    refused, late, last = batches = [Batch(0, 10, name, 0) for name in ("refused", "late", "last")]
+    for batch in batches:
+        sequencer.add(batch)
+    first, second, _ = sequencer.poll(0)
+    answer_of_late = Answer(fp.Verdict.ACCEPTED, 0)  # it was written, and the answer is on its way
+    sequencer.answered(first.id, Answer(ErrorCode.INVALID_RECORD), 1)
+    sequencer.poll(150)  # the new epoch renumbers both, and the old requests are over time
+    [again] = sequencer.poll(160)
+    assert (again.batch, again.numbers) == (late, Numbers(Identity(7, 1), 0))
+    write(again)  # its answer is lost
+    sequencer.poll(260)
+    sequencer.answered(second.id, answer_of_late, 260)  # before the retry is sent
+    for now_ms in range(300, 400, 10):
+        for request in sequencer.poll(now_ms):
+            sequencer.answered(request.id, write(request), now_ms)
+    assert not isinstance(refused.outcome, Delivered)
+    assert isinstance(late.outcome, Delivered)
+    assert isinstance(last.outcome, Delivered)
+    assert (last.outcome.offset, last.outcome.is_duplicate) == (10, False), "the log must have its rows"
 
 
 class Forgetful(Sequencer):

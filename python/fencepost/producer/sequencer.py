@@ -79,6 +79,8 @@ class Batch:
     positions: tuple[int, int] | None = None
     """First and last position in the source in cursor mode. These numbers never change."""
     numbers: Numbers | None = None
+    sent: Numbers | None = None
+    """The numbers under which it was last sent."""
     tries: int = 0
     """Number of retries, `ProducerBatch.attempts`."""
     not_before_ms: int = 0
@@ -390,8 +392,8 @@ class Sequencer:
         were sent, move up. A refusal says nothing about the new numbers.
         """
         batch = sent.batch
-        if batch.request is not None:
-            return  # already sent under the new numbers, whose answer counts
+        if batch.sent == batch.numbers:
+            return  # already sent under the new numbers, whose answer counts: a later batch must not get them
         partition = self._partition(batch.partition)
         if is_success:
             first_seq = batch.first_seq
@@ -601,6 +603,7 @@ class Sequencer:
     def _send(self, batch: Batch, now_ms: int) -> Request:
         assert batch.numbers is not None
         batch.request, self._next_id = self._next_id, self._next_id + 1
+        batch.sent = batch.numbers
         was_next = self._partition(batch.partition).follows(batch.first_seq)
         self._sent[batch.request] = Sent(batch, batch.numbers, now_ms + self.limits.request_ms, was_next)
         return Request(batch.request, batch, batch.numbers)
