@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import fencepost as fp
 import pyarrow as pa
 import pytest
 from fencepost.producer import Answer, ErrorCode, Identity, SequencedBatch
+from fencepost.transports import LandingTransport, SqlTransport
+from sqlalchemy import create_engine
 from support.faulty_transport import LIES, FaultyTransport, MemoryTransport
 from support.producers import QUICK, Coordinator, rows
 from support.waiting import wait_until
@@ -388,6 +391,28 @@ def test_a_registry_that_gives_the_same_epoch_again_is_refused() -> None:
         checkpoint = producer.checkpoint()
     with pytest.raises(fp.TransportError, match=r"pid 5 epoch 3, .*not above epoch 3 of the checkpoint"):
         fp.SequencedProducer(MemoryTransport(), name="a", registry=Stuck(), resume=checkpoint)
+
+
+@pytest.mark.parametrize("place", ["folder", "table"])
+def test_an_identity_that_a_restored_registry_issues_again_is_refused(place: str, tmp_path: Path) -> None:
+    def transport() -> Any:
+        if place == "folder":
+            return LandingTransport(tmp_path / "landing", sync=False)
+        return SqlTransport(
+            create_engine(f"sqlite:///{tmp_path}/rows.db"), "rows", schema=pa.schema({"value": pa.int64()})
+        )
+
+    class Restored:
+        def init_producer(self, *_: Any) -> Identity:
+            return Identity(7, epochs.pop(0))
+
+    epochs = [3, 3, 4]
+    with fp.SequencedProducer(transport(), name="a", registry=Restored()) as producer:
+        producer.send(rows(1))
+    with pytest.raises(fp.TransportError, match="partition 0 has rows of pid 7 epoch 3 already"):
+        fp.SequencedProducer(transport(), name="a", registry=Restored())
+    with fp.SequencedProducer(transport(), name="a", registry=Restored()) as producer:
+        assert producer.send(rows(2))[0].result(10)[1:3] == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,7 @@ class SequencedProducer:
 
     Raises:
         PolicyError: The settings contradict each other.
+        TransportError: The destination has rows of this identity already.
         FencepostError: Any error of the registry.
 
     >>> import fencepost as fp
@@ -753,7 +754,8 @@ class SequencedProducer:
     # Epochs
 
     def _fence_predecessors(self, identity: Identity) -> None:
-        """Fence earlier owners of the name, under this pid and under the previous one."""
+        """Fence earlier owners of the name, under this pid and under the previous one. Raises TransportError if one has
+        written under this identity."""
         if self._fence is None:
             return
         previous_pid = getattr(self._identities.latest, "previous_pid", None)
