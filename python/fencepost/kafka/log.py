@@ -224,7 +224,8 @@ class PartitionLog:
 
         The stream contains what was on disk at the time of the call ("interval": what was appended). "read_committed"
         skips aborted transactions and stops at the last stable offset. The stream may be read during appends and after
-        the log is closed. Raises ValueError for an offset outside 0 ... the log's end, SourceError for damage.
+        the log is closed. Raises ValueError for an offset outside 0 ... the log's end, or before the first
+        segment (0 is always the beginning); SourceError for damage, such as a segment that is missing between others.
         """
         if isolation not in ("read_uncommitted", "read_committed"):
             raise ValueError(f"isolation={isolation!r}: expected 'read_committed' or 'read_uncommitted'")
@@ -282,7 +283,8 @@ class PartitionLog:
     def close(self) -> None:
         """Sync, write the state for the next opening, and release the lock. Repeated calls do nothing.
 
-        Without it, the log looks as after a crash. Raises OSError; the log is closed then, too.
+        Without it, the log looks as after a crash. Raises OSError; the log is closed then, too. With sync="interval",
+        raises PoisonedError if a sync has failed since: batches of earlier calls may be lost.
         """
         self._log.close()
 

@@ -25,6 +25,8 @@ pub struct PartitionScan {
     open: Option<SegmentScan>,
     last_offset: Option<i64>,
     gap: Option<Error>,
+    /// Whether a gap is an error.
+    refuses_gaps: bool,
     /// The position at which reading of the first segment begins.
     start: u64,
 }
@@ -38,6 +40,7 @@ impl PartitionScan {
             open: None,
             last_offset: None,
             gap: None,
+            refuses_gaps: false,
             start: 0,
         }
     }
@@ -45,6 +48,11 @@ impl PartitionScan {
     /// Begins the first segment at this byte, at which a batch must begin. An index has such positions.
     pub fn starting_at(self, start: u64) -> PartitionScan {
         PartitionScan { start, ..self }
+    }
+
+    /// Makes offsets that are in no segment an error, for a log that was never compacted.
+    pub fn without_gaps(self) -> PartitionScan {
+        PartitionScan { refuses_gaps: true, ..self }
     }
 
     /// The path of the last opened segment. All rows of a call are from it.
@@ -117,7 +125,11 @@ impl PartitionScan {
             if base > last + 1 {
                 let (first, last) = (last + 1, base - 1);
                 let reason = format!("offsets {first} to {last} are in no segment: removed by compaction, or lost");
-                self.gap = Some(Error::new(Kind::Gap, 0, reason).in_file(&self.path));
+                let gap = Error::new(Kind::Gap, 0, reason);
+                if self.refuses_gaps {
+                    return Err(gap);
+                }
+                self.gap = Some(gap.in_file(&self.path));
             }
         }
         self.open = Some(scan);

@@ -197,6 +197,13 @@ impl PartitionLog {
         if !(0..=visible.end).contains(&from) {
             return Err(Error::Value(format!("from_offset={from} is outside 0..={}, the log's end", visible.end)));
         }
+        let start = inner.bases[0];
+        if 0 < from && from < start {
+            return Err(Error::Value(format!(
+                "from_offset={from}: the log begins at offset {start}, because its earlier segments were removed. To \
+                 read without these, pass 0 or {start}"
+            )));
+        }
         let view = if is_committed {
             let end = inner.transactions.last_stable_offset(visible.end);
             let begun = inner.aborted.partition_point(|it| it.last_offset < from);
@@ -227,14 +234,16 @@ impl PartitionLog {
         Ok(inner.table.evict(now_ms)?)
     }
 
-    /// Syncs, writes indexes and states, and releases the lock. The log is closed even after an error.
+    /// Syncs, writes indexes and states, and releases the lock. The log is closed even after an error. A poisoned log is
+    /// an error again if appends have returned whose batches may be lost.
     pub fn close(&self) -> Result<()> {
         let done = {
             let mut inner = match self.shared.lock() {
                 Err(Error::Closed) => return Ok(()),
-                Err(Error::Poisoned(_)) => {
+                Err(Error::Poisoned(reason)) => {
+                    let is_lost = self.shared.has_unsynced();
                     self.shared.abandon();
-                    return Ok(());
+                    return if is_lost { Err(Error::Poisoned(reason)) } else { Ok(()) };
                 }
                 inner => inner?,
             };
@@ -289,6 +298,15 @@ impl Shared {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.lock = None;
         inner.is_closed = true;
+    }
+
+    /// Whether appends of this process have returned whose batches are not known to be on disk.
+    fn has_unsynced(&self) -> bool {
+        if self.process != process::id() || !matches!(self.options.policy, Policy::Interval(_)) {
+            return false;
+        }
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        !inner.is_closed && self.commit.synced().end < inner.end
     }
 
     /// The end of the visible part of the log.
@@ -533,6 +551,7 @@ impl Shared {
             Segment { path, base_offset: Some(base), open: Box::new(open) }
         };
         PartitionScan::new(bases.iter().map(segment).collect::<Vec<_>>())
+            .without_gaps()
             .starting_at(start.min(bytes_max(bases, bytes)))
     }
 

@@ -106,6 +106,22 @@ fn a_sync_that_failed_fails_every_thread_that_waits() {
     }
 }
 
+#[test]
+fn closing_reports_that_acknowledged_batches_may_be_lost() {
+    for (policy, is_lost) in [(Policy::Interval(Duration::from_secs(3600)), true), (Policy::Group, false)] {
+        let disk = SimDisk::new();
+        let log = open(&disk, &options(policy, 1 << 20)).expect("a disk that works");
+        log.append(&mut [batch(7, 0, 0, false, &values("first", 1))]).expect("a disk that works");
+        // The sync fails: of the syncing thread, or of the append after its write.
+        disk.fail(Some(Fault { at: u64::from(!is_lost), forever: false }));
+        let failed =
+            if is_lost { log.sync() } else { log.append(&mut [batch(7, 0, 1, false, &values("second", 1))]).map(drop) };
+        assert!(matches!(failed, Err(Error::Poisoned(_))), "{policy:?}");
+        assert_eq!(matches!(log.close(), Err(Error::Poisoned(_))), is_lost, "{policy:?}");
+        log.close().expect("it is closed");
+    }
+}
+
 /// Appends until an operation fails. Returns the values of the failed batch.
 fn append_all(log: &PartitionLog, writer: &mut Writer, random: &mut Random) -> Option<Vec<Vec<u8>>> {
     for _ in 0..8 {

@@ -584,6 +584,35 @@ fn reads_begin_within_batches_and_segments() {
 }
 
 #[test]
+fn segments_that_were_removed_are_not_passed_over() {
+    let (disk, records) = sample(true);
+    let names = disk.names().expect("in memory");
+    let mut bases: Vec<i64> = names.iter().filter_map(|it| it.strip_suffix(".log")?.parse().ok()).collect();
+    bases.sort_unstable();
+    let remove = |base: i64| {
+        let disk = disk.after_kill();
+        disk.remove(&format!("{base:020}.log")).expect("in memory");
+        open(&disk, &options(Policy::Group, 500)).expect("the last segment is whole")
+    };
+    let log = remove(0);
+    assert_eq!(read(&log, 0, false), records[bases[1] as usize..]);
+    assert_eq!(read(&log, bases[1], false), records[bases[1] as usize..]);
+    let error = log.read(bases[1] - 1, false).err().expect("its segment is gone");
+    assert!(error.to_string().contains(&format!("the log begins at offset {}", bases[1])), "{error}");
+    let log = remove(bases[1]);
+    let reading = log.read(0, false).expect("an offset of the log");
+    let mut scan = RecordScan::new(reading.partition, reading.view, BATCH_BYTES_MAX);
+    let error = loop {
+        match scan.read(&mut RecordColumns::default(), 7) {
+            Ok(true) => {}
+            Ok(false) => panic!("a segment is missing"),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.to_string().contains("are in no segment"), "{error}");
+}
+
+#[test]
 fn a_log_that_was_closed_does_nothing_more() {
     let (disk, _) = sample(false);
     let log = open(&disk, &options(Policy::Group, 500)).expect("works");
