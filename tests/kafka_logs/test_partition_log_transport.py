@@ -42,7 +42,7 @@ class StandIn:
 
     @property
     def log_end(self) -> int:
-        return len(self.values)
+        return self.table.log_end(0)
 
     def append_many(self, batches: list[Any]) -> list[Appended]:
         self._call(len(batches))
@@ -160,6 +160,22 @@ def test_a_marker_is_on_disk_when_its_coordinator_counts_it() -> None:
     assert transport.write_marker(7, 0, 0, "commit") is fp.Verdict.FENCED, "of a coordinator that comes late"
     assert log.synced == [2, 2], "a repeat waits for the first copy"
     transport.close()
+
+
+def test_a_log_that_fails_to_close_does_not_keep_the_others_open(tmp_path: Path) -> None:
+    transport = PartitionLogTransport(tmp_path, partitions=3)
+    logs = [writer.log for writer in transport._writers]
+
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    transport._writers[1].log.close = fail
+    with pytest.raises(OSError, match="No space left"):
+        transport.close()
+    assert not any(writer._thread.is_alive() for writer in transport._writers)
+    for log in (logs[0], logs[2]):
+        with pytest.raises(ValueError, match="closed"):
+            log.append(7, 0, 0, [b"one"])
 
 
 def test_open_logs_have_their_own_options() -> None:

@@ -125,11 +125,16 @@ class PartitionLogTransport:
         return self._writers[partition].mark(pid, epoch, outcome, coordinator_epoch)
 
     def close(self) -> None:
-        """Close the logs that the transport opened, after answering all batches."""
-        for writer in self._writers:
-            writer.close()
-            if self._owns and writer.log is not None:
-                writer.log.close()
+        """Close the logs that the transport opened, after answering all batches. Raises an error of a log after it has
+        closed the others."""
+        with contextlib.ExitStack() as remaining:
+            for writer in self._writers:
+                remaining.callback(self._close, writer)
+
+    def _close(self, writer: LogWriter) -> None:
+        writer.close()
+        if self._owns and writer.log is not None:
+            writer.log.close()
 
     def __enter__(self) -> PartitionLogTransport:
         return self
