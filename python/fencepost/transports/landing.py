@@ -273,7 +273,8 @@ class LandingTransport:
             if not is_listed:
                 self._log.store.delete([file.path])
             if answer is not None:
-                return answer
+                # The offset is that of the rows that were missing, not of the first row.
+                return answer if left.count == batch.count else answer._replace(offset=None)
 
     def fence(self, pid: int, epoch: int, partitions: Sequence[int] | None) -> dict[int, tuple[int, int]]:
         """Refuse epochs of a producer below `epoch` from now on, and return its last sequences (`Transport`)."""
