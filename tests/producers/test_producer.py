@@ -175,6 +175,24 @@ def test_a_full_buffer_makes_send_wait_and_then_fail() -> None:
         producer.send(rows(6))
 
 
+def test_a_close_that_ends_in_time_does_not_promise_delivery() -> None:
+    may_go_on = threading.Event()
+
+    class Slow:
+        def send(self, batch: SequencedBatch) -> Answer:
+            may_go_on.wait(10)
+            return Answer(offset=0)
+
+    producer = fp.SequencedProducer(Slow(), **QUICK)
+    [delivery] = producer.send(rows(1))
+    with pytest.raises(TimeoutError, match=r"1 batches have no outcome after 0.05 s; delivery continues"):
+        producer.flush(0.05)
+    with pytest.raises(TimeoutError, match="the producer is closed, and they may or may not be in the log"):
+        producer.close(0.05)
+    assert isinstance(delivery.exception(10), fp.StoreError)
+    may_go_on.set()
+
+
 def test_an_exception_in_the_block_closes_it() -> None:
     sent: list[Any] = []
 

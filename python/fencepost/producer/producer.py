@@ -277,12 +277,14 @@ class SequencedProducer:
             PolicyError: Called in a callback of the producer, whose end it would wait for.
         """
         self._check_waits("flush()")
+        self._flush(timeout, "delivery continues")
+
+    def _flush(self, timeout: float | None, otherwise: str) -> None:
+        """As `flush`. `otherwise`: what happens to batches that have no outcome in time."""
         with self._changed:
             self._send_waiting()
             if not self._changed.wait_for(lambda: not self._deliveries, timeout):
-                raise TimeoutError(
-                    f"{len(self._deliveries)} batches have no outcome after {timeout} s; delivery continues"
-                )
+                raise TimeoutError(f"{len(self._deliveries)} batches have no outcome after {timeout} s; {otherwise}")
             error, self._undelivered = self._undelivered, None
         if error is not None:
             raise error
@@ -346,7 +348,7 @@ class SequencedProducer:
             if self._joined is not None:
                 self.abort()
             elif not self._is_closed:
-                self.flush(timeout)
+                self._flush(timeout, "the producer is closed, and they may or may not be in the log")
         finally:
             self._stop_threads("the producer was closed")
 
