@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import fencepost as fp
 import pyarrow as pa
 import pytest
+from fencepost.kafka import PartitionLog
 from fencepost.producer import Answer, SequencedBatch
 from fencepost.producer.stamping import stamp
 from fencepost.transports import PartitionLogTransport
@@ -183,3 +184,15 @@ def test_open_logs_have_their_own_options() -> None:
         PartitionLogTransport([StandIn()], partitions=2)
     with pytest.raises(fp.PolicyError, match="1 open logs"):
         PartitionLogTransport([StandIn()], sync="each")
+
+
+def test_logs_that_accept_a_second_batch_before_the_first_are_refused(tmp_path: Path) -> None:
+    """A fence would report the first one, which failed, as delivered: it is below the last sequence in the log."""
+    with (
+        PartitionLog(tmp_path / "events-0") as log,
+        pytest.raises(fp.PolicyError, match=r"events-0.* with first='zero'"),
+    ):
+        PartitionLogTransport([log])
+    with pytest.raises(fp.PolicyError, match="leave out first="):
+        PartitionLogTransport(tmp_path / "new", first="any")
+    assert not (tmp_path / "new").exists()

@@ -135,6 +135,7 @@ class PartitionLog:
                 raise ValueError(f"{name}={value} is outside {least}..={2**31 - 1}")
         self.path = Path(path)
         self.topic, self.partition = _place(self.path, partition)
+        self.first = first
         self._log = _native.PartitionLog(
             self.path, self.topic, self.partition,
             interval_ms=interval_ms if sync == "interval" else None, shares_syncs=sync == "group",

@@ -51,11 +51,11 @@ class PartitionLogTransport:
         value: The column of the records' values (binary or text). Default: the row as JSON without the identity, which
             is in the batch headers.
         timestamp: The column of the records' timestamps: int64 in milliseconds, or an Arrow timestamp.
-        options: Options of `PartitionLog`. `first` defaults to "zero", so that a new producer's batch is not accepted
-            after the one before it failed.
+        options: Options of `PartitionLog`. `first` is "zero", so that a new producer's batch is not accepted after the
+            one before it failed. Open logs must have it too.
 
     Raises:
-        PolicyError: The folder has another number of partitions. No log is opened then.
+        PolicyError: The folder has another number of partitions, or first is "any". No log is opened then.
         FencepostError: Any error of opening a log.
     """
 
@@ -71,6 +71,7 @@ class PartitionLogTransport:
         **options: Any,
     ) -> None:
         if isinstance(logs, str | os.PathLike):
+            _check_first(options.get("first", "zero"), "leave out first=")
             self._writers = _open(Path(logs), topic, _count(Path(logs), topic, partitions), options)
             self._owns = True
         else:
@@ -80,6 +81,8 @@ class PartitionLogTransport:
                     f"{len(opened)} open logs were passed, which determine the number of partitions and the options: "
                     "leave out partitions= and options"
                 )
+            for log in opened:
+                _check_first(getattr(log, "first", "zero"), f"open {log!r} with first='zero'")
             for folder, name in {(it.path.parent, it.topic) for it in opened if getattr(it, "topic", None)}:
                 _count(folder, name, len(opened))
             self._writers, self._owns = [LogWriter(log, None) for log in opened], False
@@ -322,6 +325,14 @@ def _coordinator_epoch_in(path: Path, pid: int) -> int:
         own = some.filter(pc.equal(some["pid"], pid))
         found = max(found, pc.max(own["coordinator_epoch"]).as_py() or 0)
     return found
+
+
+def _check_first(first: str, remedy: str) -> None:
+    if first != "zero":
+        raise PolicyError(
+            f"first={first!r}: if the first batch of a producer fails for a moment, such a log accepts the second one. "
+            f"The first one is then refused, or counts as delivered although it is not in the log: {remedy}"
+        )
 
 
 def _count(folder: Path, topic: str, partitions: int | None) -> int:
