@@ -163,6 +163,27 @@ def test_a_marker_is_on_disk_when_its_coordinator_counts_it() -> None:
     transport.close()
 
 
+def test_a_marker_that_was_acknowledged_and_then_lost_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with PartitionLogTransport(tmp_path, partitions=1, sync="interval") as transport:
+        rows = transport.send(batch(7, 0, 0, pa.table({"n": [1]}), transactional=True))
+        assert rows.result(PATIENCE_SECONDS).offset == 0
+        writer = transport._writers[0]
+        [segment] = (tmp_path / "events-0").glob("*.log")
+        size = segment.stat().st_size
+        assert transport.write_marker(7, 1, 0, "commit") is fp.Verdict.ACCEPTED
+        writer.log.close()
+        for other in (tmp_path / "events-0").iterdir():
+            if other.suffix in (".state", ".snapshot"):
+                other.unlink()
+        os.truncate(segment, size)
+        writer.log = None
+        with caplog.at_level("ERROR", logger="fencepost.transports"):
+            assert writer.opened().log_end == 1
+        assert "records with offsets from 1 to 1 were acknowledged" in caplog.text
+
+
 def test_a_log_that_fails_to_close_does_not_keep_the_others_open(tmp_path: Path) -> None:
     transport = PartitionLogTransport(tmp_path, partitions=3)
     logs = [writer.log for writer in transport._writers]

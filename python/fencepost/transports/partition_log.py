@@ -190,6 +190,7 @@ class LogWriter:
             # Under "interval" too: a coordinator never writes this marker again. A refused one may repeat one that is
             # not on disk yet.
             log.sync()
+            self._acknowledged = log.log_end
             return verdict
 
     def fence_below(self, pid: int, epoch: int) -> bool:
