@@ -136,6 +136,25 @@ def test_callbacks_may_use_the_producer() -> None:
     assert transport.log == {0: [1, 2]}
 
 
+def test_a_callback_that_exits_does_not_stop_the_producer() -> None:
+    def leave(_: Any) -> None:
+        raise SystemExit(1)
+
+    class Gate:
+        may_go_on = threading.Event()
+
+        def send(self, batch: SequencedBatch) -> Answer:
+            self.may_go_on.wait(10)
+            return Answer(offset=0)
+
+    with fp.SequencedProducer(Gate(), **QUICK) as producer:
+        [first], [second] = producer.send(rows(1)), producer.send(rows(2))
+        first.add_done_callback(leave)
+        Gate.may_go_on.set()
+        assert second.result(10).rows == 1
+        producer.flush(10)
+
+
 def test_refusals_are_reported_by_delivery_and_flush() -> None:
     transport = Script(Answer(ErrorCode.INVALID_RECORD, message="too odd"), Answer(offset=0))
     producer = fp.SequencedProducer(transport, **QUICK)

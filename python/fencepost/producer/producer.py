@@ -841,10 +841,12 @@ class SequencedProducer:
         while (batch := self._settled.get()) is not None:
             outcome = batch.outcome
             for delivery in self._deliveries[batch]:
-                if isinstance(outcome, Delivered):
-                    delivery.set_result(delivery._part_of(outcome))
-                else:
-                    delivery.set_exception(outcome)
+                # A callback that exits, for example by sys.exit, must not end this thread: flush() waits for it.
+                with contextlib.suppress(SystemExit, KeyboardInterrupt, GeneratorExit):
+                    if isinstance(outcome, Delivered):
+                        delivery.set_result(delivery._part_of(outcome))
+                    else:
+                        delivery.set_exception(outcome)
             with self._changed:
                 if not isinstance(outcome, Delivered):
                     self._undelivered = self._undelivered or outcome
