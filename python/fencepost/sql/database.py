@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, exc, inspect, literal_column, select
 from fencepost.errors import OutcomeUnknownError, PolicyError, SchemaError, StoreError, UndoneError
 from fencepost.sql import drivers
 from fencepost.sql.columns import Int64
-from fencepost.sql.kinds import ENDED, LOCKED_TEXT, Limits, driver_errors, kind_of
+from fencepost.sql.kinds import ENDED, IGNORED, KINDS, LOCKED_TEXT, Limits, driver_errors, kind_of
 from fencepost.sql.migrations import SCHEMA, Part
 
 __all__ = ["Database", "Int64", "driver_errors", "outages", "run"]
@@ -35,13 +35,14 @@ LOCK_TIMEOUT_MS = 30_000
 _WRITING: ContextVar[frozenset[int]] = ContextVar("fencepost_writing", default=frozenset())
 
 
-def run(work: Callable[..., T], *arguments: object) -> T:
-    """Run the caller's work and return its result.
+def run(work: Callable[..., T], connection: Connection, *arguments: object) -> T:
+    """Run the caller's work in the transaction of the connection, and return its result.
 
     Raises:
         PolicyError: The result is a coroutine or a generator, so the work has not run. Nothing is committed.
+        UndoneError: The work has ended the transaction, or ignored an error that has ended it.
     """
-    result = work(*arguments)
+    result = work(connection, *arguments)
     if functions.isawaitable(result) or functions.isgenerator(result) or functions.isasyncgen(result):
         if functions.iscoroutine(result):
             result.close()
@@ -49,6 +50,9 @@ def run(work: Callable[..., T], *arguments: object) -> T:
             f"{getattr(work, '__name__', work)!s} returned a {type(result).__name__}, which does not run before the "
             "commit. Pass a function that does its work before it returns. Nothing was applied"
         )
+    if connection.invalidated:
+        raise UndoneError(IGNORED)
+    KINDS[connection.dialect.name].check_open(connection)
     return result
 
 

@@ -6,7 +6,8 @@ not depend on the isolation level of the engine, and MariaDB takes no gap locks.
 
 Two databases can end a transaction early without an error at the commit. SQLite does after a trigger that rolls back.
 MariaDB does after a deadlock, and after each statement that commits by itself (CREATE, ALTER, DROP, TRUNCATE). Later
-statements then run in another transaction. So `begin` sets a savepoint, and the commit requires it.
+statements then run in another transaction. So `begin` sets a savepoint, and the commit requires it. On PostgreSQL only
+the caller's work can end a transaction early, so a check follows it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ ENDED = (
     "your function has ended its transaction. If it committed, fencepost's claim or decision is committed too, and a "
     "repeated call does not run the function again: check its rows. Do not commit or roll back in the function"
 )
-_IGNORED = (
+IGNORED = (
     "the database has rolled back the transaction after an error of a statement, which your function ignored. Nothing "
     "of its work is in the database. Let the function raise the error, or run statements that may fail in "
     "connection.begin_nested()"
 )
-_UNCLEAR = f"the transaction ended before its commit. Either {_IGNORED}. Or {ENDED}"
+_UNCLEAR = f"the transaction ended before its commit. Either {IGNORED}. Or {ENDED}"
 
 
 class Limits(NamedTuple):
@@ -65,6 +66,9 @@ class Kind(Protocol):
 
     def check_whole(self, connection: Connection) -> None:
         """Raise UndoneError unless the commit will contain everything since `begin`."""
+
+    def check_open(self, connection: Connection) -> None:
+        """Raise UndoneError if the caller's work has ended the transaction in a way that `check_whole` cannot find."""
 
     def schema_lock(self, connection: Connection) -> AbstractContextManager[None]:
         """Return a context that holds the exclusive lock for changes of this package's tables."""
@@ -143,6 +147,9 @@ class SQLite:
         except exc.OperationalError as error:
             raise UndoneError(_UNCLEAR) from error
 
+    def check_open(self, connection: Connection) -> None:
+        pass
+
     def schema_lock(self, connection: Connection) -> AbstractContextManager[None]:
         return nullcontext()  # The transaction holds the write lock.
 
@@ -168,6 +175,8 @@ class SQLite:
         return ""
 
 
+_WHOLE_SETTING = "fencepost.whole"
+"""A setting that is "on" until the transaction ends. It costs less than a savepoint: no round trip."""
 _IDLED_TEXT = "; the transaction was idle for longer than idle_timeout_ms"
 LOCKED_TEXT = "; another session held the lock for longer than lock_timeout_ms"
 
@@ -208,10 +217,11 @@ class PostgreSQL:
             "lock_timeout": limits.lock_timeout_ms,
             "idle_in_transaction_session_timeout": limits.idle_timeout_ms,
         }
-        settings = "; ".join(f"SET LOCAL {name} = {value}" for name, value in named.items() if value is not None)
-        if settings:
-            with driver_errors(connection, settings):
-                drivers.execute(connection, settings)
+        wanted = {name: value for name, value in named.items() if value is not None}
+        settings = "; ".join(f"SET LOCAL {name} = {value}" for name, value in [*wanted.items(), (_WHOLE_SETTING, "on")])
+        with driver_errors(connection, settings):
+            drivers.execute(connection, settings)
+        if wanted:
             connection.info[_COUNTS_IDLE] = True
 
     def restore(self, connection: Connection, limits: Limits) -> None:
@@ -222,7 +232,13 @@ class PostgreSQL:
         """See `Kind`. PostgreSQL rolls back at the commit of a failed transaction, without an error."""
         status = drivers.driver_of(connection).info.transaction_status
         if status in (self._IDLE, self._IN_ERROR):
-            raise UndoneError(ENDED if status == self._IDLE else _IGNORED)
+            raise UndoneError(ENDED if status == self._IDLE else IGNORED)
+
+    def check_open(self, connection: Connection) -> None:
+        """See `Kind`. After a COMMIT or ROLLBACK, the driver begins another transaction, without the setting."""
+        self.check_whole(connection)
+        if connection.exec_driver_sql(f"SELECT current_setting('{_WHOLE_SETTING}', true)").scalar() != "on":
+            raise UndoneError(ENDED)
 
     def schema_lock(self, connection: Connection) -> AbstractContextManager[None]:
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": self._SCHEMA_LOCK})
@@ -365,6 +381,9 @@ class MariaDB:
                 raise
             raise UndoneError(f"{_UNCLEAR}. CREATE, ALTER, DROP and TRUNCATE commit by themselves") from error
 
+    def check_open(self, connection: Connection) -> None:
+        pass
+
     @contextmanager
     def schema_lock(self, connection: Connection) -> Iterator[None]:
         """See `Kind`. The session holds the lock, because the first CREATE TABLE ends a transaction."""
@@ -425,4 +444,4 @@ def kind_of(engine: Engine) -> Kind:
     return kind
 
 
-__all__ = ["ENDED", "KINDS", "Kind", "Limits", "driver_errors", "kind_of"]
+__all__ = ["ENDED", "IGNORED", "KINDS", "Kind", "Limits", "driver_errors", "kind_of"]
