@@ -189,6 +189,24 @@ def test_invalid_retentions_are_refused(events: Engine, retention: Any) -> None:
         SqlSink(events, None, "c", columns=TIMED).reap(retention)
 
 
+@pytest.mark.parametrize("by", ["event_time", "processed_time"])
+@pytest.mark.parametrize(
+    ("scale", "message"), [(1000, "is after the database's clock"), (1.5, "expected an integer"), (True, "an integer")]
+)
+def test_a_time_that_is_not_now_is_refused(events: Engine, by: Any, scale: Any, message: str) -> None:
+    """Microseconds or a float would make every event FORGOTTEN, or each call fail: the horizon never decreases."""
+    sink = SqlSink(events, None, "c", **({"columns": TIMED} if by == "event_time" else {}))
+    with events.connect() as connection:
+        now = sink._database.now_ms(connection)
+    with pytest.raises(fp.PolicyError, match=message):
+        sink.reap(1_000, by=by, now_ms=True if scale is True else now * scale)
+    sink.handle(rows(0, time=now), nothing)
+    assert sink.metrics()["horizon_ms"] is None
+    with pytest.raises(fp.PolicyError, match=message):
+        sink.reap(1_000, by=by, now_ms=True if scale is True else now * scale)
+    assert verdicts(sink.handle(rows(0, 1, time=now), nothing)) == ["DUPLICATE", "ACCEPTED"]
+
+
 def test_without_timestamps_nothing_is_forgotten(events: Engine) -> None:
     with pytest.raises(fp.PolicyError, match="consumer 'c' keeps no timestamps"):
         SqlSink(events, None, "c").reap(1_000)

@@ -53,6 +53,7 @@ def reap(
             "timestamp=...). Or reap by='processed_time': an event whose claim was reaped is then applied again if it "
             "is delivered again"
         )
+    _check_now(now_ms)
     warning = _too_short(consumer, retention_ms, replay_ms, "FORGOTTEN, not recognized as duplicates")
     if warning is not None:
         warnings.warn(warning, RetentionWarning, stacklevel=3)
@@ -61,6 +62,7 @@ def reap(
         clock = consumer.database.now_ms(connection)
         horizon = (clock if now_ms is None else now_ms) - retention_ms
         if not force:
+            _check_past(horizon, clock, now_ms, "FORGOTTEN, and the horizon never decreases")
             _check_in_flight(connection, consumer, storage, horizon, clock - retention_ms)
         return consumer.raise_horizon(connection, horizon)
 
@@ -77,13 +79,17 @@ def reap_processed(
             f"consumer {consumer.name!r} keeps the events' own time: reap by='event_time', which never treats "
             "forgotten rows as new"
         )
+    _check_now(now_ms)
     warning = _too_short(consumer, retention_ms, replay_ms, "applied again")
     if warning is not None:
         if not force:
             raise PolicyError(f"{warning}. Choose a longer retention, or pass force=True. Nothing has changed")
         warnings.warn(warning, RetentionWarning, stacklevel=3)
-    clock = consumer.database.transaction(consumer.database.now_ms) if now_ms is None else now_ms
-    return Reaped(_delete_behind(consumer, storage, "changed_ms", clock - retention_ms), None, warning)
+    clock = consumer.database.transaction(consumer.database.now_ms)
+    until_ms = (clock if now_ms is None else now_ms) - retention_ms
+    if not force:
+        _check_past(until_ms, clock, now_ms, "applied again if they are delivered again")
+    return Reaped(_delete_behind(consumer, storage, "changed_ms", until_ms), None, warning)
 
 
 def reap_consumer(database: Database, name: str, retention_ms: int) -> Reaped:
@@ -94,6 +100,13 @@ def reap_consumer(database: Database, name: str, retention_ms: int) -> Reaped:
     consumer, storage = Consumer.find(database, name)
     forget = reap if consumer.keeps_time else reap_processed
     return forget(consumer, storage, retention_ms, None, None, False)
+
+
+def _check_now(now_ms: int | None) -> None:
+    """Raise PolicyError for a time that is not a 64-bit integer: the horizon is stored, and never decreases."""
+    is_count = isinstance(now_ms, int) and not isinstance(now_ms, bool) and -(2**63) <= now_ms < 2**63
+    if now_ms is not None and not is_count:
+        raise PolicyError(f"now_ms={now_ms!r}: expected an integer, in milliseconds since 1970. Nothing has changed")
 
 
 def _too_short(consumer: Consumer, retention_ms: int, replay_ms: int | None, outcome: str) -> str | None:
@@ -107,6 +120,16 @@ def _too_short(consumer: Consumer, retention_ms: int, replay_ms: int | None, out
         f"consumer {consumer.name!r}: a retention of {retention_ms} ms is shorter than the slowest replay "
         f"({replay_ms} ms): events that the replay delivers again will be {outcome}"
     )
+
+
+def _check_past(until_ms: int, clock_ms: int, now_ms: int | None, outcome: str) -> None:
+    """Raise PolicyError if claims up to a time after the database's clock would be forgotten."""
+    if until_ms > clock_ms:
+        raise PolicyError(
+            f"now_ms={now_ms}: with this retention, claims up to {until_ms} would be forgotten, which is after the "
+            f"database's clock ({clock_ms}). All events up to now would be {outcome}. Pass milliseconds since 1970, or "
+            "force=True. Nothing has changed"
+        )
 
 
 def _check_in_flight(

@@ -374,9 +374,10 @@ class SqlSink:
         applies, and the next call deletes the rest.
 
         Raises:
-            PolicyError: The retention is not positive. By event time: the sink keeps no timestamps, or the retention
-                is shorter than what is in flight (older events wrote claims within it). By processed time: the sink
-                keeps timestamps, or the retention is shorter than `replay_ms`. Nothing has changed.
+            PolicyError: The retention is not positive, or `now_ms` is not an integer. By event time: the sink keeps no
+                timestamps, the horizon would be after the database's clock, or the retention is shorter than what is in
+                flight (older events wrote claims within it). By processed time: the sink keeps timestamps, or the
+                retention is shorter than `replay_ms`. Nothing has changed.
         """
         storage = self._claims.storage
         if by not in get_args(ReapBy):
