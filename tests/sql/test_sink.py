@@ -836,6 +836,18 @@ def test_values_that_a_column_does_not_take(engine: Engine, column: str, value: 
     assert sink.apply(batch).rows_kept == 2, "the sink goes on"
 
 
+@without_mariadb
+def test_a_time_of_day_finer_than_microseconds_is_refused(engine: Engine) -> None:
+    sink, batch = all_types(engine), with_identity(GOOD, GOOD)
+    place = batch.column_names.index("clock")
+    with pytest.raises(fp.BatchError, match=r"column 'clock', row 1: '00:00:00.000001001': the column takes micro"):
+        sink.apply(batch.set_column(place, "clock", pa.array([1000, 1001], pa.time64("ns"))))
+    assert sink.apply(batch.set_column(place, "clock", pa.array([1, None], pa.time32("ms")))).rows_kept == 2
+    with engine.connect() as connection:
+        found = connection.execute(select(ALL.c.clock)).scalars().all()
+    assert sorted(found, key=str) == [datetime.time(microsecond=1000), None]
+
+
 @pytest.mark.parametrize(
     ("column", "value"),
     [("amount", "x"), ("amount", 2**64), ("amount", 1.5), ("amount", [1]), ("note", 7), ("seq", "a")],

@@ -211,7 +211,7 @@ class _Column:
         if isinstance(kind, types.Date):
             return self._only(values, pa.types.is_date, "dates").cast(pa.date32())
         if isinstance(kind, types.Time):
-            return self._fine(self._only(values, pa.types.is_time, "times of day"))
+            return self._fine(self._in_microseconds(self._only(values, pa.types.is_time, "times of day")))
         if isinstance(kind, mysql.BIT):
             raise SinkError(f"column '{self.name}': is of type BIT, which is not supported; {_UNCHANGED}")
         # For JSON and types unknown to SQLAlchemy, the database parses the text.
@@ -335,14 +335,22 @@ class _Column:
                 raise self._wrong(values, row, f"the column takes {length} bytes, and would pad the value with zeros")
         return values
 
+    def _in_microseconds(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Return the times in microseconds. Refuse finer ones, because Python's times would truncate them."""
+        kind = pa.time64("us") if pa.types.is_time(values.type) else pa.timestamp("us", values.type.tz)
+        try:
+            return values.cast(kind)
+        except pa.ArrowInvalid as error:
+            row = _first(values.cast(pa.int64()), lambda it: it % 1000 != 0)
+            raise self._wrong(values, row, "the column takes microseconds") from error
+
     def _fine(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """Return the times. Refuse times that are finer than the column, because MariaDB would truncate them."""
         digits = getattr(self._type, "fsp", None) or 0
         if not self._is_mariadb or digits >= _MICROSECONDS:
             return values
         unit = 10 ** (_MICROSECONDS - digits)
-        ticks = values.cast(pa.time64("us") if pa.types.is_time(values.type) else pa.timestamp("us", values.type.tz))
-        row = _first(ticks.cast(pa.int64()), lambda it: it % unit != 0)
+        row = _first(values.cast(pa.int64()), lambda it: it % unit != 0)
         if row >= 0:
             raise self._wrong(
                 values, row, f"the column takes {digits} digits of a second, so the database would truncate it"
@@ -352,13 +360,7 @@ class _Column:
     def _times(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """Convert instants to UTC; times without a zone stay so. The unit is microseconds, as in the databases."""
         self._only(values, pa.types.is_timestamp, "timestamps")
-        try:
-            values = values.cast(pa.timestamp("us", values.type.tz))
-        except pa.ArrowInvalid as error:
-            finest = pc.cast(values, pa.int64())
-            row = next(at for at, it in enumerate(finest.to_pylist()) if it is not None and it % 1000)
-            raise self._wrong(values, row, "the column takes microseconds") from error
-        values = self._fine(values)
+        values = self._fine(self._in_microseconds(values))
         if values.type.tz is not None:
             return values.cast(pa.timestamp("us", "UTC"))
         # PostgreSQL would read a time without a zone in the time zone of the session.
@@ -366,6 +368,8 @@ class _Column:
 
     def _wrong(self, values: pa.ChunkedArray, row: int, problem: str) -> BatchError:
         value = values[row].as_py() if not pa.types.is_timestamp(values.type) else str(values[row])
+        if pa.types.is_time(values.type):  # Python's times would truncate it.
+            value = values[row].cast(pa.string()).as_py()
         return BatchError(
             f"column '{self.name}', row {row}: {shown(value)}: {problem}; {bulk.NOTHING}",
             column=self.name,
