@@ -1025,6 +1025,29 @@ def test_rows_without_a_producer(events: Engine) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("claim", ["sequence", "message_id"])
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_table_with_a_rule_for_insert(events: Engine, claim: Any, is_later: bool) -> None:
+    """PostgreSQL has no such rules in a statement with WITH, by which few rows are written."""
+
+    def add_rule() -> None:
+        with events.begin() as connection:
+            connection.execute(text("CREATE TABLE noted (seq BIGINT)"))
+            connection.execute(
+                text("CREATE RULE note AS ON INSERT TO events DO ALSO INSERT INTO noted VALUES (NEW.seq)")
+            )
+
+    sink = SqlSink(events, "events", "c", claim, **({"message_id": "seq"} if claim == "message_id" else {}))
+    if is_later:
+        assert sink.apply(run(0, 1)).rows_kept == 1
+    add_rule()
+    assert sink.apply(run(0, 3)).rows_kept == 3 - is_later
+    assert sink.apply(run(0, 3)).rows_kept == 0
+    with events.connect() as connection:
+        assert len(connection.execute(text("SELECT seq FROM noted")).all()) == 3 - is_later
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_an_id_that_another_transaction_claims_meanwhile(events: Engine, new_engine: Callable[[], Engine]) -> None:
     """The statement that looks for ids does not see it, and fails on it. The call then finds a duplicate."""
     sink = SqlSink(events, "events", "by note", "message_id", message_id="note", insert=("note",))

@@ -155,8 +155,9 @@ def _in_array(value: str) -> str:
 def _kinds_of(connection: Connection, table: Table) -> dict[str, str | None]:
     """Return the types of the columns, without lengths: a cast truncates a value that an assignment refuses.
 
-    The type is None for array columns, which cannot be elements of arrays. The types are read once. After a later
-    change of a column's type, its assignment converts or refuses values.
+    The type is None for array columns, which cannot be elements of arrays, and for all columns of a table with a rule
+    for INSERT, which a statement with WITH refuses. The types are read once. After a later change of a column's type,
+    its assignment converts or refuses values.
     """
     if _KINDS not in table.info:
         found = connection.execute(text(_KINDS_QUERY), {"name": quoted(connection, table)})
@@ -168,6 +169,7 @@ def _kinds_of(connection: Connection, table: Table) -> dict[str, str | None]:
 _KINDS = "fencepost_kinds"
 _KINDS_QUERY = """
 SELECT a.attname, format_type(a.atttypid, -1), t.typarray <> 0 AND t.typcategory <> 'A'
+    AND NOT EXISTS (SELECT 1 FROM pg_rewrite AS r WHERE r.ev_class = a.attrelid AND r.ev_type = '3')
 FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
 WHERE a.attrelid = CAST(:name AS regclass) AND a.attnum > 0 AND NOT a.attisdropped
 """

@@ -27,6 +27,10 @@ class UnnamedError(Exception):
     """The database refused a row without naming it. COPY names the row."""
 
 
+# NotSupportedError: the target has a rule for INSERT that was created after its types were read.
+_REFUSED = (exc.IntegrityError, exc.DataError, exc.NotSupportedError)
+
+
 def write_together(
     connection: Connection,
     consumer: Consumer,
@@ -50,7 +54,7 @@ def write_together(
         return
     try:
         inserted = connection.execute(query, {"consumer": consumer.id, **values}).scalar_one()
-    except (exc.IntegrityError, exc.DataError) as error:
+    except _REFUSED as error:
         raise UnnamedError from error
     if inserted != len(judged.new):
         raise RacedError
@@ -101,7 +105,7 @@ def claim_together(
         query = _claiming(messages.consumer.database.clock, bool(positions), into, arrays, rows.num_columns)
         try:
             found = connection.execute(query, values).scalar_one()
-        except (exc.IntegrityError, exc.DataError) as error:
+        except _REFUSED as error:
             raise UnnamedError from error
         return np.array(found or [], np.int64) - 1
 
