@@ -337,6 +337,21 @@ def test_a_table_is_the_sink_of_one_state(
     assert re.fullmatch(r"<StagedTable events of .*>", repr(other))
 
 
+def test_a_table_is_the_sink_of_one_state_under_all_its_names(
+    database_url: str, events: Engine, make: Callable[..., DedupJob], tmp_path: Path
+) -> None:
+    """Two jobs would both write the same events."""
+    land_some(tmp_path, 0)
+    make().run()
+    names = [f"{inspect(events).default_schema_name}.events"]
+    names += ["Events"] if events.dialect.name == "sqlite" else []
+    for number, name in enumerate(names):
+        other = StagedTable(database_url, name, tmp_path / f"other-sink-{number}")
+        with pytest.raises(fp.SinkError, match="belongs to another state already, as the table 'events'"):
+            DedupJob(tmp_path / "source", tmp_path / f"other-state-{number}", other).run()
+    assert stored(events) == expected(0)
+
+
 def test_folders_with_values_are_refused(events: Engine, make: Callable[..., DedupJob], tmp_path: Path) -> None:
     land(tmp_path / "source" / "day=1", "0.parquet", make_rows(0))
     with pytest.raises(fp.SinkError, match=r"only folder names contain \(day=1/\)"):

@@ -165,6 +165,7 @@ class StagedTable(RunFolders):
 
     def claim(self, state_id: str) -> None:
         """See `Sink`."""
+        self._check_other_names()
         super().claim(state_id)
         with self._opened() as engine:
             database = Database(engine)
@@ -175,6 +176,25 @@ class StagedTable(RunFolders):
         row = self._row()
         if row is None or row.state != state_id:
             raise SinkError(f"{self!r}: another state (id {row and row.state}) claimed this table at the same time")
+
+    def _check_other_names(self) -> None:
+        """Raise SinkError if a state has the same table under another name, such as one with its schema."""
+        with self._opened() as engine, engine.connect() as connection:
+            others = connection.execute(select(VERSIONS.c.sink).where(VERSIONS.c.sink != self.name)).scalars().all()
+        mine = self._place(self.name) if others else None
+        for name in others:
+            if self._place(name) == mine:
+                raise SinkError(
+                    f"{self!r}: belongs to another state already, as the table {name!r}. A table permanently has one "
+                    "state"
+                )
+
+    def _place(self, name: str) -> tuple[Any, ...] | None:
+        """Return the identity of a table, or None if it does not exist."""
+        try:
+            return place_of(make_url(self._url), name)
+        except SinkError:
+            return None
 
     def current_version(self, before: Decision | None) -> dict[str, Any] | None:
         """See `Sink`. Return the table and its newest version."""

@@ -70,7 +70,7 @@ class Target:
         with outages(self._engine), self._engine.connect() as connection:
             if self.is_sqlite:
                 files = {row[1]: row[2] for row in connection.exec_driver_sql("PRAGMA database_list")}
-                return files[self.table.schema or "main"], self.table.name
+                return files[self.table.schema or "main"], self.table.name.lower()
             if self.kind == "mariadb":
                 query = text("SELECT @@hostname, @@port, @@datadir, COALESCE(:schema, DATABASE()), :name")
                 return tuple(connection.execute(query, {"schema": self.table.schema, "name": self.table.name}).one())
