@@ -177,6 +177,21 @@ def test_a_conflict_of_one_partition_loses_nothing_of_another(orders: Engine) ->
     assert loop.metrics()["conflicts"] == 1
 
 
+def test_a_conflict_of_another_sink_stops_it(orders: Engine) -> None:
+    """The loop cannot resolve it by reading its own positions again."""
+    cluster = Cluster()
+    cluster.send("orders", *map(order, range(3)))
+    sink = new_sink(orders)
+    other = SqlSink(orders, None, "other")
+
+    def write(connection: Connection, kept: pa.Table) -> None:
+        other._consumer.hold(connection, {"elsewhere": 5})
+
+    with pytest.raises(fp.StateConflictError, match="source 'elsewhere': expected position 5"):
+        new_loop(sink, FakeClient(cluster, [P0]), effect=write).run()
+    assert (stored(orders), dead(orders), sink.positions()) == ([], [], {"orders-0": 0})
+
+
 def test_positions_that_are_forgotten_meanwhile_stop_it(orders: Engine) -> None:
     cluster = Cluster()
     cluster.send("orders", *map(order, range(4)))
