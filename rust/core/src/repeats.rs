@@ -263,7 +263,13 @@ fn is_sooner<K: KeyColumns>(policy: &Policy, chunks: &[KeyedRows<'_, K>], rows: 
     let spans_share = (first.spans(), first.rows);
     let row_ns = if threads() > 1 { ROW_NS } else { ROW_ALONE_NS };
     let is_dear = |span_ns: usize| spans_share.0 * (span_ns + named_ns) > spans_share.1 * row_ns;
-    is_dear(HOLES_NS) && is_dear(Sample::of(policy, chunks, rows / Sample::ROWS_SHARE, Sample::KEYS_SHARE).span_ns())
+    if !is_dear(HOLES_NS) {
+        return false;
+    }
+    let sample = Sample::of(policy, chunks, rows / Sample::ROWS_SHARE, Sample::KEYS_SHARE);
+    // Of few keys, none may be in the sample. The first rows then decide.
+    let sample = if sample.spans() == 0 { first } else { sample };
+    is_dear(sample.span_ns())
 }
 
 /// Rows of one block and one chunk.
@@ -830,5 +836,19 @@ mod tests {
         assert!(!is_left(&|row| (row % 5000, 0, 0, (row / 5000 * 3) as i32)));
         assert!(!is_left(&|row| (row, 0, 0, 0)));
         assert!(!is_left(&|row| (row % 5000, 0, 0, 1000 - (row / 5000) as i32)));
+    }
+
+    /// Of few keys, none may be in the sample of keys.
+    #[test]
+    fn rows_of_any_single_key_can_be_judged() {
+        let policy = policies()[2];
+        for pid in 0..40 {
+            let rows: Vec<_> = (0..ROWS_MIN as i32).map(|row| (pid, 0, 0, row ^ 1)).collect();
+            let columns = Columns::of(&rows);
+            let rows = KeyedRows { keys: &columns, epoch: columns.epoch(&policy), seq: Seqs::I32(&columns.seq) };
+            let found = find_repeats(&policy, &domain(&policy), &[rows], true).expect("valid rows");
+            let found = found.expect("most rows are spans that open or fill a hole");
+            assert!(found.others.is_empty() && found.kept.iter().all(|&word| word == u64::MAX));
+        }
     }
 }
