@@ -35,8 +35,10 @@ REASONS = {
 def explain_rows(rows: Any, columns: Columns, table: StateTable) -> Any:
     """Implement `fencepost.explain`. Updates `table`."""
     rows = opened(rows)
-    if hasattr(rows, "read_all"):
-        rows = rows.read_all()
+    package = _package_of(rows)
+    if package is None and not isinstance(rows, pa.Table):
+        # A stream can be read once, and a query may return its rows in another order the next time.
+        rows = pa.concat_tables(pieces(rows, (), CALL_ROWS, is_whole=True))
     whole = pa.concat_tables(pieces(rows, columns.read(table.keep), CALL_ROWS))
     codes = np.asarray(pa.array(table.apply(whole, columns).verdict))
     kept = _kept_rows(identity(whole, columns), codes)
@@ -45,7 +47,7 @@ def explain_rows(rows: Any, columns: Columns, table: StateTable) -> Any:
         "kept_row": kept,
         "reason": _reasons(codes, kept),
     }
-    return _joined(rows, found)
+    return _joined(rows, package, found)
 
 
 def _kept_rows(rows: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Array:
@@ -75,12 +77,14 @@ def _texts(texts: dict[Verdict, str], codes: npt.NDArray[np.uint8]) -> pa.Array:
     return pa.array([texts.get(it, "") for it in Verdict], pa.string()).take(pa.array(codes))
 
 
-def _joined(rows: Any, found: dict[str, pa.Array]) -> Any:
-    """Return the rows with these columns added, in the input's type if that is a DataFrame."""
+def _package_of(rows: Any) -> str | None:
+    """Return the package of a DataFrame: "polars" or "pandas"; None for other input."""
     kinds = ((package, getattr(sys.modules.get(package), "DataFrame", None)) for package in ("polars", "pandas"))
-    package = next((package for package, kind in kinds if kind is not None and isinstance(rows, kind)), None)
-    if package is None:
-        rows = rows if isinstance(rows, pa.Table) else pa.concat_tables(pieces(rows, (), CALL_ROWS, is_whole=True))
+    return next((package for package, kind in kinds if kind is not None and isinstance(rows, kind)), None)
+
+
+def _joined(rows: Any, package: str | None, found: dict[str, pa.Array]) -> Any:
+    """Return the rows with these columns added, in the input's type if that is a DataFrame."""
     for name in found:
         if name in (rows.column_names if package is None else rows.columns):
             raise BatchError(f"column '{name}': the rows already have a column of this name; rename it", column=name)

@@ -54,6 +54,23 @@ def test_kinds_of_frames() -> None:
     assert fp.explain(kinds["pandas"]).index.tolist() == list(range(100, 200))
 
 
+def test_a_stream_is_read_once() -> None:
+    """A stream has no rows the second time, and a query may return them in another order."""
+    rows = make_rows(1, 100)
+
+    class Stream:
+        reads = 0
+
+        def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+            self.reads += 1
+            given = rows if self.reads == 1 else rows.take(list(range(len(rows)))[::-1])
+            return given.__arrow_c_stream__(requested_schema)
+
+    stream = Stream()
+    assert fp.explain(stream).equals(fp.explain(rows))
+    assert stream.reads == 1
+
+
 def test_against_a_table_that_is_not_advanced() -> None:
     rows = make_rows(2, 100).filter(pa.array(np.arange(100) < 50))
     table = fp.StateTable("any_order")
