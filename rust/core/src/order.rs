@@ -68,6 +68,12 @@ impl Renumbering {
         self.partition.is_none()
     }
 
+    /// Whether the table still knows the pid of a line. If all its entries are gone, the number may be unused.
+    #[inline]
+    pub(crate) fn has_pid(&self, pid: i64) -> bool {
+        self.pid.as_ref().is_none_or(|pids| (pid as usize) < pids.ranks.len())
+    }
+
     /// The numbers in the snapshot of a key of the table.
     #[inline]
     pub(crate) fn key(&self, pid: i64, partition: i32) -> (i64, i32) {

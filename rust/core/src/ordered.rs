@@ -118,7 +118,10 @@ impl<L: RowLine> Shelf<L> {
         for segment in stretch.segments.clone() {
             self.lines().for_each_line(segment, |line, first, slots| {
                 if numbers.keeps_partitions() {
-                    return add((first.pid, first.partition), line, None);
+                    if numbers.has_pid(first.pid) {
+                        add((first.pid, first.partition), line, None);
+                    }
+                    return;
                 }
                 let taken = (0..slots as u8).filter(|&slot| self.lines().read(line.slot(slot)) != Slot::Empty);
                 taken.for_each(|slot| add((first.pid, first.partition + i32::from(slot)), line, Some(slot.into())));

@@ -306,6 +306,23 @@ fn names_of_forgotten_producers_go_too() {
     assert_eq!(table.len(), 100);
 }
 
+/// Their lines are still there, but their numbers are those of later producers.
+#[test]
+fn a_table_without_entries_forgets_the_names_of_refused_producers() {
+    let any_order = Policy::preset("any_order").expect("a preset");
+    for names in [0..1, 3..5, 0..5] {
+        let mut table = StateTable::new(any_order).expect("valid").with_keep_timestamp(true);
+        table.evict(20, 0).expect("timestamps are kept");
+        let before = table.keys().mark();
+        assert_eq!(name_and_apply(&mut table, 0..5, 20), [Verdict::Forgotten as u8; 5]);
+        table.keys_mut().go_back(before);
+        let count = names.len();
+        assert_eq!(name_and_apply(&mut table, names, 30), vec![Verdict::Accepted as u8; count]);
+        let restored = StateTable::restore(&table.snapshot()).expect("a snapshot");
+        assert_eq!((restored.len(), restored.snapshot()), (count, table.snapshot()));
+    }
+}
+
 #[test]
 fn an_empty_table_forgets_nothing() {
     let any_order = Policy::preset("any_order").expect("a preset");
