@@ -24,7 +24,7 @@ from fencepost.auditor import CALL_ROWS, audit_rows, identity, pieces
 from fencepost.content import mixed
 from fencepost.errors import BatchError, PolicyError
 from fencepost.findings import ADVICE_ROWS, AuditReport
-from fencepost.inputs import with_fields
+from fencepost.inputs import with_fields, without_runs
 from fencepost.pages.commands import SINK, STATE, command, options, place
 from fencepost.pages.tables import share
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy, resolve_columns
@@ -280,9 +280,15 @@ def _narrow(rows: pa.Table, columns: Columns, keep: tuple[str, ...]) -> pa.Table
             raise BatchError(f"column '{name}': missing; the rows have the columns {known}", column=name)
         if rows.column_names.count(name) > 1:
             raise BatchError(f"column '{name}': occurs twice in the rows", column=name)
-    rows = rows.select(list(dict.fromkeys(names)))
-    unpacked = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}  # Arrow cannot filter views
-    return rows.cast(pa.schema([field.with_type(unpacked.get(field.type, field.type)) for field in rows.schema]))
+    rows = without_runs(rows.select(list(dict.fromkeys(names))), names)
+    return rows.cast(pa.schema([field.with_type(_unpacked(field.type)) for field in rows.schema]))
+
+
+def _unpacked(kind: pa.DataType) -> pa.DataType:
+    """Return the type without an encoding: Arrow cannot filter views, and integers are numbers in any encoding."""
+    if pa.types.is_dictionary(kind) and pa.types.is_integer(kind.value_type):
+        return kind.value_type
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
 
 
 def _candidates(rules: Policy) -> dict[str, Policy]:

@@ -26,7 +26,7 @@ from fencepost.content import checksums, content_columns, mixed
 from fencepost.errors import BatchError
 from fencepost.examples import Examples
 from fencepost.findings import RESET_ROWS_MIN, AuditReport
-from fencepost.inputs import heads_of, opened, with_fields
+from fencepost.inputs import heads_of, opened, with_fields, without_runs
 from fencepost.policy import Columns, Policy
 from fencepost.resets import UNKNOWN, newest_before
 from fencepost.timeline import Timeline
@@ -105,7 +105,7 @@ def pieces(rows: Any, names: tuple[str, ...], rows_max: int = CALL_ROWS, is_whol
     gathered: list[pa.RecordBatch] = []
     count = 0
     for batch in _batches(opened(rows, () if is_whole else names), () if is_whole else names):
-        batch = with_fields(batch, names)
+        batch = without_runs(with_fields(batch, names), names)
         if not is_whole and set(names) <= set(batch.schema.names):
             # also a second column of that name, which the native code refuses
             batch = batch.select([at for at, name in enumerate(batch.schema.names) if name in names])

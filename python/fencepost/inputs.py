@@ -79,6 +79,17 @@ def with_fields(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
     return batch
 
 
+def without_runs(rows: Any, names: Sequence[str]) -> Any:
+    """Return a pyarrow Table or RecordBatch without run ends in the named columns: Arrow can compute little on them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for at, field in enumerate(rows.schema):
+        if field.name in names and pa.types.is_run_end_encoded(field.type):
+            rows = rows.set_column(at, field.name, pc.run_end_decode(rows.column(at)))
+    return rows
+
+
 def fields_read(rows: Any, names: Sequence[str], known: Sequence[str]) -> Any:
     """Return the identity columns if some are fields of struct columns, otherwise the rows unchanged."""
     if not has_fields(names, known):

@@ -317,6 +317,20 @@ def test_integers_may_be_encoded(kind: str, name: str, has_nulls: bool, policy: 
     assert codes({it: encoded[it] for it in TYPES}, policy) == wanted
 
 
+@pytest.mark.parametrize("kind", ["dictionary", "dictionary-with-null", "run-ends"])
+@pytest.mark.parametrize("name", TYPES)
+def test_reports_on_encoded_integers(kind: str, name: str) -> None:
+    rows = ROWS.filter(pc.field("pid") != -1)
+    rows = rows.append_column("at", pa.array(range(len(rows)), pa.timestamp("ms")))
+    columns = fp.Columns(timestamp="at")
+    encoded = rows.set_column(rows.column_names.index(name), name, recode(kind, rows[name]))
+    encoded = encoded.set_column(len(TYPES), "at", recode(kind, rows["at"]))
+    assert fp.audit(encoded, columns=columns).to_json() == fp.audit(rows, columns=columns).to_json()
+    added = ["verdict", "kept_row", "reason"]
+    assert fp.explain(encoded, columns=columns).select(added).equals(fp.explain(rows, columns=columns).select(added))
+    assert fp.advise(encoded, columns).to_json() == fp.advise(rows, columns).to_json()
+
+
 NAMES = ["b", "b", "a", "b", "b", None, "a", "b", "b", "a", "b"]
 
 
