@@ -377,6 +377,13 @@ def test_entries_can_be_made_by_hand() -> None:
     assert pa.array(verdicts.verdict).to_pylist() == [0, 1, 0]
 
 
+def test_a_horizon_needs_timestamps() -> None:
+    with pytest.raises(fp.PolicyError, match=r"horizon_ms=20 needs timestamps"):
+        StateTable.from_entries(plain().entries(), horizon_ms=20)
+    with pytest.raises(fp.PolicyError, match=r"horizon_ms=20 needs timestamps"):
+        StateTable.from_entries(aged().entries(), keep=())
+
+
 def test_entries_name_their_own_policy(table: StateTable) -> None:
     again = StateTable.from_entries(table.entries())
     assert again.policy == table.policy

@@ -550,7 +550,8 @@ impl StateTable {
     ///     BatchError: A value cannot be part of an entry (column, row).
     ///     SnapshotError: An entry contradicts itself, the policy or another entry (row), or the metadata has other
     ///         rules.
-    ///     PolicyError: Neither the metadata nor ``policy`` gives a policy.
+    ///     PolicyError: Neither the metadata nor ``policy`` gives a policy, or there is a horizon, but the table keeps no
+    ///         timestamps.
     #[staticmethod]
     #[pyo3(signature = (rows, policy=None, *, keep=None, horizon_ms=None))]
     fn from_entries(
@@ -567,7 +568,12 @@ impl StateTable {
             options.extract()?;
         let StateTable { core, policy, columns, keeps_timestamp } =
             StateTable::new(py, &policy, keep.unwrap_or(kept), entries_max, &untracked, None)?;
-        let core = core.into_inner().expect("nobody else has it yet").with_horizon_ms(horizon_ms.or(horizon));
+        let horizon_ms = horizon_ms.or(horizon);
+        if let Some(horizon_ms) = horizon_ms.filter(|_| !keeps_timestamp) {
+            let message = format!("horizon_ms={horizon_ms} needs timestamps: pass keep=('timestamp',)");
+            return Err(Failure::Policy(message).raise(py));
+        }
+        let core = core.into_inner().expect("nobody else has it yet").with_horizon_ms(horizon_ms);
         let core = py.detach(|| insert_entries(core, &schema, batches)).map_err(|failure| failure.raise(py))?;
         Ok(StateTable { core: Mutex::new(core), policy, columns, keeps_timestamp })
     }
