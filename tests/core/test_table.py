@@ -384,6 +384,20 @@ def test_a_horizon_needs_timestamps() -> None:
         StateTable.from_entries(aged().entries(), keep=())
 
 
+def test_names_of_refused_producers_leave_no_trace() -> None:
+    """The table has no entries, so the names of the first call are dropped."""
+    table = StateTable("any_order", keep=("timestamp",))
+    table.evict(20, 0)
+
+    def call(*pids: str, timestamp: int) -> list[int]:
+        asked = [(pid, 0, 0, 0, timestamp) for pid in pids]
+        return pa.array(table.apply(rows(*asked, names="pid epoch partition seq timestamp")).verdict).to_pylist()
+
+    assert call("a", "b", "c", timestamp=20) == [7, 7, 7]
+    assert call("d", timestamp=30) == [0]
+    assert StateTable.restore(table.snapshot()).get("d", 0) == table.get("d", 0)
+
+
 def test_entries_name_their_own_policy(table: StateTable) -> None:
     again = StateTable.from_entries(table.entries())
     assert again.policy == table.policy

@@ -36,6 +36,16 @@ def payload(kept: Any) -> list[str]:
     return kept["payload"].to_pylist() if hasattr(kept, "column_names") else list(kept["payload"])
 
 
+@pytest.mark.parametrize("pid", range(8))
+def test_many_rows_of_one_producer_in_any_order(pid: int) -> None:
+    """Whether a table judges them is estimated from a sample of keys, which may have none of these."""
+    seq = np.random.default_rng(pid).permutation(1 << 17)
+    seq[-1] = seq[0]
+    names = ("pid", "epoch", "partition")
+    rows = pa.table({name: np.full(len(seq), pid, np.int16) for name in names} | {"seq": seq})
+    assert fp.deduplicate(rows).equals(rows[:-1])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_result_has_the_type_of_the_input(kind: str) -> None:
     make, wanted = KINDS[kind]
