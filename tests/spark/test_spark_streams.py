@@ -398,6 +398,28 @@ def test_a_driver_that_wakes_up_late_gets_a_conflict(
     assert [it["batch"] for it in positions if it] == [0, 1, 2, 3]
 
 
+def test_a_batch_whose_files_are_gone_is_not_decided(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A late driver of another query removes them as leftovers, or workers have another disk than the driver."""
+    real = Run.go_on
+
+    def without_files(run: Run) -> Any:
+        assert run.override is not None
+        next(Path(run.override.folder).glob("*.parquet")).unlink()
+        return real(run)
+
+    deliver(spark, tmp_path, make_rows(0, 300), 0)
+    for files in (1, 2):
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "go_on", without_files)
+            with pytest.raises(fp.SourceError, match=r"sink.batches/.*: \d+ rows are here, but the batch has 300: "):
+                deliver(spark, tmp_path, spark.createDataFrame(make_rows(1, 300)).repartition(files), 1)
+    assert state.open(tmp_path / "state").decided() == 1
+    deliver(spark, tmp_path, make_rows(1, 300), 1)
+    assert_kept(tmp_path, 0, 1)
+
+
 # -- A batch that is delivered again, and whose offsets do not tell what is in it
 
 

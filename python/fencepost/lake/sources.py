@@ -352,7 +352,17 @@ class Batch:
         return NewInput(files=self.storage.list(self.place), position=self.position)
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
-        return _left_out(found)
+        """See `Source`. Raises SourceError if the folder lacks rows that the stream has written."""
+        left_out, rows = _left_out(found), int(found.rows.sum())
+        written = (self.position.get("content") or {}).get("rows", rows)
+        if not left_out and rows != written:
+            raise SourceError(
+                f"{self.place}: {rows} rows are here, but the batch has {written}: files were removed, or workers have "
+                "written them to other disks. Nothing was decided. The driver and all workers must see this folder "
+                "under the same path. Then start the query again",
+                path=self.place,
+            )
+        return left_out
 
 
 # Kinds: functions that return the source at a location, or None if it is of another kind
