@@ -285,35 +285,59 @@ def are_the_same(sources: Sequence[KafkaSource], topics: Mapping[str, Topic], be
     return all(found is None or known is None or found.id == known for found, known in ids)
 
 
-def check_continuity(
-    state: str, sources: Sequence[KafkaSource], topics: Mapping[str, Topic], before: dict[str, Any] | None, same: bool
-) -> None:
-    """Raise SourceError if topics do not continue the previous version.
+def last_positions(sources: Sequence[KafkaSource], before: Mapping[str, Any], same: bool) -> list[dict[str, Any]]:
+    """Return the record of each source in the previous version's position, with the known ids of its topics.
 
-    That is if they were recreated or deleted, if they end below the last read offset, or if unread rows were deleted.
+    `same`: whether this is the next batch of its query. Otherwise the query may have more sources, or another order:
+    offsets are not compared, but an id belongs to its topic.
+    """
+    known = before.get("kafka") or []
+    own = known if len(known) == len(sources) else [{}] * len(sources)
+    if same:
+        return own
+    ids: dict[str, set[str]] = {}
+    for last in known:
+        for topic, name in last["ids"].items():
+            ids.setdefault(topic, set()).add(name)
+    # Topics of two clusters may have the same name.
+    clear = {topic: next(iter(names)) for topic, names in ids.items() if len(names) == 1}
+    return [{**last, "ids": {**clear, **last.get("ids", {})}} for last in own]
+
+
+def discontinuities(
+    state: str, sources: Sequence[KafkaSource], topics: Mapping[str, Topic], before: dict[str, Any] | None, same: bool
+) -> Iterator[SourceError]:
+    """Yield an error for each topic or partition that does not continue the previous version.
+
+    That is if it was recreated or deleted, if it ends below the last read offset, or if unread rows were deleted.
     ``before``: the position of that version; ``same``: whether this is the next batch of its query, so that its offsets
     continue.
     """
-    known = (before or {}).get("kafka") or []
-    for source, last in zip(sources, known, strict=True) if len(known) == len(sources) else ():
+    for source, last in zip(sources, last_positions(sources, before or {}, same), strict=True):
         for topic, ends in source.end.items():
-            _check_id(state, topic, topics.get(topic), last["ids"].get(topic))
-            for partition, end in ends.items() if same else ():
-                _check_end(
-                    state, f"topic {topic}, partition {partition}", end, last["end"].get(topic, {}).get(partition)
-                )
+            yield from _check_id(state, topic, topics.get(topic), last.get("ids", {}).get(topic))
+            known = last.get("end", {}).get(topic, {}) if same else {}
+            for partition, end in ends.items():
+                yield from _check_end(state, f"topic {topic}, partition {partition}", end, known.get(partition))
     for source in sources:
         for topic, starts in source.start.items():
             if topic not in source.end:
-                raise SourceError(
+                yield SourceError(
                     f"{state}: topic {topic}: was deleted, with all rows from the offsets {starts} on, which were not "
                     "read. Nothing was written. If you accept the loss, on_reset='report' continues without the topic"
                 )
+                continue
             for partition, start in starts.items():
+                place = f"topic {topic}, partition {partition}"
+                if partition not in source.end[topic]:
+                    yield SourceError(
+                        f"{state}: {place}: no longer exists, with all rows from offset {start} on, which were not "
+                        "read: the topic was recreated with fewer partitions. Nothing was written. If you accept the "
+                        "loss, on_reset='report' continues without the partition"
+                    )
+                    continue
                 first = topics[topic].first.get(int(partition)) if topic in topics else None
-                _check_first(
-                    f"topic {topic}, partition {partition}", start, source.end[topic].get(partition, start), first
-                )
+                yield from _check_first(place, start, source.end[topic][partition], first)
 
 
 REMEDY = (
@@ -323,25 +347,25 @@ REMEDY = (
 )
 
 
-def _check_id(state: str, topic: str, found: Topic | None, known: str | None) -> None:
+def _check_id(state: str, topic: str, found: Topic | None, known: str | None) -> Iterator[SourceError]:
     if found is not None and known is not None and found.id != known:
-        raise SourceError(
+        yield SourceError(
             f"{state}: topic {topic}: was recreated: its id is {found.id}, but was {known} when the last "
             f"batch was read. Its offsets start again, so new rows would count as old ones. {REMEDY}"
         )
 
 
-def _check_end(state: str, place: str, end: int, known: int | None) -> None:
+def _check_end(state: str, place: str, end: int, known: int | None) -> Iterator[SourceError]:
     if known is not None and end < known:
-        raise SourceError(
+        yield SourceError(
             f"{state}: {place}: ends at offset {end}, but was read up to {known} before: the topic was "
             f"recreated or its log was cut, so new rows would count as old ones. {REMEDY}"
         )
 
 
-def _check_first(place: str, start: int, end: int, first: int | None) -> None:
+def _check_first(place: str, start: int, end: int, first: int | None) -> Iterator[SourceError]:
     if first is not None and start < end and start < first:
-        raise SourceError(
+        yield SourceError(
             f"{place}: offsets {start} to {min(first, end) - 1} were deleted before they were read. Nothing "
             "was written. If you accept the loss, on_reset='report' continues after them"
         )

@@ -42,9 +42,10 @@ from fencepost_spark.kafka import (
     KafkaWarning,
     Topic,
     are_the_same,
-    check_continuity,
+    discontinuities,
     execution_of,
     kafka_sources,
+    last_positions,
     warn_of,
 )
 
@@ -246,11 +247,9 @@ class BatchWriter:
     def _check_topics(
         self, run: Run, sources: list[KafkaSource], topics: dict[str, Topic], done: dict[str, Any], same: bool
     ) -> None:
-        try:
-            check_continuity(run.job.state.uri, sources, topics, done, same)
-        except SourceError as problem:
+        for problem in discontinuities(run.job.state.uri, sources, topics, done, same):
             if run.job.on_reset == "stop":
-                raise
+                raise problem
             warnings.warn(problem.message, KafkaWarning, stacklevel=3)
 
     def _is_next(
@@ -355,8 +354,7 @@ def _kafka_positions(
     sources: list[KafkaSource], topics: dict[str, Topic], done: dict[str, Any], same: bool
 ) -> list[dict[str, Any]]:
     """Return the decision's record of each source."""
-    last = done.get("kafka") or []
-    last = last if len(last) == len(sources) else [{}] * len(sources)
+    last = last_positions(sources, done, same)
     return [source.position(topics, it, same) for source, it in zip(sources, last, strict=True)]
 
 

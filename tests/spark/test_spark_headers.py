@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import fencepost as fp
 import pytest
 from fencepost_spark import deduplicate, from_headers
-from fencepost_spark.kafka import KafkaSource, Topic, are_the_same, check_continuity
+from fencepost_spark.kafka import KafkaSource, Topic, are_the_same, discontinuities, last_positions
 from pyspark.errors import SparkRuntimeException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -116,18 +117,41 @@ MORE = {"a": {"0": 9}, "b": {"0": 8}}
 @pytest.mark.parametrize(
     ("start", "end", "topics", "before", "message"),
     [
-        (OFFSETS, {"a": {"0": 9}}, {}, BEFORE, r"topic b: was deleted, .*after \{'0': 7\}"),
+        (OFFSETS, {"a": {"0": 9}}, {}, BEFORE, r"topic b: was deleted, .*offsets \{'0': 7\} on"),
         (OFFSETS, {**MORE, "b": {"0": 6}}, {}, BEFORE, "topic b, partition 0: ends at offset 6, .*up to 7"),
         (OFFSETS, MORE, {"b": Topic("z", {0: 0})}, BEFORE, "topic b: was recreated: .* z, .* y"),
         (OFFSETS, MORE, {"a": Topic("x", {0: 6})}, BEFORE, "topic a, partition 0: offsets 5 to 5 were deleted"),
         (OFFSETS, MORE, {"a": Topic("x", {0: 10})}, None, "topic a, partition 0: offsets 5 to 8 were deleted"),
+        ({"a": {"0": 5, "1": 6}}, {"a": {"0": 9}}, {}, None, "topic a, partition 1: no longer exists, .* offset 6 on"),
     ],
 )
 def test_topics_that_are_not_what_they_were(
     start: Any, end: Any, topics: dict[str, Topic], before: dict[str, Any] | None, message: str
 ) -> None:
-    with pytest.raises(fp.SourceError, match=message):
-        check_continuity("state", [KafkaSource({}, start, end)], topics, before, same=True)
+    [found] = discontinuities("state", [KafkaSource({}, start, end)], topics, before, same=True)
+    assert re.search(message, str(found))
+
+
+def test_every_loss_is_named() -> None:
+    """`on_reset="report"` writes the batch, and no later batch looks at these offsets again."""
+    source = KafkaSource({}, {"a": {"0": 5, "1": 5}, "b": {"0": 7}}, {"a": {"0": 9, "1": 9}})
+    found = discontinuities("state", [source], {"a": Topic("z", {0: 6, 1: 7})}, BEFORE, same=True)
+    texts = ["a: was recreated", "a, partition 0: offsets 5 to 5", "a, partition 1: offsets 5 to 6", "b: was deleted"]
+    for error, text in zip(found, texts, strict=True):
+        assert f"topic {text}" in str(error)
+
+
+def test_an_id_belongs_to_its_topic_in_another_query_too() -> None:
+    """A new checkpoint may read the topics by more sources, or in another order."""
+    topics = {"a": Topic("new", {0: 0}), "b": Topic("y", {0: 0})}
+    a, b = KafkaSource({}, {}, {"a": {"0": 1}}), KafkaSource({}, {}, {"b": {"0": 1}})
+    apart = {"kafka": [{"start": {}, "end": {}, "ids": {topic: name}} for topic, name in (("a", "x"), ("b", "y"))]}
+    for sources, before in (([a, b], BEFORE), ([b, a], apart)):
+        [found] = discontinuities("state", sources, topics, before, same=False)
+        assert "topic a: was recreated: its id is new, but was x" in str(found)
+    assert [it["ids"] for it in last_positions([b, a], apart, same=False)] == [{"a": "x", "b": "y"}] * 2
+    clusters = {"kafka": [{"start": {}, "end": {}, "ids": {"a": name}} for name in ("x", "new")]}
+    assert not list(discontinuities("state", [b, b, a], topics, clusters, same=False))
 
 
 def test_offsets_of_a_recreated_topic_are_different_rows() -> None:
@@ -140,9 +164,9 @@ def test_offsets_of_a_recreated_topic_are_different_rows() -> None:
 
 def test_topics_that_continue_are_accepted() -> None:
     topics = {"a": Topic("x", {0: 5}), "b": Topic("y", {0: 0})}
-    check_continuity("state", [KafkaSource({}, OFFSETS, MORE)], topics, BEFORE, same=True)
-    check_continuity("state", [KafkaSource({}, {}, {"a": {"0": 1}})], {}, BEFORE, same=False)
-    check_continuity("state", [KafkaSource({}, {}, {"c": {"0": 1}})], {}, None, same=True)
+    assert not list(discontinuities("state", [KafkaSource({}, OFFSETS, MORE)], topics, BEFORE, same=True))
+    assert not list(discontinuities("state", [KafkaSource({}, {}, {"a": {"0": 1}})], {}, BEFORE, same=False))
+    assert not list(discontinuities("state", [KafkaSource({}, {}, {"c": {"0": 1}})], {}, None, same=True))
 
 
 def test_a_topic_that_is_away_for_a_while_stays_known() -> None:
@@ -150,7 +174,7 @@ def test_a_topic_that_is_away_for_a_while_stays_known() -> None:
     said = away.position({"a": Topic("x", {0: 0})}, BEFORE["kafka"][0], same=True)
     assert said == {"start": {"a": {"0": 5}}, "end": {"a": {"0": 9}, "b": {"0": 7}}, "ids": {"a": "x", "b": "y"}}
     again = KafkaSource({}, {"a": {"0": 9}}, {"a": {"0": 9}, "b": {"0": 3}})
-    with pytest.raises(fp.SourceError, match=r"topic b, partition 0: ends at offset 3, .*up to 7 "):
-        check_continuity("state", [again], {}, {"kafka": [said]}, same=True)
+    [found] = discontinuities("state", [again], {}, {"kafka": [said]}, same=True)
+    assert re.search(r"topic b, partition 0: ends at offset 3, .*up to 7 ", str(found))
     elsewhere = away.position({}, BEFORE["kafka"][0], same=False)
     assert (elsewhere["end"], elsewhere["ids"]) == ({"a": {"0": 9}}, {"a": "x", "b": "y"})
