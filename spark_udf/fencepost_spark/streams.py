@@ -56,6 +56,10 @@ QUERY_ID, RUN_ID = "sql.streaming.queryId", "spark.jobGroup.id"
 """Local properties of the thread that runs a query. The first is stored in the checkpoint; the second changes with
 every start."""
 
+CALLED: dict[str, tuple[str, int, str]] = {}
+"""The query, batch and run of the last completed call by state. Not kept per function: code that makes a new function
+for each part of a batch must be refused, too."""
+
 PATTERN = "*?[]{}\\"
 
 
@@ -167,22 +171,20 @@ class BatchWriter:
         self._owner = hashlib.sha256(self._job.state.uri.encode()).hexdigest()[:12]
         self.report: RunReport | None = None
         """The RunReport of the last judged batch."""
-        self._called: tuple[str, int, str | None] | None = None
-        """The query, batch and run of the last call."""
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Judge a batch and apply its version. A completed batch is not judged again."""
         spark = batch.sparkSession
         query = _query_of(spark)
-        call = query, number, spark.sparkContext.getLocalProperty(RUN_ID)
-        if call == self._called and call[2] is not None:
+        execution = execution_of(spark, query)
+        run_id = _run_of(spark, execution)
+        if run_id is not None and CALLED.get(self._job.state.uri) == (query, number, run_id):
             raise SourceError(
                 f"batch {number} of query {query} was passed in parts, but becomes one version: pass the whole "
                 "batch in one call, or call foreach_batch for each part with its own state and sink"
             )
         self._check_state(query, number)
         folder = self._batches / f"{self._owner}-{query}-{number}-{uuid4().hex[:12]}"
-        execution = execution_of(spark, query)
         sources = kafka_sources(execution)
         topics = self._topics(sources)
         begins, ends = _bounds(execution)
@@ -201,7 +203,8 @@ class BatchWriter:
                 position["kafka"] = _kafka_positions(sources, topics, done, goes_on)
             self._judge(batch, folder, position, run)
         self._collect_batches(query, number)
-        self._called = call
+        if run_id is not None:
+            CALLED[self._job.state.uri] = query, number, run_id
 
     def _judge(self, batch: DataFrame, folder: Path, position: dict[str, Any], run: Run) -> None:
         observation = Observation()
@@ -334,6 +337,17 @@ def _bounds(execution: Any) -> tuple[Ends, Ends]:
         return begins, ends
     except (Py4JError, AttributeError, TypeError, ValueError):
         return None, None
+
+
+def _run_of(spark: SparkSession, execution: Any) -> str | None:
+    """Return the id of a running query's start. None outside a query.
+
+    The local property is the job group, which the caller's code may have changed.
+    """
+    try:
+        return str(execution.runId().toString())
+    except (Py4JError, AttributeError, TypeError):
+        return spark.sparkContext.getLocalProperty(RUN_ID)
 
 
 def _is_known(ends: Ends) -> bool:

@@ -24,12 +24,14 @@ from fencepost.state import retention
 from fencepost.state.disk import Disk
 from fencepost.state.sinks import RunFolders
 from fencepost_spark import SparkEngine
+from fencepost_spark.kafka import KafkaSource
 from fencepost_spark.streams import QUERY_ID, BatchWriter, foreach_batch
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from support.lake import SCHEMA, first_of_each, hashes, land, make_rows, read_sink
 from support.spark_jobs import DDL
 
+OPTIONS = {"kafka.isolation.level": "read_committed"}
 KEYS = ["pid", "epoch", "partition", "seq"]
 IS_TRACKED = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
 
@@ -268,14 +270,20 @@ def test_a_batch_under_an_old_number_that_holds_more(spark: SparkSession, tmp_pa
         stream(spark, tmp_path, writer(tmp_path), files=9)
 
 
-def test_a_batch_in_parts_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """The second part would look like a repeated delivery of the first."""
+@pytest.mark.parametrize("how", ["one function", "a function per part", "a job group per part"])
+def test_a_batch_in_parts_is_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The second part would look like a repeated delivery of the first: Kafka's offsets are those of the batch."""
+    monkeypatch.setattr("fencepost_spark.streams.kafka_sources", lambda execution: [KafkaSource(OPTIONS, {}, {})])
     land_some(tmp_path, 0)
     write = writer(tmp_path)
 
     def in_parts(batch: DataFrame, number: int) -> None:
-        write(batch.where("seq < 30"), number)
-        write(batch.where("seq >= 30"), number)
+        for part in ("seq < 30", "seq >= 30"):
+            if how == "a job group per part":
+                spark.sparkContext.setJobGroup(part, part)
+            (writer(tmp_path) if how == "a function per part" else write)(batch.where(part), number)
 
     with pytest.raises(StreamingQueryException, match=r"batch 0 of query .* was passed in parts"):
         stream(spark, tmp_path, in_parts)
