@@ -196,6 +196,33 @@ def test_batches_after_the_plan_are_not_read(tmp_path: Path, isolation: Isolatio
         assert len(records_of(parts, [("pid", "known", None)])) == len(wanted)
 
 
+def test_a_log_that_was_cut_after_the_plan_is_refused(tmp_path: Path) -> None:
+    """Its rows would be missing without an error."""
+    folder = tmp_path / "orders-0"
+    shutil.copytree(DATA / "orders-0", folder)
+    parts = parts_of(folder, "read_uncommitted")
+    last = sorted(folder.glob("*.log"))[-1]
+    batches = pa.table(kafka.read_batches(last)).to_pylist()
+    for cut in (batches[-1], batches[0]):
+        last.write_bytes(last.read_bytes()[: cut["position"]])
+        for read in (records_of, batches_of):
+            with pytest.raises(fp.SourceError, match=rf"ends at offset {cut['base_offset']}, but ended at "):
+                read(parts)
+
+
+def test_segments_that_are_merged_after_the_plan_are_not_read_twice(tmp_path: Path) -> None:
+    """A broker that compacts puts the records of several segments into the first one."""
+    folder = tmp_path / "clicks-2"
+    shutil.copytree(DATA / "clicks-2", folder)
+    wanted = pa.table(kafka.read_records(folder))
+    first, *others = parts_of(folder, "read_uncommitted")
+    later = records_of(others)
+    paths = sorted(folder.glob("*.log"))
+    paths[0].write_bytes(b"".join(path.read_bytes() for path in paths[:2]))
+    paths[1].unlink()
+    assert pa.concat_tables([records_of([first]), later]).equals(wanted)
+
+
 def test_the_end_of_a_live_log_may_be_in_the_making(tmp_path: Path) -> None:
     folder = tmp_path / "orders-0"
     shutil.copytree(DATA / "orders-0", folder)

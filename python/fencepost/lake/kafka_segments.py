@@ -121,7 +121,7 @@ class Part:
             segment = (segment[0], segment[1], excerpt)
         stream = _native.kafka_records([segment], self.topic, self.partition, batch_bytes_max=batch_bytes_max)
         try:
-            yield from _filtered(map(pa.record_batch, stream), conditions)
+            yield from _filtered(map(self._before_end, map(pa.record_batch, stream)), conditions)
         except SourceError as error:
             if excerpt is None:
                 raise
@@ -141,13 +141,26 @@ class Part:
         yield from _filtered(self._headers(), conditions)
         self._check_size()
 
+    def _before_end(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the records before the end. A broker that compacts puts the records of the next segments behind."""
+        return rows.slice(0, int(np.searchsorted(rows["offset"].to_numpy(), self.end)))
+
     def _headers(self) -> Iterator[pa.RecordBatch]:
+        """Yield the headers before the end. Raises SourceError if the log was cut before it since the plan."""
+        reached = self.segment.base_offset or 0
         for batch in _native.kafka_batches([self.segment.parts], self.topic, self.partition):
             rows = pa.record_batch(batch)
             seen = int(np.searchsorted(rows["base_offset"].to_numpy(), self.end))
             yield rows.slice(0, seen)
             if seen < len(rows) or (seen and rows["last_offset"][-1].as_py() + 1 >= self.end):
                 return  # the rest may be a batch that is being written
+            reached = rows["last_offset"][-1].as_py() + 1 if seen else reached
+        if not self.is_whole:  # compaction may leave a gap before the next segment
+            raise SourceError(
+                f"{self.segment.path}: ends at offset {reached}, but ended at {self.end} or later when the read was "
+                "planned: the broker has cut it. Read the log again",
+                path=self.segment.path,
+            )
 
     def _wanted(self, conditions: Sequence[Condition]) -> tuple[Offsets, Offsets]:
         """Return start and end of the segment's batches that may contain matching rows."""
