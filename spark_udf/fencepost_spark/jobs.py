@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from fencepost import SinkError, lake
 from fencepost.lake.reading import merged_schema
 from fencepost.state.commit import Sink
+from fencepost.state.hive import hive_values
 from fencepost.state.iceberg_tables import is_iceberg
 from fencepost.state.stores import absolute, is_local
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import NumericType, StringType, StructField, StructType
 
 from fencepost_spark.engine import SparkEngine
 from fencepost_spark.hadoop import store_options, with_options
 
 Path = str | os.PathLike[str]
+NUMBER = re.compile(r"(?!-0$)-?(0|[1-9]\d*)(\.\d*[1-9])?")
+"""A number that is written as Spark writes it, so that the type does not change the value."""
 
 
 class DedupJob(lake.DedupJob):
@@ -71,6 +76,8 @@ class DedupJob(lake.DedupJob):
 def read_sink(sink: Path, options: dict[str, Any] | None = None, *, spark: SparkSession | None = None) -> DataFrame:
     """Return the kept rows of all complete versions of a sink, with the version number in column ``run``.
 
+    Spark infers the types of other columns in folder names. They are strings if a value is not written as a number is,
+    such as ``007``.
     Spark reads the files itself, S3 files as ``s3a://``, so its settings must give access to them.
 
     Args:
@@ -93,7 +100,25 @@ def read_sink(sink: Path, options: dict[str, Any] | None = None, *, spark: Spark
     reader = session.read if is_iceberg(place) else session.read.option("basePath", _for_spark(place))
     if schema is not None:
         reader = reader.schema(from_arrow_schema(schema))
-    return reader.parquet(*map(_for_spark, files))
+    frame = reader.parquet(*map(_for_spark, files))
+    texts = set() if is_iceberg(place) else _texts([file.removeprefix(place) for file in files])
+    fields = [
+        StructField(it.name, StringType()) if it.name in texts and isinstance(it.dataType, NumericType) else it
+        for it in frame.schema
+    ]
+    if fields == frame.schema.fields:
+        return frame
+    return reader.schema(StructType(fields)).parquet(*map(_for_spark, files))
+
+
+def _texts(files: Sequence[str]) -> set[str]:
+    """Return the columns of folder names with values that are not written as a number is.
+
+    Spark would infer 7 from the text 007, and 1000 from 1e3.
+    """
+    folders = {file.rpartition("/")[0] + "/" for file in files}
+    values = [value for folder in folders for value in hive_values(folder).items()]
+    return {name for name, value in values if value is not None and not NUMBER.fullmatch(value)}
 
 
 def _for_spark(place: str) -> str:

@@ -258,3 +258,17 @@ def test_the_session_may_be_given(spark: SparkSession, tmp_path: Path) -> None:
     job = DedupJob(tmp_path / "source", tmp_path / "state", tmp_path / "sink", spark=spark)
     assert isinstance(job, lake.DedupJob)
     assert isinstance(job.engine, fencepost_spark.SparkEngine)
+
+
+def test_texts_in_folder_names_stay_texts(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark reads 007 and 7 as the same number."""
+    codes = ["007", "7", "1e3", None]
+    rows = {"pid": [1] * 4, "epoch": [0] * 4, "partition": [0] * 4, "seq": [0, 1, 2, 3], "code": codes}
+    for name, values in (("text", codes), ("number", [7, -1, 0, None])):
+        source, sink = tmp_path / name / "source", tmp_path / name / "sink"
+        source.mkdir(parents=True)
+        pq.write_table(pa.table(rows | {"code": values}), source / "0.parquet")
+        lake.DedupJob(source, tmp_path / name / "state", sink, partition_by="code").run()
+        assert [it.code for it in fencepost_spark.read_sink(sink, spark=spark).orderBy("seq").collect()] == values
+        if name == "text":
+            assert lake.dataset(sink).to_table().sort_by("seq")["code"].to_pylist() == values

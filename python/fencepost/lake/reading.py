@@ -56,7 +56,8 @@ def dataset(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = No
     """Return the rows of `applied_files` as a pyarrow dataset. Hive-style folder names are columns, including `run`.
 
     Contains the columns of all files, each with the widest type in any file, as jobs with `schema="merge"` write them.
-    A column that only folders have is int32 if all values are such integers, otherwise text. An Iceberg table has only
+    A column that only folders have is int32 if all values are such integers (without leading zeros), otherwise text. An
+    Iceberg table has only
     its own columns. For polars: `polars.scan_pyarrow_dataset(dataset(sink))`. Arguments and errors are those of
     `applied_files`.
     """
@@ -101,7 +102,7 @@ def _folder_columns(names: list[str], schema: pa.Schema) -> pa.Schema:
             values.setdefault(column, set()).add(value)
     fields = []
     for column, found in values.items():
-        is_number = all(it is None or re.fullmatch(r"-?\d{1,9}", it) for it in found) and found != {None}
+        is_number = all(it is None or re.fullmatch(r"0|-?[1-9]\d{0,8}", it) for it in found) and found != {None}
         inferred = pa.int32() if is_number else pa.string()
         fields.append(pa.field(column, schema.field(column).type if column in schema.names else inferred))
     return pa.schema(fields)
