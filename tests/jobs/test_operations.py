@@ -636,6 +636,17 @@ def test_a_shard_without_state_knows_the_horizon(tmp_path: Path) -> None:
     assert set(world.verdicts(late)) == {fp.Verdict.FORGOTTEN}
 
 
+@pytest.mark.parametrize("rows", [0, 4])
+@pytest.mark.parametrize("now_ms", [-(2**63) - 1, 2**63, 10**30])
+def test_a_time_beyond_64_bits_is_refused(tmp_path: Path, rows: int, now_ms: int) -> None:
+    """Also by a state without shards, of which no task finds out. Every later run would stop at it."""
+    world = World(tmp_path, keep=("timestamp",))
+    world.run(rows_of(1, rows), "1.txt")
+    with pytest.raises(fp.PolicyError, match="64 bits"):
+        world.state.evict(now_ms, 10)
+    assert world.state.decided() == 1
+
+
 def test_a_state_without_timestamps_cannot_evict(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run(rows_of(1), "1.txt")

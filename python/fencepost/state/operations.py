@@ -189,7 +189,8 @@ def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | No
     """Evict every shard (`StateTable.evict`). The clock never goes back: an earlier time counts as the last eviction's.
 
     `now_ms`: None for the state's own clock, which follows the timestamps of the data. Raises PolicyError if the state
-    keeps no timestamps, its clock has not started, or `max_idle_ms` is negative; StateConflictError.
+    keeps no timestamps, its clock has not started, `max_idle_ms` is negative, or `now_ms` has more than 64 bits;
+    StateConflictError.
     """
     at = _Attempt(state, sink)
     before = at.before
@@ -225,6 +226,8 @@ def _horizon(state: State, before: Decision, now_ms: int | None, max_idle_ms: in
         raise PolicyError(f"{state.uri}: {reason}")
     if max_idle_ms < 0:
         raise PolicyError(f"max_idle_ms={max_idle_ms}: must not be negative")
+    if now_ms is not None and not -(2**63) <= now_ms < 2**63:  # no task would notice if no shard has a state
+        raise PolicyError(f"now_ms={now_ms}: beyond 64 bits")
     clock_ms = _later(now_ms, before.clock_ms)
     if clock_ms is None:
         raise PolicyError(f"{state.uri}: this state's clock has not started, because no run has set it: pass now_ms")

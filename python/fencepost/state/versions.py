@@ -600,8 +600,8 @@ class State(Report):
             The decision of the new version. Its `report` contains `evicted`, the number of forgotten entries.
 
         Raises:
-            PolicyError: The state keeps no timestamps (its jobs have no `max_idle_ms`), its clock has not started, or
-                `max_idle_ms` is negative.
+            PolicyError: The state keeps no timestamps (its jobs have no `max_idle_ms`), its clock has not started,
+                `max_idle_ms` is negative, or `now_ms` has more than 64 bits.
             SnapshotError: No version is finished yet, or a file is damaged.
             StateConflictError: A run decided first. Nothing has changed.
             SinkError, StoreError: The sink or a store is not usable.
