@@ -546,6 +546,40 @@ def test_a_table_that_was_taken_back(tmp_path: Path, catalog: SqlCatalog) -> Non
     polars.testing.assert_frame_equal(rows_of(catalog), expected_of(tmp_path))
 
 
+@pytest.mark.parametrize("is_abandoned", [False, True])
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_table_that_is_taken_back_before_a_decided_version_is_written(
+    tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch, is_abandoned: bool, is_recorded: bool
+) -> None:
+    """The version's snapshot follows from one that lacks the rows of the version before it."""
+    for seed in range(2):
+        land_some(tmp_path, [seed])
+        run_alone(tmp_path)
+    land_some(tmp_path, [2])
+    with monkeypatch.context() as patch:
+        patch.setattr(IcebergSink, "_commit", crash)
+        if not is_recorded:  # by an earlier version of this package
+            real = IcebergSink.current_version
+            known = ("table", "snapshot")
+            patch.setattr(IcebergSink, "current_version", lambda *it: {name: real(*it)[name] for name in known})
+        with pytest.raises(Crash):
+            run_alone(tmp_path)
+    table = catalog.load_table("db.events")
+    table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
+    if is_abandoned:
+        state_of(tmp_path).abandon(3)
+    about = "which version 2 wrote" if is_abandoned else "which version 3 found before it was decided"
+    for _ in range(2):
+        with pytest.raises(fp.SinkChangedError, match=f"does not follow from .*, {about}"):
+            run_alone(tmp_path)
+        append_by_others(catalog)
+    if is_abandoned:
+        state_of(tmp_path).rollback(1)
+        catalog.load_table("db.events").delete("origin like '99:%'")
+        assert run_alone(tmp_path) == 5
+        polars.testing.assert_frame_equal(rows_of(catalog), expected_of(tmp_path))
+
+
 def test_a_snapshot_that_was_expired(tmp_path: Path, catalog: SqlCatalog) -> None:
     land_some(tmp_path, [0])
     run_alone(tmp_path)
@@ -556,6 +590,12 @@ def test_a_snapshot_that_was_expired(tmp_path: Path, catalog: SqlCatalog) -> Non
     assert run_alone(tmp_path) == 2
     assert versions_of(catalog.load_table("db.events")) == [2]
     assert [sink_of(tmp_path).shown(state_of(tmp_path).version(it)) for it in (1, 2)] == [1, 1]
+    append_by_others(catalog)
+    table = catalog.load_table("db.events")
+    for snapshot in table.snapshots()[:-1]:  # also the one that version 2 found before it was decided
+        catalog.load_table("db.events").maintenance.expire_snapshots().by_id(snapshot.snapshot_id).commit()
+    land_some(tmp_path, [2])
+    assert run_alone(tmp_path) == 3
 
 
 def test_another_table_under_the_name(tmp_path: Path, catalog: SqlCatalog) -> None:

@@ -34,6 +34,7 @@ from fencepost.state.stores import RemoteStore, is_local
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
+    from pyiceberg.table.snapshots import Snapshot
 
     from fencepost.state.versions import State
 
@@ -127,19 +128,43 @@ class IcebergSink:
         table = self.named.load()
         if table is None:
             return None
-        seen = {"table": str(table.metadata.table_uuid), "snapshot": table.metadata.current_snapshot_id}
+        now = table.current_snapshot()
+        seen = {"table": str(table.metadata.table_uuid), "snapshot": now and now.snapshot_id}
+        if now is not None:
+            seen["sequence"] = now.sequence_number or 0
         if before is not None and before.sink_version is not None:
             self._check_kept(table, before)
         return seen
 
     def _check_kept(self, table: Table, before: Decision) -> None:
-        """Check that it is the same table, and that its history contains the newest version."""
+        """Check that it is the same table, and that its history contains the newest version and what that followed.
+
+        The table may also have been rolled back after a decision and before the commit, which then follows from an
+        older snapshot. So the snapshot that the version found before its decision counts, too. After an abandoned
+        version, which has the mark, the applied one before it counts.
+        """
         self._check_same(table, before)
-        mark = _mark_of(table, str(self._owner()))
-        if mark is not None and not _follows_from(table, mark):
+        owner = str(self._owner())
+        known: list[tuple[int, int | None, str]] = [
+            (it.snapshot_id, it.sequence_number, f"which version {before.version} wrote")
+            for it in table.snapshots()
+            if _version_of(it, owner) == before.version
+        ]
+        mark = _mark_of(table, owner)
+        if mark is not None:
+            known.append((mark.snapshot, mark.sequence, f"which version {mark.version} wrote"))
+        seen = before.sink_version or {}
+        if seen.get("snapshot") is not None:
+            found = f"which version {before.version} found before it was decided"
+            known.append((seen["snapshot"], seen.get("sequence"), found))
+        for snapshot, sequence, about in known:
+            with self.named.answering("read"):
+                is_kept = _follows_from(table, snapshot, sequence)
+            if is_kept:
+                continue
             raise SinkChangedError(
                 f"{self.location}: its current snapshot {table.metadata.current_snapshot_id} does not follow from "
-                f"{mark.snapshot}, which version {mark.version} wrote: the table was rolled back, and rows that "
+                f"{snapshot}, {about}: the table was rolled back, and rows that "
                 "the state knows would be refused as duplicates if they came again. Find the last version whose "
                 "rows are all in the table, and roll the state back to it (`fencepost state rollback`). The inputs of "
                 "later versions must still be in the source"
@@ -457,12 +482,25 @@ def _version_of(snapshot: Any, state: str) -> int | None:
     return int(found[f"{PREFIX}version"]) if found.get(f"{PREFIX}state") == state else None
 
 
-def _follows_from(table: Table, mark: Mark) -> bool:
-    """Return whether the marked snapshot is an ancestor of the current one, as far as the table knows."""
+def _follows_from(table: Table, snapshot: int, sequence: int | None) -> bool:
+    """Return whether a snapshot is an ancestor of the current one, as far as the table knows.
+
+    `sequence`: its sequence number. None: not recorded by an earlier version of this package.
+    """
     chain = history(table)
-    if any(it.snapshot_id == mark.snapshot for it in chain):
+    if any(it.snapshot_id == snapshot for it in chain):
         return True
-    if table.snapshot_by_id(mark.snapshot) is not None:
+    if table.snapshot_by_id(snapshot) is not None:
         return False  # the snapshot exists and is not an ancestor
     # The snapshot is probably expired. Then the remaining history is newer than it and truncated.
-    return bool(chain) and (chain[-1].sequence_number or 0) > mark.sequence and chain[-1].parent_snapshot_id is not None
+    if sequence is None:
+        return True
+    return bool(chain) and (chain[-1].sequence_number or 0) > sequence and not _is_first(table, chain[-1])
+
+
+def _is_first(table: Table, snapshot: Snapshot) -> bool:
+    """Return whether a snapshot never had a parent. PyIceberg removes the id of an expired one, so files count."""
+    return snapshot.parent_snapshot_id is None and all(
+        it.added_snapshot_id == snapshot.snapshot_id and not it.existing_files_count and not it.deleted_files_count
+        for it in snapshot.manifests(table.io)
+    )
