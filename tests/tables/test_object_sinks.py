@@ -421,6 +421,43 @@ def test_a_state_that_was_taken_back(bucket: Bucket) -> None:
         bucket.job().run()
 
 
+@pytest.mark.parametrize("is_checked", [True, False])
+@pytest.mark.parametrize("is_abandoned", [True, False])
+def test_a_state_that_was_taken_back_before_versions_that_are_folded(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, is_checked: bool, is_abandoned: bool
+) -> None:
+    """Their claims are gone. That of an abandoned version stays, so the newest one of the old state is no sign."""
+    land_some(bucket)
+    if is_abandoned:
+        with monkeypatch.context() as patch:
+            patch.setattr(RunPrefixes, "apply", die)
+            with pytest.raises(Killed):
+                bucket.job().run()
+        bucket.state().abandon(1)
+    state = bucket.store("state")
+    kept = state.list("") if is_abandoned else ["state.json"]  # the files of versions were removed by hand
+    copy = {name: state.read(name) for name in kept} if is_abandoned else {}
+    bucket.job().run()
+    copy = copy or {name: state.read(name) for name in kept}
+    first = 1 + is_abandoned
+    bucket.sink().fold(first, first)
+    before = bucket.listed()
+    state.delete(state.list(""))
+    for name, data in copy.items():
+        state.put(name, data)
+    bucket.land("day=0/another.parquet", rows(9000, 700))
+    if not is_checked:
+        monkeypatch.setattr(RunPrefixes, "check", lambda *_: None)
+    wanted = "the state is older than the sink" if is_checked else f"run={first}/_SUCCESS: not what version {first}"
+    for _ in range(2):
+        with pytest.raises(fp.SinkChangedError, match=wanted):
+            bucket.job().run()
+    after = bucket.listed()
+    assert {name: data for name, data in after.items() if name.startswith("run=")} == {
+        name: data for name, data in before.items() if name.startswith("run=")
+    }
+
+
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("call", ["exists", "names_at_top"])
 def test_another_run_while_the_sink_is_checked(

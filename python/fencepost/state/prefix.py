@@ -63,16 +63,21 @@ class RunPrefixes:
             self._check_new(done)
             return
         check_owner(self.location, owner, state.uri, settings)
-        if done and not self.store.exists(_claim_of(done)) and done > state.floor():
+        claim = self._read(_claim_of(done)) if done else None
+        if done and claim is None and done > state.floor():
             raise SinkChangedError(
                 f"{self.location}: {_claim_of(done)} is gone, but version {done} was written. Restore the sink, or at "
                 "least this object"
             )
-        is_claimed = self.store.exists(_claim_of(decided + 1))
-        if is_claimed and state.decided() == decided:  # check that no other run has decided in the meantime
+        signs = [_claim_of(decided + 1)]
+        if claim is None or f'"{APPLIED}"'.encode() not in claim:
+            # Nothing here shows that the next claim is not folded: claims of abandoned versions stay.
+            signs.append(f"run={decided + 1}/{SUCCESS}")
+        sign = next((it for it in signs if self.store.exists(it)), None)
+        if sign is not None and state.decided() == decided:  # check that no other run has decided in the meantime
             raise SinkChangedError(
-                f"{self.location}: {_claim_of(decided + 1)} exists, but the state has no version {decided + 1}: the "
-                "state is older than the sink. Restore the newer state"
+                f"{self.location}: {sign} exists, but the state has no version {decided + 1}: the state is older than "
+                "the sink. Restore the newer state"
             )
 
     def _check_new(self, done: int) -> None:
@@ -207,22 +212,25 @@ class RunPrefixes:
 
     def _show(self, decision: Decision, tasks: Tasks) -> None:
         name, manifest = f"run={decision.version}/{SUCCESS}", _json(_manifest(decision))
-        if self._read(name) == manifest:
+        there = self._read(name)
+        if there == manifest:
             return
-        try:
-            self._copy_missing(decision, tasks)
-        except FileNotFoundError:
-            # Another driver has finished and cleaned up, and its files may have been removed since.
-            if self._read(name) == manifest:
-                return
+        if there is None:
+            try:
+                self._copy_missing(decision, tasks)
+            except FileNotFoundError:
+                # Another driver has finished and cleaned up, and its files may have been removed since.
+                if self._read(name) == manifest:
+                    return
+                raise SinkChangedError(
+                    f"{self.location}/run={decision.version}: not what version {decision.version} decided, and it "
+                    f"cannot be restored from {decision.prepared}. Restore its missing objects"
+                ) from None
+        if there is not None or not self.store.put(name, manifest):
             raise SinkChangedError(
-                f"{self.location}/run={decision.version}: not what version {decision.version} decided, and it "
-                f"cannot be restored from {decision.prepared}. Restore its missing objects"
-            ) from None
-        if not self.store.put(name, manifest):
-            raise SinkChangedError(
-                f"{self.store.uri}/{name}: not what version {decision.version} decided. Remove this object, then run "
-                "again"
+                f"{self.store.uri}/{name}: not what version {decision.version} decided. If an older state was "
+                "restored, restore the newer one: the files are those of its version. Otherwise remove this object, "
+                "then run again"
             )
 
     def _copy_missing(self, decision: Decision, tasks: Tasks) -> None:
