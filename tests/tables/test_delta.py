@@ -497,6 +497,23 @@ def test_operations_do_not_hide_a_restore(tmp_path: Path) -> None:
     polars.testing.assert_frame_equal(rows_of(tmp_path), expected_of(tmp_path))
 
 
+def test_a_rollback_does_not_trust_a_version_without_rows(tmp_path: Path) -> None:
+    """Of the retained versions, none has rows, so nothing else shows that those of earlier ones are gone."""
+    with_two_versions(tmp_path)
+    state_of(tmp_path).reshard(4)
+    state_of(tmp_path).collect_garbage(keep_versions=1)
+    assert state_of(tmp_path).latest().oldest == 3
+    newest = table_of(tmp_path).version()
+    restore(tmp_path, 1)
+    for version in (3, 4):
+        with pytest.raises(fp.SinkError, match="set back to before version 3"):
+            state_of(tmp_path).rollback(version)
+    restore(tmp_path, newest)
+    state_of(tmp_path).rollback(4)
+    make_job(tmp_path).run()
+    polars.testing.assert_frame_equal(rows_of(tmp_path), expected_of(tmp_path))
+
+
 def test_a_table_that_was_replaced_is_another(tmp_path: Path) -> None:
     land_some(tmp_path, [0])
     make_job(tmp_path).run()
