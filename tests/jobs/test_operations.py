@@ -364,6 +364,20 @@ def test_abandon(world: World) -> None:
     assert world.state.version(5).outputs.rows == stuck.outputs.rows
 
 
+def test_a_version_is_not_abandoned_in_the_sink_of_another_state(world: World, tmp_path: Path) -> None:
+    """A driver that is paused would show it in its own, and its rows would come again in the next version."""
+    stuck = world.run(rows_of(4), "4.txt", until="decide")
+    other = World(tmp_path / "other")
+    other.run(rows_of(1), "1.txt")
+    for sink, about in ((other.sink, "another state"), (RunFolders(tmp_path / "new", Disk(False)), "no state")):
+        with pytest.raises(fp.SinkError, match=f"belongs to {about}"):
+            world.state.abandon(4, sink=sink)
+        assert not (sink.path / "run=4").exists()
+    assert world.state.status(4) == "decided"
+    world.state.abandon(4, sink=world.sink)
+    assert world.sink.apply(stuck) == "abandoned"
+
+
 def test_abandon_the_first_version(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run(rows_of(1), "1.txt", until="decide")

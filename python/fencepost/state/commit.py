@@ -77,6 +77,9 @@ class Sink(Protocol):
     def location(self) -> str | Path:
         """Its location for messages."""
 
+    def owner(self) -> str | None:
+        """Return the id of the state that owns it; None if it is not claimed."""
+
     def check(self, state: State) -> None:
         """Raise SinkError for a sink of another state, SinkChangedError for one that lost versions. Changes nothing."""
 

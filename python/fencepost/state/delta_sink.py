@@ -116,6 +116,9 @@ class DeltaSink:
 
     # Everything except rows
 
+    def owner(self) -> str | None:
+        return self.own.owner()
+
     def probe(self, version: int, attempt: str) -> None:
         self.own.probe(version, attempt)
 

@@ -144,7 +144,7 @@ class IcebergSink:
         version, which has the mark, the applied one before it counts.
         """
         self._check_same(table, before)
-        owner = str(self._owner())
+        owner = str(self.owner())
         known: list[tuple[int, int | None, str]] = [
             (it.snapshot_id, it.sequence_number, f"which version {before.version} wrote")
             for it in table.snapshots()
@@ -180,7 +180,7 @@ class IcebergSink:
     def shown(self, decision: Decision) -> int:
         """Return the number of shown files (see `Sink`). Compaction may have moved its rows, so it counts as shown
         unless the table was rolled back before it."""
-        table, owner = self.named.load(), str(self._owner())
+        table, owner = self.named.load(), str(self.owner())
         if table is None:
             return 0
         chain = history(table)
@@ -292,7 +292,7 @@ class IcebergSink:
         or that of another writer."""
         from pyiceberg.exceptions import CommitFailedException
 
-        state, number = str(self._owner()), decision.version
+        state, number = str(self.owner()), decision.version
         while True:
             table = self._table()
             self._check_same(table, decision)
@@ -432,7 +432,7 @@ class IcebergSink:
             raise SinkChangedError(f"{self.location}: the Iceberg table that versions are written to no longer exists")
         return table
 
-    def _owner(self) -> str | None:
+    def owner(self) -> str | None:
         return self._beside().owner()
 
     def _root(self, table: Table) -> str:

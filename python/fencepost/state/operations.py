@@ -251,7 +251,8 @@ def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
     """Abandon a decided version that the sink permanently refuses. Its inputs become new for the next version.
 
     Fences the sink first, so that no other driver can show the version. Raises SnapshotError if there is no such
-    version, StateConflictError if it is applied, SinkChangedError if it is shown partially.
+    version, StateConflictError if it is applied, SinkChangedError if it is shown partially, SinkError if the sink
+    belongs to another state.
     """
     sink = sink or _sink_of(state)
     if not 1 <= version <= state.decided():
@@ -260,6 +261,13 @@ def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
     status = state.status(version)
     state.settle()
     if status not in (ABANDONED, APPLIED):
+        owner, own = sink.owner(), state.require_settings().id
+        # Not `Sink.check`: the reason for an abandon may be a sink that it refuses.
+        if owner != own and (owner is not None or version > 1):
+            raise SinkError(
+                f"{sink.location}: belongs to {'no state' if owner is None else f'another state (id {owner})'}, so a "
+                f"fence there would not stop a driver that shows the version. Pass the sink of {state.uri}"
+            )
         status = sink.fence(state.version(version))
         state.finish(version, status)
         # otherwise its mark in the sink is gone, and the fence has taken an unused name

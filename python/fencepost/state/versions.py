@@ -641,7 +641,8 @@ class State(Report):
             SnapshotError: There is no such version.
             StateConflictError: It is applied. Use `rollback`.
             SinkChangedError: A part of it is shown.
-            SinkError, StoreError, OSError: The sink or a store is not usable.
+            SinkError: The sink belongs to another state, or is not usable.
+            StoreError, OSError: The sink or a store is not usable.
         """
         operations.abandon(self, version, sink=sink)
 
