@@ -797,6 +797,26 @@ def test_the_slower_writer_gets_a_conflict(
     OPERATIONS[name](world.again().state)
 
 
+@pytest.mark.parametrize("name", ["rollback", "reshard", "evict"])
+def test_an_operation_whose_files_the_winner_has_removed_gets_a_conflict(
+    world: World, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a version that is done, the files of all other attempts are leftovers, also of those that still write."""
+    prepared = operations._Attempt.prepared
+
+    def overtaken(self: operations._Attempt, lines: list[Any]) -> dict[str, Any]:
+        monkeypatch.setattr(operations._Attempt, "prepared", prepared)
+        world.again().run(rows_of(4), "4.txt")
+        raise FileNotFoundError(f"segments/4/{self.attempt}")
+
+    monkeypatch.setattr(operations._Attempt, "prepared", overtaken)
+    with pytest.raises(fp.StateConflictError, match="another run decided version 4 first"):
+        OPERATIONS[name](world.state)
+    monkeypatch.setattr(operations._Attempt, "prepared", lambda *_: {}["other"])
+    with pytest.raises(KeyError, match="other"):
+        OPERATIONS[name](world.again().state)
+
+
 @pytest.mark.parametrize("name", ["rollback", "reshard", "evict", "retain"])
 def test_a_state_before_its_first_version(tmp_path: Path, name: str) -> None:
     with pytest.raises(fp.SnapshotError, match=r"there is no state.json"):

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from fencepost.errors import SnapshotError, StateConflictError, StoreError
+from fencepost.errors import SnapshotError, StateConflictError
 from fencepost.lake.asking import in_driver
 from fencepost.lake.files import Files
 from fencepost.lake.judge import Eviction
@@ -24,7 +24,7 @@ from fencepost.lake.schemas import from_text
 from fencepost.lake.sources import InputOverride, NewInput, open_source
 from fencepost.lake.storage import ChangedError
 from fencepost.lake.write import InPlace, Places
-from fencepost.state.commit import commit, conflict, recover
+from fencepost.state.commit import commit, conflict, has_lost_race, recover
 from fencepost.state.decision import ABANDONED, Checksums, Decision
 from fencepost.state.disk import Disk
 from fencepost.state.engine import Engine, LocalEngine, run_stage
@@ -199,7 +199,7 @@ class Run:
             decision, found, judged, written = prepare(self, self.news.files)
         except BaseException as error:
             self.discard()
-            if isinstance(error, Exception) and self.has_lost_race():
+            if isinstance(error, Exception) and has_lost_race(job.state, self.version):
                 raise conflict(job.state, self.version) from error  # the winner may have removed this attempt's files
             raise
         if decision is None:
@@ -230,13 +230,6 @@ class Run:
         if self.before is None or self.before.version != version:
             raise conflict(job.state, version + 1)  # another run may have read this run's input
         return True
-
-    def has_lost_race(self) -> bool:
-        """Return whether another run has decided this version; False also if the state is not available."""
-        try:
-            return self.job.state.decided() >= self.version
-        except (OSError, StoreError):
-            return False
 
     def discard(self) -> None:
         """Remove what this attempt has prepared."""

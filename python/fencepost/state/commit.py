@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from fencepost.errors import StateConflictError
+from fencepost.errors import StateConflictError, StoreError
 from fencepost.state.decision import ABANDONED, Decision, Outputs, SideFiles
 from fencepost.state.scratch import Scratch
 
@@ -228,3 +228,11 @@ def conflict(state: State, version: int) -> StateConflictError:
     return StateConflictError(
         f"{state.uri}: another run decided version {version} first. Nothing of this run is visible; run again"
     )
+
+
+def has_lost_race(state: State, version: int) -> bool:
+    """Return whether another writer has decided this version; False also if the state is not available."""
+    try:
+        return state.decided() >= version
+    except (OSError, StoreError):
+        return False

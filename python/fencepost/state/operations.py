@@ -19,7 +19,7 @@ from uuid import uuid4
 from fencepost.errors import PolicyError, SinkError, SnapshotError, StateConflictError
 from fencepost.state import operation_tasks
 from fencepost.state.changelog import corrections, read_piece
-from fencepost.state.commit import Sink, commit, recover
+from fencepost.state.commit import Sink, commit, conflict, has_lost_race, recover
 from fencepost.state.decision import (
     ABANDONED,
     APPLIED,
@@ -311,7 +311,7 @@ def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sin
         )
         for first in range(floor + 1, done + 1, VERSIONS_TOGETHER)
     ]
-    with at.stages():
+    with at.stages(decides=False):
         removed = sum(at.run("gc", partial(operation_tasks.collect, state), items))
     removed += _collect_folded(state, floor, needed)
     while before.format == FORMAT_FOLDED and fold(state, at.sink, before.oldest - 1):
@@ -373,13 +373,18 @@ class _Attempt:
         return Common(policy=settings.full_policy(), keep=settings.keep, version=self.version, attempt=self.attempt)
 
     @contextmanager
-    def stages(self) -> Iterator[None]:
-        """Run tasks and prepare the decision in this context. On an error, removes what they prepared."""
+    def stages(self, *, decides: bool = True) -> Iterator[None]:
+        """Run tasks and prepare the decision in this context. On an error, removes what they prepared.
+
+        `decides`: whether a decision follows, for which another writer of the version is a conflict.
+        """
         try:
             with self._exchange_scratch() as self._scratch:
                 yield
-        except BaseException:
+        except BaseException as error:
             self._discard()
+            if decides and isinstance(error, Exception) and has_lost_race(self.state, self.version):
+                raise conflict(self.state, self.version) from error  # the winner may have removed this attempt's files
             raise
 
     @contextmanager
