@@ -378,6 +378,25 @@ def test_a_version_is_not_abandoned_in_the_sink_of_another_state(world: World, t
     assert world.sink.apply(stuck) == "abandoned"
 
 
+def test_an_attempt_discards_nothing_that_its_version_needs(world: World) -> None:
+    """It may hear of a conflict after it has decided: another driver has finished the version otherwise than it."""
+    stuck = world.run(rows_of(4), "4.txt", until="decide")
+    files = stuck.files() & set(world.files())
+    assert any(name.startswith("segments/4/") for name in files)
+    world.state.discard(4, stuck.attempt)
+    assert files <= set(world.files())
+    assert world.sink.apply(stuck) == "applied"
+    world.state.finish(4)
+    with pytest.raises(fp.StateConflictError, match="finished version 4 as applied, not as abandoned"):
+        world.state.finish(4, "abandoned")
+    world.state.discard(4, stuck.attempt)
+    assert files <= set(world.files())
+    given_up = world.run(rows_of(5), "5.txt", until="decide")
+    world.state.abandon(5)
+    world.state.discard(5, given_up.attempt)
+    assert not [name for name in world.files() if name.startswith("segments/5/")]
+
+
 def test_abandon_the_first_version(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run(rows_of(1), "1.txt", until="decide")

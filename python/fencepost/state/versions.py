@@ -519,8 +519,18 @@ class State(Report):
             self.store.replace(HINT, to_json({"format": FORMAT, "done": done}))
 
     def discard(self, version: int, attempt: str) -> None:
-        """Remove what an undecided attempt has prepared here."""
-        self.store.clear(segments_folder(version, attempt))
+        """Remove what an attempt has prepared here, unless it has decided the version, and that is not abandoned.
+
+        A driver that finds a version finished otherwise than its sink showed it (`finish`) may have decided it.
+        """
+        try:
+            logged = self.store.read(f"log/{version}.json")
+        except FileNotFoundError:
+            logged = None
+        log = {} if logged is None else fields_from_json(logged, self._place(f"log/{version}.json"))
+        is_own = log.get("attempt") == attempt
+        if not is_own or self.status(version) == ABANDONED:
+            self.store.clear(segments_folder(version, attempt))
 
     def collect_leftovers(self) -> None:
         """Remove leftovers of crashed and defeated attempts at the two newest finished versions.
