@@ -328,7 +328,7 @@ def test_a_date_without_a_name_is_refused_with_its_file(tmp_path: Path) -> None:
     far = pa.array([2**60] * len(rows), rows.schema.field("at").type)
     path = tmp_path / "source" / "far.parquet"
     pq.write_table(rows.set_column(rows.schema.get_field_index("at"), "at", far), path)
-    with pytest.raises(fp.BatchError, match=r"far\.parquet: column 'at': a date outside the years 1 to 9999"):
+    with pytest.raises(fp.BatchError, match=r"far\.parquet: column 'at': .*1 to 9999"):
         make(tmp_path, partition_by="day(at)").run()
 
 

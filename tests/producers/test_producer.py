@@ -204,9 +204,9 @@ def test_a_close_that_ends_in_time_does_not_promise_delivery() -> None:
 
     producer = fp.SequencedProducer(Slow(), **QUICK)
     [delivery] = producer.send(rows(1))
-    with pytest.raises(TimeoutError, match=r"1 batches have no outcome after 0.05 s; delivery continues"):
+    with pytest.raises(TimeoutError, match=r"1 batches have no outcome .*0.05 s; delivery continues"):
         producer.flush(0.05)
-    with pytest.raises(TimeoutError, match="the producer is closed, and they may or may not be in the log"):
+    with pytest.raises(TimeoutError, match="producer is closed.*may or may not"):
         producer.close(0.05)
     assert isinstance(delivery.exception(10), fp.StoreError)
     may_go_on.set()

@@ -148,7 +148,7 @@ def test_an_id_belongs_to_its_topic_in_another_query_too() -> None:
     apart = {"kafka": [{"start": {}, "end": {}, "ids": {topic: name}} for topic, name in (("a", "x"), ("b", "y"))]}
     for sources, before in (([a, b], BEFORE), ([b, a], apart)):
         [found] = discontinuities("state", sources, topics, before, same=False)
-        assert "topic a: was recreated: its id is new, but was x" in str(found)
+        assert "topic a: was recreated" in str(found)
     assert [it["ids"] for it in last_positions([b, a], apart, same=False)] == [{"a": "x", "b": "y"}] * 2
     clusters = {"kafka": [{"start": {}, "end": {}, "ids": {"a": name}} for name in ("x", "new")]}
     assert not list(discontinuities("state", [b, b, a], topics, clusters, same=False))

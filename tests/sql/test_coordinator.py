@@ -248,7 +248,7 @@ def test_positions_that_were_deleted_are_compared(coordinator: TransactionCoordi
     one = coordinator.commit(one)
     coordinator.add_offsets(one, "group", {0: (10, 20), 1: (0, 5)})
     coordinator.database.transaction(lambda connection: connection.execute(tables.POSITIONS.delete()))
-    with pytest.raises(fp.TransactionAbortableError, match="the position is None, but 10 was expected"):
+    with pytest.raises(fp.TransactionAbortableError, match="position is None, but 10"):
         coordinator.commit(one, work=insert("one"))
     assert output(coordinator) == []
     coordinator.add_offsets(other, "group", {0: (None, 15), 1: (0, 7)})
@@ -563,7 +563,7 @@ def test_a_route_that_returns_before_the_marker_is_written_is_refused(engine: En
         async def write_marker(self, *_: Any) -> None:
             raise AssertionError("nobody waits for it")
 
-    with pytest.raises(fp.PolicyError, match=r"routes: topic 'out': write_marker is a coroutine function\. Pass"):
+    with pytest.raises(fp.PolicyError, match=r"routes: topic 'out': a coroutine function\. "):
         TransactionCoordinator(engine, routes={"out": Later()})
     for returned in (Later().write_marker, lambda *_: Future()):
         coordinator = TransactionCoordinator(engine, routes={"out": Route(lambda *_, it=returned: it())})

@@ -568,7 +568,7 @@ def test_a_table_that_is_taken_back_before_a_decided_version_is_written(
     table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
     if is_abandoned:
         state_of(tmp_path).abandon(3)
-    about = "which version 2 wrote" if is_abandoned else "which version 3 found before it was decided"
+    about = "version 2 wrote" if is_abandoned else "version 3 found"
     for _ in range(2):
         with pytest.raises(fp.SinkChangedError, match=f"does not follow from .*, {about}"):
             run_alone(tmp_path)
