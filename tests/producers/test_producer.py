@@ -206,7 +206,7 @@ def test_a_close_that_ends_in_time_does_not_promise_delivery() -> None:
     [delivery] = producer.send(rows(1))
     with pytest.raises(TimeoutError, match=r"1 batches have no outcome .*0.05 s; delivery continues"):
         producer.flush(0.05)
-    with pytest.raises(TimeoutError, match="producer is closed.*may or may not"):
+    with pytest.raises(TimeoutError, match=r"producer is closed.*may or may not"):
         producer.close(0.05)
     assert isinstance(delivery.exception(10), fp.StoreError)
     may_go_on.set()

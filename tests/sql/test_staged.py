@@ -347,7 +347,7 @@ def test_a_table_is_the_sink_of_one_state_under_all_its_names(
     names += ["Events"] if events.dialect.name == "sqlite" else []
     for number, name in enumerate(names):
         other = StagedTable(database_url, name, tmp_path / f"other-sink-{number}")
-        with pytest.raises(fp.SinkError, match="another state already, .*'events'"):
+        with pytest.raises(fp.SinkError, match=r"another state already, .*'events'"):
             DedupJob(tmp_path / "source", tmp_path / f"other-state-{number}", other).run()
     assert stored(events) == expected(0)
 

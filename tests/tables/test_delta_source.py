@@ -277,7 +277,7 @@ def test_a_table_from_a_backup_that_has_grown(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "source")
     (tmp_path / "backup").rename(tmp_path / "source")
     append(tmp_path, 2, 3)
-    with pytest.raises(fp.SourceError, match="version 1 is not the one.*restored"):
+    with pytest.raises(fp.SourceError, match=r"version 1 is not the one.*restored"):
         make_job(tmp_path).run()
     assert state.open(tmp_path / "state").decided() == 1
 
