@@ -419,6 +419,18 @@ def test_damage_is_reported_with_file_position_and_reason(name: str, tmp_path: P
     assert finding.reason in str(error)
 
 
+def test_a_stream_that_failed_does_not_look_like_one_that_ended(tmp_path: Path) -> None:
+    path = damaged(tmp_path, next(iter(DAMAGE.values()))[0])
+    for read in (kafka.read_batches, READ_ALL):
+        for consume in (list, pa.table):
+            stream = read(path)
+            with pytest.raises(fp.SourceError):
+                consume(stream)
+            for again in (list, pa.table):
+                with pytest.raises(ValueError, match="failed midway"):
+                    again(stream)
+
+
 TWO = rows_of(kafka.read_batches(DATA / "orders-0"))[:2]
 
 

@@ -185,7 +185,9 @@ def test_a_connection_lost_in_the_decision_is_reported_by_the_next_call(coordina
         assert driver is not None
         driver.close()
 
-    with pytest.raises(fp.OutcomeUnknownError):
+    # On PostgreSQL, a question before the commit finds it.
+    is_before = coordinator.database.kind.name == "postgresql"
+    with pytest.raises(fp.StoreError if is_before else fp.OutcomeUnknownError):
         coordinator.commit(identity, work=lose)
     coordinator.commit(identity, work=insert("found"))
     assert output(coordinator) == ["found"]
@@ -563,7 +565,7 @@ def test_a_route_that_returns_before_the_marker_is_written_is_refused(engine: En
         async def write_marker(self, *_: Any) -> None:
             raise AssertionError("nobody waits for it")
 
-    with pytest.raises(fp.PolicyError, match=r"routes: topic 'out': a coroutine function\. "):
+    with pytest.raises(fp.PolicyError, match=r"routes: topic 'out': .*a coroutine function\. "):
         TransactionCoordinator(engine, routes={"out": Later()})
     for returned in (Later().write_marker, lambda *_: Future()):
         coordinator = TransactionCoordinator(engine, routes={"out": Route(lambda *_, it=returned: it())})

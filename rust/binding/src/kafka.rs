@@ -30,7 +30,7 @@ const INDEX_BYTES_MAX: u64 = 256 << 20;
 enum Stop {
     Damage(kafka::Error),
     Interrupt(PyErr),
-    /// An earlier read panicked.
+    /// An earlier read failed.
     Broken,
 }
 
@@ -79,7 +79,7 @@ struct Rows {
     /// Damage after the last returned rows.
     damage: Option<kafka::Error>,
     is_done: bool,
-    /// Whether a read panicked. The missing rows must not look like the end of the stream.
+    /// Whether a read failed. The missing rows must not look like the end of the stream.
     is_broken: bool,
 }
 
@@ -88,6 +88,14 @@ impl Rows {
         if self.is_broken {
             return Err(Stop::Broken);
         }
+        // It stays so after a panic, too.
+        self.is_broken = true;
+        let next = self.read();
+        self.is_broken = next.is_err();
+        next
+    }
+
+    fn read(&mut self) -> Result<Option<RecordBatch>, Stop> {
         if let Some(ahead) = self.ahead.pop_front() {
             return Ok(Some(ahead));
         }
@@ -99,10 +107,7 @@ impl Rows {
         }
         self.is_done = true;
         check_signals()?;
-        self.is_broken = true;
-        let read = (self.pull)();
-        self.is_broken = false;
-        let (rows, damage) = read?;
+        let (rows, damage) = (self.pull)()?;
         self.is_done = rows.is_none() || damage.is_some();
         match damage {
             Some(damage) if rows.is_none() => return Err(damage.into()),
@@ -123,7 +128,10 @@ impl Rows {
             ahead.push_back(batch);
         }
         self.ahead = ahead;
-        self.damage.take().map_or(Ok(()), |damage| Err(damage.into()))
+        self.damage.take().map_or(Ok(()), |damage| {
+            self.is_broken = true;
+            Err(damage.into())
+        })
     }
 }
 
