@@ -197,7 +197,7 @@ def test_what_is_refused(bucket: Tables) -> None:
     for layout in (None, "delta"):
         with pytest.raises(fp.SinkError, match=r"only .*can be both source"):
             DedupJob(bucket.uri("table"), bucket.folder / "s", bucket.uri("table"), layout=layout, **options)
-    with pytest.raises(fp.SinkError, match=r"a table \(delta\): "):
+    with pytest.raises(fp.SinkError, match=r"a table \(delta\), "):
         dataset(bucket.uri("table"), bucket.options)
     with pytest.raises(ValueError, match=r"files_max: .*up to a position"):
         DedupJob(bucket.uri("table"), bucket.folder / "s", bucket.folder / "o", files_max=1, **options).run()
@@ -224,7 +224,7 @@ def kill_at_each(bucket: Tables, monkeypatch: pytest.MonkeyPatch, wanted: tuple[
             bucket.land(f"{number}.parquet", rows(20 * number, 30))
         with monkeypatch.context() as patch:
             patch.setattr(placing, "COPIES_AT_ONCE", 1)
-            patch.setattr("test_object_sinks.REQUESTS", wanted)
+            patch.setattr("support.object_sinks.REQUESTS", wanted)
             killed_at(patch, step // 2, ("before", "after")[step % 2], bucket.uri("sink"))
             try:
                 bucket.job(engine=LocalEngine(1)).run()
