@@ -153,7 +153,6 @@ def test_a_file_that_vanishes_between_listing_and_opening(tmp_path: Path, monkey
     assert (report.files, report.vanished, report.quarantined) == (3, ("2.parquet",), ())
 
 
-@needs_strace
 def test_a_file_is_scanned_again_after_an_error_of_the_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an object store, spans of a file may fail to be written. The next attempt drops those of the first."""
     count, exchanges, ours = 150_000, [], scan.write_exchange
@@ -173,6 +172,7 @@ def test_a_file_is_scanned_again_after_an_error_of_the_scratch(tmp_path: Path, m
     assert len(exchanges) > 4
 
 
+@needs_strace
 def test_an_audit_reports_an_error_of_storage(tmp_path: Path) -> None:
     rows = pa.table({"pid": [1], "epoch": [0], "partition": [0], "seq": [0]})
     path = land(tmp_path / "source", "a.parquet", rows)

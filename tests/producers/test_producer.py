@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import fencepost as fp
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from fencepost.producer import Answer, ErrorCode, Identity, SequencedBatch
@@ -57,11 +59,10 @@ def test_rows_are_stamped_and_delivered() -> None:
 
 @pytest.mark.parametrize("kind", ["numpy", "pandas"])
 def test_a_caller_may_change_its_memory_after_send(kind: str) -> None:
-    np = pytest.importorskip("numpy")
     values = np.zeros(2, np.int64)
     given: Any = {"value": values}
     if kind == "pandas":
-        given = pytest.importorskip("pandas").DataFrame(given, copy=False)
+        given = pd.DataFrame(given, copy=False)
     transport = MemoryTransport(partitions=1)
     with fp.SequencedProducer(transport, linger_ms=1000) as producer:
         for number in range(3):

@@ -527,6 +527,8 @@ class State(Report):
             logged = self.store.read(f"log/{version}.json")
         except FileNotFoundError:
             logged = None
+        except (OSError, StoreError):
+            return  # the error that ends the attempt counts; what it has prepared is collected later
         log = {} if logged is None else fields_from_json(logged, self._place(f"log/{version}.json"))
         is_own = log.get("attempt") == attempt
         if not is_own or self.status(version) == ABANDONED:
