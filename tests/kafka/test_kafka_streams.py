@@ -34,14 +34,20 @@ def stream(
     """Read what a topic has that is new, and end. `more`: options, `frame`: what is done with the rows first."""
     given = options(broker, topic, startingOffsets="earliest", **more)
     rows = spark.readStream.format(FORMAT).options(**given).load()
-    query = (
-        (frame or (lambda it: it))(rows)
-        .writeStream.foreachBatch(write or writer(root))
-        .option("checkpointLocation", str(root / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    while True:
+        query = (
+            (frame or (lambda it: it))(rows)
+            .writeStream.foreachBatch(write or writer(root))
+            .option("checkpointLocation", str(root / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            return query.awaitTermination()
+        except StreamingQueryException as error:
+            # Spark gives a worker ten seconds to start, which a machine under load may exceed.
+            if "worker failed to connect back" not in str(error):
+                raise
 
 
 def writer(root: Path, **more: Any) -> Any:

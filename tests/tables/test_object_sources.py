@@ -464,7 +464,7 @@ def test_sources_that_are_refused(endpoint: str, tmp_path: Path, source: str, me
 def test_a_delta_log_without_a_schema_is_refused(landing: Landing, tmp_path: Path) -> None:
     landing.land("a.parquet", rows(0, 10))
     landing.put("_delta_log/00000000000000000000.json", b"{}")
-    with pytest.raises(fp.SourceError, match="Delta table: .* no schema"):
+    with pytest.raises(fp.SourceError, match=r"Delta table: .* no schema"):
         job(landing, tmp_path, remote=True).run()
 
 
