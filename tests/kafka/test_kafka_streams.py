@@ -46,7 +46,7 @@ def stream(
             return query.awaitTermination()
         except StreamingQueryException as error:
             # Spark gives a worker ten seconds to start, which a machine under load may exceed.
-            if "worker failed to connect back" not in str(error):
+            if "failed to connect back" not in str(error):
                 raise
 
 
