@@ -335,7 +335,7 @@ test-spark41: java postgresql $(VENV41)/tests ## Every function of the Spark pac
 bench: java $(S3_SERVER) $(S3A_IF_MAVEN) $(VENV)/installed ## Minutes: small sizes, every contestant, answers checked
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(BIN)/python bench/run.py --quick
 
-bench-full: java jars postgresql mariadb $(S3_SERVER) $(S3A_IF_MAVEN) $(VENV)/installed ## 70 minutes on an idle machine: every page of bench/results
+bench-full: java jars postgresql mariadb $(S3_SERVER) $(S3A_IF_MAVEN) $(VENV)/installed ## 80 minutes on an idle machine: every page of bench/results
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(BIN)/python bench/run.py --full
 
 bench-rust: tools ## The core alone

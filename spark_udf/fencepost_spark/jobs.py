@@ -77,8 +77,7 @@ def read_sink(sink: Path, options: dict[str, Any] | None = None, *, spark: Spark
     """Return the kept rows of all complete versions of a sink, with the version number in column ``run``.
 
     Spark infers the types of other columns in folder names. They are strings if a value is not written as a number is,
-    such as ``007``.
-    Spark reads the files itself, S3 files as ``s3a://``, so its settings must give access to them.
+    such as ``007``. Spark reads the files itself, S3 files as ``s3a://``, so its settings must give access to them.
 
     Args:
         sink: A folder, the URI of an object store, or the name of an Iceberg table (``iceberg://...``), which has no

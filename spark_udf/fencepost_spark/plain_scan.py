@@ -45,8 +45,8 @@ FILES_MAX = 10_000
 FOOTERS_AT_ONCE = 8
 
 ROWS_MAX = 1 << 27
-"""Maximum number of rows of a file. Every executor gets bits for each row: 64 rows take 64 bytes in Spark's hash table,
-for both spellings of a file. 270 MB if all are needed."""
+"""Maximum number of rows of all files together. Every executor gets bits for each row: 64 rows take 64 bytes in Spark's
+hash table, for both spellings of a file. 270 MB if all are needed."""
 
 SPELLINGS = ("file:/", "file:///")
 """The prefix of a local file's URI differs between parts of Spark. Normalizing it in each row would be slow."""
@@ -54,7 +54,7 @@ SPELLINGS = ("file:/", "file:///")
 WORD_ROWS_BITS = 6
 WORD_BITS = 22
 """A row is bit `row % 64` of word `row / 64` of its file. A word's key is a hash of the file, followed by the word's
-number in these bits: enough for `ROWS_MAX` rows of a file."""
+number in these bits: enough for `ROWS_MAX` rows, even of one file."""
 assert ROWS_MAX >> WORD_ROWS_BITS <= 1 << WORD_BITS
 
 PACKAGE = "org.apache.spark.sql.execution.datasources"

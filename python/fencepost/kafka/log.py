@@ -225,8 +225,8 @@ class PartitionLog:
 
         The stream contains what was on disk at the time of the call ("interval": what was appended). "read_committed"
         skips aborted transactions and stops at the last stable offset. The stream may be read during appends and after
-        the log is closed. Raises ValueError for an offset outside 0 ... the log's end, or before the first
-        segment (0 is always the beginning); SourceError for damage, such as a segment that is missing between others.
+        the log is closed. Raises ValueError for an offset outside 0 ... the log's end, or before the first segment (0
+        is always the beginning); SourceError for damage, such as a segment that is missing between others.
         """
         if isolation not in ("read_uncommitted", "read_committed"):
             raise ValueError(f"isolation={isolation!r}: expected 'read_committed' or 'read_uncommitted'")

@@ -38,7 +38,8 @@ SHARD_BYTES_MAX = 16 << 20
 task's memory."""
 
 TASKS_MAX = 32_768
-"""Maximum number of tasks per stage, unless half of the engine's slots is more. The number of slots may be unknown."""
+"""Maximum number of tasks per stage, unless `TASKS_PER_SLOT` for each slot of the engine are more. The number of slots
+may be unknown."""
 TASK_BYTES, TASK_BYTES_MAX = 32 << 20, 256 << 20
 """Maximum bytes of the files of a task. The first number holds unless all files together have more for each slot, the
 second one always. Files larger than the second number are split among tasks; a job may set another second number."""

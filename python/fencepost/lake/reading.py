@@ -57,9 +57,8 @@ def dataset(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = No
 
     Contains the columns of all files, each with the widest type in any file, as jobs with `schema="merge"` write them.
     A column that only folders have is int32 if all values are such integers (without leading zeros), otherwise text. An
-    Iceberg table has only
-    its own columns. For polars: `polars.scan_pyarrow_dataset(dataset(sink))`. Arguments and errors are those of
-    `applied_files`.
+    Iceberg table has only its own columns. For polars: `polars.scan_pyarrow_dataset(dataset(sink))`. Arguments and
+    errors are those of `applied_files`.
     """
     place = absolute(sink)
     if is_iceberg(place):

@@ -19,8 +19,8 @@ class MarkerWriter(Protocol):
         `epoch` is the raised epoch, as in Kafka's markers. The call is made outside of database transactions. After a
         failure it is repeated with a higher `coordinator_epoch`, so writing twice must be harmless. A marker that
         arrives after the producer has begun its next transaction must be ignored. A log under Kafka's rules ensures
-        both. An exception means that the marker is not written. The returned value is
-        ignored, but an awaitable or a future is refused: the marker may not be written yet.
+        both. An exception means that the marker is not written. The returned value is ignored, but an awaitable or a
+        future is refused: the marker may not be written yet.
         """
 
 
