@@ -166,6 +166,20 @@ def test_segments_that_a_broker_is_replacing_are_not_a_gap(tmp_path: Path, place
     assert read_sink(tmp_path) == wanted
 
 
+def test_every_gap_is_reported(tmp_path: Path) -> None:
+    """A run that goes on reads past all of them."""
+    folder = copy_upto("clicks-0", tmp_path / "logs", 10**9)
+    _, second, third, fourth, last = sorted(folder.glob("*.log"))
+    second.unlink()
+    fourth.unlink()
+    with pytest.warns(RuntimeWarning) as found:
+        DedupJob(KafkaLog(folder), tmp_path / "state", tmp_path / "sink", on_reset="report").run()
+    gaps = [(int(second.stem), int(third.stem) - 1), (int(fourth.stem), int(last.stem) - 1)]
+    assert [str(it.message).partition(" are in ")[0] for it in found] == [
+        f"{folder}: offsets {begin} to {end}" for begin, end in gaps
+    ]
+
+
 def test_records_that_a_broker_took_twice_are_kept_once(tmp_path: Path) -> None:
     folder = copy_upto("clicks-0", tmp_path / "logs", 10**9)
     wanted = read_log(tmp_path)

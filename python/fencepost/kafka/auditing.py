@@ -61,10 +61,6 @@ class Request:
         if isinstance(self.now_ms, str) and self.now_ms != "newest":
             raise PolicyError(f"now_ms={self.now_ms!r}: expected milliseconds since 1970, or 'newest'")
 
-    def policy_of(self, topic: str | None) -> str:
-        """Return the cleanup.policy of a topic, as far as known."""
-        return policy_of_topic(self.cleanup_policy, topic)
-
 
 def audit(source: str | os.PathLike[str], request: Request) -> LogAudit:
     """Implement `fencepost.kafka.audit`."""
@@ -299,7 +295,7 @@ class _Partition:
 
     @property
     def is_compacted(self) -> bool:
-        policy = self.request.policy_of(self.log.topic)
+        policy = policy_of_topic(self.request.cleanup_policy, self.log.topic)
         return policy == "compact" or (policy == "unknown" and self.sums["removed"] > 0)
 
     def _follow(self, rows: pa.Table) -> None:
@@ -436,7 +432,7 @@ class _Partition:
             last_stable_offset=self.transactions.last_stable_offset(None) if has_rows else None,
             first_unstable_offset=self.transactions.first_unstable_offset(None) if has_rows else None,
             newest_timestamp=self.newest,
-            cleanup_policy=self.request.policy_of(self.log.topic),
+            cleanup_policy=policy_of_topic(self.request.cleanup_policy, self.log.topic),
             compacted=self.is_compacted,
             checksums=self.request.checksums,
             holes=pa.concat_tables([_HOLES.empty_table(), *self.holes]),

@@ -100,7 +100,6 @@ REPEATED_IDENTITIES = (
     "repeat"
 )
 
-
 MISSING_SEGMENT = (
     "A segment that is copied later would never be read: copy it, then run again. If the topic is compacted, pass "
     "KafkaLog(cleanup_policy='compact')"
@@ -153,8 +152,8 @@ def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
         if problem or since is None:
             starts.pop(partition, None)
             starts |= {partition: begin} if begin else {}
-        if view.gaps and not _is_compacted(log, view):
-            news.problems.append(f"{it.folder}: {view.gaps[0]}. {MISSING_SEGMENT}")
+        if not _is_compacted(log, view):
+            news.problems += [f"{it.folder}: {gap}. {MISSING_SEGMENT}" for gap in view.gaps]
         news.parts += [(part, begin) for part in view.parts([("offset", ">=", begin)])]
         news.offsets.setdefault(topic, {})[partition] = max(view.end, begin)
     for topic, offsets in known.items():

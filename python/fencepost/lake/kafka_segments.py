@@ -101,8 +101,15 @@ class Part:
         self, conditions: Sequence[Condition] = (), batch_bytes_max: int = BATCH_BYTES_MAX
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of `fencepost.kafka.read_records` that meet all conditions. Raises SourceError."""
-        self._check_size()
-        yield from self._records(conditions, batch_bytes_max)
+        return self._whole(self._records(conditions, batch_bytes_max))
+
+    def _whole(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches. Raises SourceError if the segment is shorter than it was at the time of planning."""
+        try:
+            yield from batches
+        except SourceError:
+            self._check_size()  # explains damage where the segment ends now
+            raise
         self._check_size()
 
     def _check_size(self) -> None:
@@ -137,9 +144,7 @@ class Part:
 
     def batches(self, conditions: Sequence[Condition] = ()) -> Iterator[pa.RecordBatch]:
         """Yield the rows of `fencepost.kafka.read_batches` that meet all conditions, including aborted batches."""
-        self._check_size()
-        yield from _filtered(self._headers(), conditions)
-        self._check_size()
+        return self._whole(_filtered(self._headers(), conditions))
 
     def _before_end(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the records before the end. A broker that compacts puts the records of the next segments behind."""
