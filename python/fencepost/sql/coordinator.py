@@ -32,6 +32,7 @@ from fencepost.sql.transaction import (
     State,
     TopicPartition,
     Transaction,
+    unknown_id,
 )
 from fencepost.sql.transaction_tables import (
     DECISIONS,
@@ -344,10 +345,7 @@ class TransactionCoordinator:
         def work(connection: Connection) -> Held:
             held = hold(self.database, connection, transactional_id=transactional_id)
             if held is None:
-                raise MappingError(
-                    f"transactional id {transactional_id!r} is not known in this database: it expired, or belongs to "
-                    "another database"
-                )
+                raise unknown_id(transactional_id)
             before = held.transaction
             if before.state is not State.ONGOING:
                 raise TransactionStateError(

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Engine, case, func, literal_column, or_, select, text, true
 
-from fencepost.errors import MappingError, SchemaError
+from fencepost.errors import SchemaError
 from fencepost.metrics import gauge
 from fencepost.sql.database import Database, Int64
-from fencepost.sql.transaction import OPENABLE, PREPARED, Partition, ProducerIdentity, State, TopicPartition, is_late
+from fencepost.sql.transaction import (
+    OPENABLE,
+    PREPARED,
+    Partition,
+    ProducerIdentity,
+    State,
+    TopicPartition,
+    is_late,
+    unknown_id,
+)
 from fencepost.sql.transaction_tables import (
     PART,
     PIDS,
@@ -116,10 +125,7 @@ def describe_transaction(engine: Engine, transactional_id: str) -> TransactionSt
         which = PRODUCERS.c.transactional_id == transactional_id
         found = list_held(database, connection, which)
         if not found:
-            raise MappingError(
-                f"transactional id {transactional_id!r} is not known in this database: it expired, or belongs to "
-                "another database"
-            )
+            raise unknown_id(transactional_id)
         mine = STAGED.c.transactional_id == transactional_id
         staged = connection.execute(select(STAGED).where(mine).order_by(*STAGED.primary_key))
         positions = tuple(

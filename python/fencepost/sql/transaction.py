@@ -40,6 +40,13 @@ def is_late(since_ms: int, timeout_ms: int, now_ms: int) -> bool:
     return abs(now_ms - since_ms) > timeout_ms
 
 
+def unknown_id(transactional_id: str) -> MappingError:
+    return MappingError(
+        f"transactional id {transactional_id!r} is not known in this database: it expired, or belongs to another "
+        "database"
+    )
+
+
 @dataclass(frozen=True)
 class ProducerIdentity:
     """The identity of a producer. It is written with each row, and every call of the producer is checked by it."""
