@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy
 from fencepost.sql import SqlSink
-from fencepost.sql.consumers import CLAIMS, MESSAGES
+from fencepost.sql.consumers import CLAIMS, CONSUMERS, MESSAGES
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, SmallInteger, String, Table, func, select, text
 from sqlalchemy.exc import IntegrityError
 from support.databases import without_mariadb
@@ -504,6 +504,14 @@ def test_messages_are_processed_once(events: Engine, new_engine: Callable[[], En
     assert seen == [["b", "a", "Ä"], ["c"]]
     assert count(events, MESSAGES) == 4
     assert again.handle(messages(), effect).rows_kept == 0
+
+
+def test_a_new_consumer_has_no_claims_of_a_deleted_one(events: Engine) -> None:
+    SqlSink(events, None, "first", "message_id", message_id="event_id").handle(messages("a", "b"), lambda *_: None)
+    with events.begin() as connection:
+        connection.execute(CONSUMERS.delete())
+    second = SqlSink(events, None, "second", "message_id", message_id="event_id")
+    assert second.handle(messages("a", "b"), lambda *_: None).rows_kept == 2
 
 
 def test_ids_are_texts_of_every_kind(events: Engine) -> None:

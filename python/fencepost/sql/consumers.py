@@ -29,6 +29,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     delete,
+    func,
     select,
     text,
     update,
@@ -192,6 +193,7 @@ class Consumer:
             row = connection.execute(query).one_or_none()
             if row is None:
                 made = {"name": name, "settings": json.dumps(wanted, sort_keys=True)}
+                made |= _unused_id(connection) if database.is_sqlite else {}
                 insert_if_missing(connection, CONSUMERS, made | {"created_ms": database.now_ms(connection)}, ("name",))
                 row = connection.execute(query).one()
             return row.id, row.settings
@@ -336,6 +338,13 @@ class Consumer:
         connection.execute(
             delete(POSITIONS).where(POSITIONS.c.consumer == self.id, POSITIONS.c.source.in_(sorted(sources)))
         )
+
+
+def _unused_id(connection: Connection) -> dict[str, int]:
+    """Return an id that no row has. SQLite issues the id of a deleted consumer again, whose claims may still exist."""
+    used = [CONSUMERS.c.id, *(table.c.consumer for table in (CLAIMS, HOLES, MESSAGES, POSITIONS))]
+    highest = [connection.execute(select(func.max(column))).scalar() for column in used]
+    return {"id": max(it or 0 for it in highest) + 1}
 
 
 _ADVANCED = """
