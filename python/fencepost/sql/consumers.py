@@ -192,9 +192,11 @@ class Consumer:
             query = select(CONSUMERS.c.id, CONSUMERS.c.settings).where(CONSUMERS.c.name == name)
             row = connection.execute(query).one_or_none()
             if row is None:
-                made = {"name": name, "settings": json.dumps(wanted, sort_keys=True)}
-                made |= _unused_id(connection) if database.is_sqlite else {}
-                insert_if_missing(connection, CONSUMERS, made | {"created_ms": database.now_ms(connection)}, ("name",))
+                made: dict[str, Any] = {"name": name, "settings": json.dumps(wanted, sort_keys=True)}
+                made["created_ms"] = database.now_ms(connection)
+                if database.is_sqlite:
+                    made["id"] = _unused_id(connection)
+                insert_if_missing(connection, CONSUMERS, made, ("name",))
                 row = connection.execute(query).one()
             return row.id, row.settings
 
@@ -340,11 +342,11 @@ class Consumer:
         )
 
 
-def _unused_id(connection: Connection) -> dict[str, int]:
+def _unused_id(connection: Connection) -> int:
     """Return an id that no row has. SQLite issues the id of a deleted consumer again, whose claims may still exist."""
     used = [CONSUMERS.c.id, *(table.c.consumer for table in (CLAIMS, HOLES, MESSAGES, POSITIONS))]
     highest = [connection.execute(select(func.max(column))).scalar() for column in used]
-    return {"id": max(it or 0 for it in highest) + 1}
+    return max(it or 0 for it in highest) + 1
 
 
 _ADVANCED = """

@@ -153,6 +153,10 @@ class Sink(Protocol):
     def shown(self, decision: Decision) -> int:
         """Return the number of an applied version's output files that still exist."""
 
+    def is_reverted(self, decision: Decision) -> bool:
+        """Return whether the table was set back to before this applied version, which may have no output. A folder has
+        no history, so it returns False."""
+
     def changelog(self) -> Iterator[Any]:
         """Yield the remaining lines of `changelog.py`, of all versions, as tables. Raises SinkError."""
 

@@ -227,11 +227,15 @@ class DeltaSink:
                 )
 
     def shown(self, decision: Decision) -> int:
-        """Return the number of shown files (see `Sink`). Compaction may have moved its rows, so it counts as shown
-        unless a RESTORE reverted it."""
+        """Return the number of shown files (see `Sink`). Compaction may have moved their rows, so all count as shown
+        unless a RESTORE reverted the version."""
+        return 0 if self.is_reverted(decision) else len(decision.outputs)
+
+    def is_reverted(self, decision: Decision) -> bool:
+        """See `Sink`."""
         table, owner = self._open(), self.own.owner()
         if table is None:
-            return 0
+            return True
         version, counts = table.version, True
         for at in range(version, -1, -1):
             actions = read_commit(self.store, at)
@@ -239,10 +243,10 @@ class DeltaSink:
                 break  # removed by cleanup, like all earlier ones, which no RESTORE reverted
             commit, counts = info_of(actions), at <= version
             if commit.get("fencepost.state") == owner and commit.get("fencepost.version") == str(decision.version):
-                return len(decision.outputs) if counts else 0
+                return not counts
             if counts and commit.get("operation") == "RESTORE":
                 version = min(version, self._restored_to(commit, at))
-        return len(decision.outputs)
+        return False
 
     def _restored_to(self, commit: dict[str, Any], at: int) -> int:
         to = commit.get("operationParameters", {}).get("version")

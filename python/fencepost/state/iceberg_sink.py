@@ -178,18 +178,21 @@ class IcebergSink:
             )
 
     def shown(self, decision: Decision) -> int:
-        """Return the number of shown files (see `Sink`). Compaction may have moved its rows, so it counts as shown
-        unless the table was rolled back before it."""
+        """Return the number of shown files (see `Sink`). Compaction may have moved their rows, so all count as shown
+        unless the table was rolled back to before the version."""
+        return 0 if self.is_reverted(decision) else len(decision.outputs)
+
+    def is_reverted(self, decision: Decision) -> bool:
+        """See `Sink`."""
         table, owner = self.named.load(), str(self.owner())
         if table is None:
-            return 0
+            return True
         chain = history(table)
         versions = {found for it in chain if (found := _version_of(it, owner)) is not None}
         if decision.version in versions:
-            return len(decision.outputs)
+            return False
         was_there = decision.version in {_version_of(it, owner) for it in table.snapshots()}
-        is_gone = was_there or not chain or any(it < decision.version for it in versions)
-        return 0 if is_gone else len(decision.outputs)
+        return was_there or not chain or any(it < decision.version for it in versions)
 
     # Rows
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +27,6 @@ from fencepost.state.decision import (
     Decision,
     Deferred,
     LedgerFiles,
-    Outputs,
     Shards,
 )
 from fencepost.state.disk import Disk
@@ -97,11 +95,12 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
             f"{state.uri}: version {version} counts rows as written that are no longer in the sink (versions "
             f"{_listed(lost)}): restore their files, or roll back to an earlier version"
         )
-    if sink_version is not None and asked and not _is_in_effect(sink, state.version(asked[-1])):
+    first = state.version(asked[-1]) if asked else None
+    if first and first.builds_on and sink.is_reverted(first):
         raise SinkError(
-            f"{state.uri}: the table was set back to before version {asked[-1]}, so rows of the versions before it may "
-            "be gone, which cannot be checked, because these versions are not retained. Restore the table to a later "
-            "one, or begin again with a new state and a new sink"
+            f"{state.uri}: the table was set back to before version {first.version}, so rows of the versions before it "
+            "may be gone, which cannot be checked, because these versions are not retained. Restore the table to a "
+            "later one, or begin again with a new state and a new sink"
         )
     over.sort()
     if not accept_duplicates:
@@ -501,12 +500,6 @@ def _check_looks(state: State, versions: Iterable[int]) -> None:
 
 def _is_whole(sink: Sink, decision: Decision) -> bool:
     return sink.shown(decision) == len(decision.outputs)
-
-
-def _is_in_effect(sink: Sink, decision: Decision) -> bool:
-    """Return whether a version that builds on others is in the history of a table, even if it has no output."""
-    one = Outputs(name=["part-00000.parquet"], ordinal=[0], rows=[0], bytes=[0], footer_crc=[0])
-    return not decision.builds_on or sink.shown(replace(decision, outputs=one)) > 0
 
 
 def _listed(numbers: list[int]) -> str:

@@ -275,6 +275,10 @@ class RunPrefixes:
     def shown(self, decision: Decision) -> int:
         return len(self._sizes(f"run={decision.version}").keys() & set(decision.outputs.name))
 
+    def is_reverted(self, decision: Decision) -> bool:
+        """See `Sink`."""
+        return False
+
     def changelog(self) -> Iterator[Any]:
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
 

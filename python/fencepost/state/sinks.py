@@ -312,6 +312,10 @@ class RunFolders:
         """See `Sink`."""
         return len(_sizes(self._target(decision)).keys() & set(decision.outputs.name))
 
+    def is_reverted(self, decision: Decision) -> bool:
+        """See `Sink`."""
+        return False
+
     def applied_files(self) -> list[str]:
         """Return the names of the files with kept rows of all versions."""
         runs = [it for it in os.listdir(self.path) if re.fullmatch(r"run=\d+", it)]
