@@ -184,8 +184,7 @@ def resolve_named(columns: Named, rows: pa.Table) -> Columns:
         return columns
     if isinstance(columns, str):
         return Columns.preset(columns)
-    named = dict(columns or {})
-    return dataclasses.replace(_by_names(rows, named), **named)
+    return _by_names(rows, dict(columns or {}))
 
 
 def named_timestamp(columns: Named) -> str | None:
@@ -196,24 +195,26 @@ def named_timestamp(columns: Named) -> str | None:
     return None if columns is None else resolve_columns(Policy.any_order(), columns).timestamp
 
 
-def _by_names(rows: pa.Table, named: Mapping[str, Any]) -> Columns:
+def _by_names(rows: pa.Table, named: dict[str, Any]) -> Columns:
     """Detect the identity columns by names, types and first values. `named`: the roles that are already known.
+
+    A column that looks like an epoch but cannot be one becomes a part of the producer's id: without it, the rows after
+    a restart would count as repeats. To leave it out, name the epoch, or None.
 
     Raises PolicyError if no column looks like a producer or a sequence number.
     """
-    schema, names = rows.schema, set(rows.column_names)
-    if named.get("pid") is not None and named.get("seq") is not None:
-        epoch = _first(schema, EPOCHS)
-        epoch = epoch if epoch is not None and _is_epoch(rows.column(rows.column_names.index(epoch))) else None
-        return Columns(epoch=epoch, partition=_partition(schema), timestamp=_timestamp(schema))
-    for preset in ("kafka-producer", "kafka-connect", "hudi"):
-        if set(COLUMN_PRESETS[preset].names) <= names:
-            return dataclasses.replace(COLUMN_PRESETS[preset], timestamp=_timestamp(schema))
-    pid = named.get("pid") or _first(schema, PRODUCERS)
-    seq = named.get("seq") or _first(schema, SEQUENCES, pa.types.is_integer)
+    schema, timestamp = rows.schema, _timestamp(rows.schema)
+    pid, seq = named.get("pid"), named.get("seq")
     if pid is None or seq is None:
-        if set(COLUMN_PRESETS["kafka"].names) <= names:
-            return dataclasses.replace(COLUMN_PRESETS["kafka"], timestamp=_timestamp(schema))
+        preset = _preset(rows, ("kafka-producer", "kafka-connect", "hudi"))
+        if preset is not None:
+            return dataclasses.replace(preset, **{"timestamp": timestamp, **named})
+        pid = pid or _first(schema, PRODUCERS)
+        seq = seq or _first(schema, SEQUENCES, pa.types.is_integer)
+    if pid is None or seq is None:
+        preset = _preset(rows, ("kafka",))
+        if preset is not None:
+            return dataclasses.replace(preset, **{"timestamp": timestamp, **named})
         what = "a producer" if pid is None else "a sequence number"
         role = "pid" if pid is None else "seq"
         raise PolicyError(
@@ -221,11 +222,16 @@ def _by_names(rows: pa.Table, named: Mapping[str, Any]) -> Columns:
         )
     epoch = _first(schema, EPOCHS)
     if epoch is not None and not _is_epoch(rows.column(rows.column_names.index(epoch))):
-        parts = pid if isinstance(pid, tuple) else (pid,)
-        return Columns(
-            pid=(*parts, epoch), epoch=None, partition=_partition(schema), seq=seq, timestamp=_timestamp(schema)
-        )
-    return Columns(pid=pid, epoch=epoch, partition=_partition(schema), seq=seq, timestamp=_timestamp(schema))
+        found = Columns(pid=pid, epoch=None, partition=named.get("partition"), seq=seq)
+        if "epoch" not in named and epoch not in found.names:
+            pid = (*found.parts("pid"), epoch)
+        epoch = None
+    found = Columns(pid=pid, epoch=epoch, partition=_partition(schema), seq=seq, timestamp=timestamp)
+    return dataclasses.replace(found, **{**named, "pid": pid})
+
+
+def _preset(rows: pa.Table, presets: Sequence[str]) -> Columns | None:
+    return next((it for name in presets if set((it := COLUMN_PRESETS[name]).names) <= set(rows.column_names)), None)
 
 
 def base_policy(columns: Columns) -> Policy:

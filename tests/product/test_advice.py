@@ -125,6 +125,15 @@ def test_a_column_that_is_not_an_epoch_becomes_part_of_the_producer(values: list
     assert len(fp.deduplicate(rows, advice.policy)) == 3 - (len(set(values)) == 1)
 
 
+@pytest.mark.parametrize("named", [{"pid": "device"}, {"pid": "device", "seq": "seq"}, {"pid": ("boot_id", "device")}])
+def test_a_named_producer_gets_the_boot_id_too(named: dict[str, Any]) -> None:
+    rows = pa.table({"device": ["a", "a", "a"], "boot_id": ["6f1c", "6f1c", "aa01"], "seq": [0, 1, 0]})
+    policy = fp.advise(rows, named).policy
+    assert set(policy.columns.parts("pid")) == {"device", "boot_id"}
+    assert len(fp.deduplicate(rows, policy)) == 3
+    assert fp.advise(rows, named | {"epoch": None}).policy.columns.pid == named["pid"]
+
+
 def test_missing_columns_are_named_with_the_existing_ones() -> None:
     with pytest.raises(fp.PolicyError, match=r"a sequence number.*`seq`.*device, value"):
         fp.advise({"device": np.arange(3), "value": np.arange(3)})
