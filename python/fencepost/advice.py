@@ -27,7 +27,7 @@ from fencepost.findings import ADVICE_ROWS, AuditReport
 from fencepost.inputs import with_fields, without_runs
 from fencepost.pages.commands import SINK, STATE, command, options, place
 from fencepost.pages.tables import share
-from fencepost.policy import COLUMN_PRESETS, Columns, Policy, resolve_columns
+from fencepost.policy import COLUMN_PRESETS, Columns, Policy
 from fencepost.report import Report
 from fencepost.verdict import Verdict
 from fencepost.words import plural
@@ -180,10 +180,8 @@ def advise_table(
 
 def resolve_named(columns: Named, rows: pa.Table) -> Columns:
     """Return the identity columns. `rows`: a sample from the beginning. Raises PolicyError."""
-    if isinstance(columns, Columns):
-        return columns
-    if isinstance(columns, str):
-        return Columns.preset(columns)
+    if not isinstance(columns, Mapping | None):
+        return _as_columns(columns)
     return _by_names(rows, dict(columns or {}))
 
 
@@ -192,7 +190,20 @@ def named_timestamp(columns: Named) -> str | None:
     if isinstance(columns, Mapping):
         found: str | None = columns.get("timestamp")
         return found
-    return None if columns is None else resolve_columns(Policy.any_order(), columns).timestamp
+    return None if columns is None else _as_columns(columns).timestamp
+
+
+def possible_keys(columns: Named) -> tuple[str, ...]:
+    """Return the names of columns that may identify the producer or the partition."""
+    if not isinstance(columns, Mapping | None):
+        return _as_columns(columns).keys
+    roles: dict[str, Any] = {"pid": PRODUCERS, "partition": PARTITIONS}
+    named = {role: columns[role] for role in roles if columns and columns.get(role)}
+    return Columns(**(roles | named)).keys
+
+
+def _as_columns(columns: Columns | str) -> Columns:
+    return Columns.preset(columns) if isinstance(columns, str) else columns
 
 
 def _by_names(rows: pa.Table, named: dict[str, Any]) -> Columns:

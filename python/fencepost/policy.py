@@ -76,6 +76,11 @@ class Columns:
             return ()
         return (names,) if isinstance(names, str) else tuple(names)
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that identify the producer and the partition."""
+        return (*self.parts("pid"), *self.parts("partition"))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchColumns:

@@ -121,6 +121,40 @@ def test_a_text_file_cannot_be_one_of_several_sources_of_a_job(zone: Path, texts
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("devices", [["007", "7"], ["7", "07"], ["1.0", "1"], ["2026-11-20", "x"], ["true", "1"]])
+def test_producers_of_a_csv_file_are_those_that_it_spells(devices: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    path.write_text("\n".join(["pid,epoch,partition,seq", *(f"{it},0,0,0" for it in devices), ""]))
+    columns = {"pid": "pid", "epoch": "epoch"}
+    assert lake.audit(path).counts == {"ACCEPTED": 2}
+    assert lake.advise(path, columns).policies["ACCEPTED"][0].as_py() == 2
+    assert cli.main(["dedup", str(path), f"{tmp_path}/state", f"{tmp_path}/clean", "-q", "--no-sync"]) == 0
+    assert sorted(lake.dataset(f"{tmp_path}/clean").to_table()["pid"].to_pylist()) == sorted(devices)
+
+
+@pytest.mark.parametrize("ids", [["7", "", "", "8"], ["x", "", "", "007"]])
+def test_an_empty_field_is_no_producer(ids: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    path.write_text("\n".join(["pid,epoch,partition,seq", *(f"{it},0,0,0" for it in ids), ""]))
+    assert lake.audit([path, path]).counts == lake.audit(path).counts == {"ACCEPTED": 2, "UNTRACKED": 2}
+    again = tmp_path / "again.csv"
+    again.write_bytes(path.read_bytes())
+    assert lake.audit([path, again]).counts == {"ACCEPTED": 2, "DUPLICATE": 2, "UNTRACKED": 4}
+
+
+def test_a_text_among_numbers_of_producers_is_an_error(tmp_path: Path) -> None:
+    many, other = tmp_path / "many.csv", tmp_path / "other.csv"
+    rows = [f"{number},0,0,0" for number in range(100_000)]
+    many.write_text("\n".join(["pid,epoch,partition,seq", *rows, "007,0,0,0", ""]))
+    other.write_text("pid,epoch,partition,seq\n007,0,0,0\n")
+    with pytest.raises(SourceError, match=r"column 'pid', row 100000: '007' is not an integer"):
+        lake.audit(many)
+    few = tmp_path / "few.csv"
+    few.write_text("pid,epoch,partition,seq\n7,0,0,0\n")
+    with pytest.raises(SourceError, match=r"other\.csv: column 'pid': not convertible to int64"):
+        lake.audit([few, other])
+
+
 @pytest.mark.parametrize("device", ["007", "1.0", "1e3", "true", "NA"])
 def test_texts_that_look_like_numbers_in_the_next_file(device: str, tmp_path: Path) -> None:
     """The first file says that the column is text: the same text in another file is the same device."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -219,7 +219,7 @@ def dedup_command(
         check_page(html)
     order = identity.ordered(order_by, file_order)
     default = None if max_idle is None else "timestamp"
-    with _converted(source, rules.columns.timestamp or default) as paths:
+    with _converted(source, rules.columns.timestamp or default, rules.columns.keys) as paths:
         job = make_job(
             paths,
             state,
@@ -289,12 +289,12 @@ def dedup_command(
 
 
 @contextmanager
-def _converted(source: list[str], timestamp: str | None) -> Iterator[list[str]]:
+def _converted(source: list[str], timestamp: str | None, keys: Sequence[str]) -> Iterator[list[str]]:
     """Return the sources, text and Arrow files as Parquet files in a temporary folder. Errors name the original files.
 
     Converted files are in the order of the names of the originals, and standard input comes last.
 
-    `timestamp`: a column whose texts are times.
+    `timestamp`: a column whose texts are times. `keys`: the columns that identify a producer or a partition.
     """
     with quit_at_once():
         from fencepost.lake.tabular import STDIN, tabular_files, write_as_parquet
@@ -305,7 +305,7 @@ def _converted(source: list[str], timestamp: str | None) -> Iterator[list[str]]:
         return
     with TemporaryDirectory(prefix="fencepost-") as folder:
         in_order = sorted(texts, key=lambda it: (it == STDIN, os.path.abspath(it)))
-        paths = {write_as_parquet(it, folder, timestamp): it for it in in_order}
+        paths = {write_as_parquet(it, folder, timestamp, keys): it for it in in_order}
         try:
             yield list(paths)
         except FencepostError as problem:

@@ -11,7 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 import fencepost
 from fencepost._native import SpanScan, parquet_footer
-from fencepost.advice import Advice, Named, advise_table, base_policy, named_timestamp, resolve_named
+from fencepost.advice import Advice, Named, advise_table, base_policy, named_timestamp, possible_keys, resolve_named
 from fencepost.errors import SourceError
 from fencepost.findings import ADVICE_ROWS
 from fencepost.lake.auditing import Sources, list_source, places_of
@@ -47,7 +47,8 @@ def advise(
     """
     streams = tabular_files(places_of(source))
     if streams:
-        advice = fencepost.advise(open_rows(streams, named_timestamp(columns)), columns, rows_max=rows_max)
+        rows = open_rows(streams, named_timestamp(columns), keys=possible_keys(columns))
+        advice = fencepost.advise(rows, columns, rows_max=rows_max)
         return dataclasses.replace(advice, source=", ".join(streams))
     opened, files, place = list_source(source, source_options)
     if not files.paths:

@@ -98,7 +98,7 @@ def audit(
         found = resolve_columns(resolve(policy), columns)
         names = () if columns_to_compare(compare_content) is not None else found.read(_keep(found))
         report = fencepost.audit(
-            open_rows(streams, found.timestamp, names),
+            open_rows(streams, found.timestamp, names, found.keys),
             policy,
             columns,
             producers_max=producers_max,

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from fencepost.errors import SourceError
 from fencepost.inputs import heads_of
+from fencepost.lake.csv_keys import with_keys
 from fencepost.lake.slices import is_glob
 from fencepost.lake.times import is_time, with_times
 from fencepost.state.stores import is_local
@@ -55,50 +56,60 @@ def _expanded(place: str) -> list[str]:
     return found
 
 
-def open_rows(paths: Sequence[str], timestamp: str | None = None, names: Sequence[str] = ()) -> pa.RecordBatchReader:
+def open_rows(
+    paths: Sequence[str], timestamp: str | None = None, names: Sequence[str] = (), keys: Sequence[str] = ()
+) -> pa.RecordBatchReader:
     """Open the rows of these files, one file after the other, as a stream.
 
     The types of CSV and JSON are inferred from the first block. Other files are read with the columns and types of the
     first one. `timestamp`: a column, or a field of one, whose texts are times (`times.with_times`). `names`: the only
-    columns to read, if the first file has all of them, so that others may have different types in each file.
+    columns to read, if the first file has all of them, so that others may have different types in each file. `keys`:
+    columns that identify a producer or a partition (`csv_keys.with_keys`).
 
     Raises SourceError (path) for a file that is unreadable or has other columns or types, or texts that are not times.
     """
-    opened = _opened(paths[0], timestamp)
+    opened = _opened(paths[0], timestamp, keys)
     known = opened.schema.names
     wanted = heads_of(names, known) or known
     places = [place for place, name in enumerate(known) if name in wanted]
     schema = pa.schema([opened.schema.field(place) for place in places])
     first = (batch.select(places) for batch in opened)
-    others = (batch for path in paths[1:] for batch in _converted(path, paths[0], schema, timestamp))
+    others = (batch for path in paths[1:] for batch in _converted(path, paths[0], schema, timestamp, keys))
     return pa.RecordBatchReader.from_batches(schema, chain(first, others))
 
 
 def _opened(
-    place: str, timestamp: str | None = None, *, texts: Sequence[str] = (), adds_field: bool = True
+    place: str,
+    timestamp: str | None = None,
+    keys: Sequence[str] = (),
+    *,
+    texts: Sequence[str] = (),
+    adds_field: bool = True,
 ) -> pa.RecordBatchReader:
     """Open the rows of a file.
 
-    `texts`: columns of a CSV file that are text, whatever they look like. `adds_field`: add the timestamp as a column
-    if it is a field of a struct column.
+    `keys`: see `open_rows`. `texts`: columns of a CSV file that are text, whatever they look like. `adds_field`: add
+    the timestamp as a column if it is a field of a struct column.
     """
     name = "standard input" if place == STDIN else place
     with _read_errors(name):
         if place == STDIN:
             file = io.BufferedReader(sys.stdin.buffer)  # type: ignore[type-var]
             ending = _sniffed(file.peek(8)[:8])
-            reader = _read(ending, file, texts)
+            reader = _read(ending, file, [*texts, *keys])
         else:
             ending = _ending(place)
-            reader = _read(ending, pa.input_stream(place, compression="detect"), texts)
+            reader = _read(ending, pa.input_stream(place, compression="detect"), [*texts, *keys])
             if timestamp is not None and ending in _INFERRING_READERS and is_time(reader.schema, timestamp):
                 # the type that the first block suggests may be too narrow for the next ones
                 file = pa.input_stream(place, compression="detect")
                 known = reader.schema.names
-                reader = _INFERRING_READERS[ending](file, [*(texts if ending in CSV else ()), timestamp])
+                reader = _INFERRING_READERS[ending](file, [*([*texts, *keys] if ending in CSV else ()), timestamp])
                 if reader.schema.names != known:  # the reader of JSON puts the named columns first
                     reader = _in_order(reader, known)
     rows = pa.RecordBatchReader.from_batches(reader.schema, _checked(reader, name))
+    if ending in CSV:
+        rows = with_keys(rows, keys, name, texts)
     if timestamp is None or not (adds_field or timestamp in reader.schema.names):
         return rows
     return with_times(rows, timestamp, name, is_inferred=ending in _INFERRING_READERS)
@@ -113,17 +124,21 @@ def _read(ending: str, file: Any, texts: Sequence[str]) -> Any:
     return _INFERRING_READERS[ending](file, texts) if ending in CSV else _READERS[ending](file)
 
 
-def _converted(path: str, first: str, schema: pa.Schema, timestamp: str | None) -> Iterator[pa.RecordBatch]:
+def _converted(
+    path: str, first: str, schema: pa.Schema, timestamp: str | None, keys: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file with the columns and types of the first one."""
     # "007" is a number in a file without other texts
     texts = [field.name for field in schema if field.type == pa.string()]
-    for batch in _opened(path, timestamp, texts=texts):
+    for batch in _opened(path, timestamp, keys, texts=texts):
         columns = []
         for field in schema:
             if field.name not in batch.schema.names:
                 text = f"{path}: column '{field.name}': missing; {first} has it"
                 raise SourceError(text, path=path)
             try:
+                if field.name in keys and batch.column(field.name).type == pa.string() != field.type:
+                    raise pa.ArrowInvalid("it has other texts than integers without leading zeros")
                 columns.append(batch.column(field.name).cast(field.type))
             except pa.ArrowException as error:
                 text = f"{path}: column '{field.name}': not convertible to {field.type}, its type in {first}: {error}"
@@ -225,17 +240,17 @@ _INFERRING_READERS: dict[str, Callable[[Any, Sequence[str]], Any]] = {
 """Of files whose types are inferred."""
 
 
-def write_as_parquet(path: str, folder: str, timestamp: str | None = None) -> str:
+def write_as_parquet(path: str, folder: str, timestamp: str | None = None, keys: Sequence[str] = ()) -> str:
     """Write the rows of a file or of standard input to a Parquet file in a folder, and return its path.
 
     The name is a checksum of the rows, so that a job's ledger recognizes rows that it has read. `timestamp`: a column
-    whose texts are times.
+    whose texts are times. `keys`: see `open_rows`.
 
     Raises SourceError (path) for unreadable rows.
     """
     digest = hashlib.sha256()
     unfinished = os.path.join(folder, "_unfinished")
-    reader = _opened(path, timestamp, adds_field=False)
+    reader = _opened(path, timestamp, keys, adds_field=False)
     digest.update(reader.schema.serialize())
     with pq.ParquetWriter(unfinished, reader.schema) as file:
         for batch in reader:
