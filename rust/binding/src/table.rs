@@ -501,7 +501,8 @@ impl StateTable {
 
     /// Write the snapshot to a file.
     ///
-    /// A new file is written in the same folder, synced, and renamed. The old file is complete until then.
+    /// A new file is written in the same folder, synced, and renamed. The old file is complete until then. After an
+    /// error the file may be the old or the new one, so save again before the next delta.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.with(py, |table| {
             let saved = replace(&path, |file| table.write_snapshot(file));
