@@ -12,6 +12,7 @@ import pytest
 from fencepost import cli, lake
 from fencepost.generate import LandingZone, generate
 from support.pages import HOSTILE, LANDING, rows_of
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.matrix
 
@@ -199,5 +200,5 @@ def test_a_mark_of_a_chart_has_a_description(browser: Any, pages: dict[str, Path
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", mark)
     ActionChains(browser).move_to_element(mark).perform()
     tip = browser.find_element(By.CSS_SELECTOR, ".tip")
-    assert tip.is_displayed()
+    wait_until(tip.is_displayed, "the mark has no description")
     assert tip.text.split("\n")[0] == mark.get_attribute("aria-label").split("; ")[0]
