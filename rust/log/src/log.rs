@@ -7,7 +7,9 @@ use crate::sync::{Commit, Policy, Synced, Turn};
 use crate::transactions::Transactions;
 use fencepost_core::{BrokerJudged, BrokerOptions, BrokerTable, Control, Origin, Origins, ProduceBatches, Verdict};
 use fencepost_kafka::aborted::{self, AbortedTxn};
-use fencepost_kafka::{AbortedRange, PartitionScan, ReadAt, Segment, View, index, place, snapshot};
+use fencepost_kafka::{
+    AbortedRange, BatchHeader, HEADER_BYTES, PartitionScan, ReadAt, Segment, View, index, place, snapshot,
+};
 use std::io;
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -555,11 +557,18 @@ impl Shared {
             .starting_at(start.min(bytes_max(bases, bytes)))
     }
 
-    /// The position of an offset by the index of a finished segment, or the beginning if there is no valid index.
+    /// The position of an offset by the index of a finished segment, or the beginning if there is no valid index. An
+    /// index has no checksum, and a wrong entry would hide records. So a batch that is not above the offset must begin
+    /// at the position.
     fn position_in(&self, base: i64, from: i64) -> u64 {
         let bytes = crate::disk::read_whole(&*self.disk, &name_of(base, INDEX));
         let entries = bytes.ok().and_then(|bytes| index::read(&bytes, base).ok());
-        entries.map_or(0, |entries| position_of(&entries, from))
+        let position = entries.map_or(0, |entries| position_of(&entries, from));
+        let mut header = [0; HEADER_BYTES];
+        let read = self.disk.open(&name_of(base, LOG)).and_then(|file| file.read_exact_at(position, &mut header));
+        let header = BatchHeader::decode(&header);
+        let is_right = read.is_ok() && header.magic == 2 && (base..=from).contains(&header.base_offset);
+        if is_right { position } else { 0 }
     }
 
     fn spawn_syncer(shared: &Arc<Shared>) -> Result<JoinHandle<()>> {

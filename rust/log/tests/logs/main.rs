@@ -583,6 +583,29 @@ fn reads_begin_within_batches_and_segments() {
     }
 }
 
+/// No checksum covers an index.
+#[test]
+fn a_flipped_bit_of_an_index_hides_no_record() {
+    let (disk, options) = (SimDisk::new(), options(Policy::Group, 20_000));
+    let log = open(&disk, &options).expect("works");
+    for seq in 0..30 {
+        log.append(&mut [batch(7, 0, seq, false, &[vec![b'x'; 1500]])]).expect("works");
+    }
+    log.close().expect("works");
+    let log = open(&disk, &options).expect("works");
+    let (records, name) = (read(&log, 0, false), format!("{:020}.index", 0));
+    let index = disk.bytes(&name);
+    assert!(index.len() >= 24, "{}", index.len());
+    for bit in 0..8 * index.len() {
+        let mut damaged = index.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        disk.set_bytes(&name, &damaged);
+        for from in 0..records.len() {
+            assert!(read(&log, from as i64, false) == records[from..], "bit {bit}, offset {from}");
+        }
+    }
+}
+
 #[test]
 fn segments_that_were_removed_are_not_passed_over() {
     let (disk, records) = sample(true);
