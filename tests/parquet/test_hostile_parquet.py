@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from fencepost._native import SpanScan, rewrite
+from fencepost._native import SpanScan, arrange, rewrite
 from fencepost.policy import Columns
 from support import parquet_bytes as raw
 from support.bounded import run
@@ -88,7 +88,7 @@ HOSTILE = {
     },
     "values": (file_with(pid(raw.data_page(MANY, NUMBERS))), "its chunk only 3 more"),
     "values of a second page": (
-        file_with(pid(raw.second_page(MANY, NUMBERS, rows=3))),
+        file_with(pid(raw.second_page(MANY, NUMBERS, rows=MANY))),
         "its chunk only 3 more",
     ),
     "dictionary": (
@@ -238,6 +238,18 @@ def test_pages_without_removed_rows_have_the_declared_number_of_values(
     for row in range(4):
         with pytest.raises(fp.SourceError, match=r"its chunk only|values fewer than"):
             rewrite(path, tmp_path / "b.parquet", np.array([row]), np.array([1]), keep=True)
+
+
+def test_a_second_page_of_a_plain_column_has_as_many_rows_as_values(tmp_path: Path) -> None:
+    """Skipped rows are counted by this number, so a row would get the values of others."""
+    path = tmp_path / "a.parquet"
+    pages = [raw.second_page(2, raw.integers(0, 1), rows=1), raw.second_page(2, raw.integers(2, 3), rows=3)]
+    columns = [raw.Column("pid", [raw.data_page(4, raw.integers(0, 1, 2, 3))]), raw.Column("seq", pages)]
+    path.write_bytes(raw.File(columns, rows=4).bytes())
+    with pytest.raises(fp.SourceError, match="2 values in 1 rows"):
+        rewrite(path, tmp_path / "b.parquet", np.array([2]), np.array([1]), keep=True)
+    with pytest.raises(fp.SourceError, match="2 values in 1 rows"):
+        arrange([path], [(tmp_path / "b.parquet", np.array([0]), np.array([2]), np.array([1]))])
 
 
 def test_jobs_and_audits_name_such_files(tmp_path: Path) -> None:

@@ -97,6 +97,14 @@ impl Pages {
                 let problem = format!("a page of {} bytes is longer than its chunk", header.compressed);
                 return Err(ParquetError::EOF(problem));
             }
+            if let Kind::Second { values, rows, .. } = header.kind
+                && values != rows
+                && self.column.column_descr().max_rep_level() == 0
+            {
+                // Readers skip rows by this number, so columns would no longer match.
+                let problem = format!("a page has {values} values in {rows} rows, but its column has no lists");
+                return Err(ParquetError::General(problem));
+            }
             match header.kind {
                 Kind::First { values: 0, .. } | Kind::Second { values: 0, .. } => {
                     self.at += header.compressed as u64;
