@@ -121,6 +121,17 @@ def test_files_of_other_folders_or_columns_are_not_put_together(tmp_path: Path) 
     assert len(kept(tmp_path)) == 350
 
 
+def test_files_with_durations_of_other_units_are_not_put_together(tmp_path: Path) -> None:
+    """pandas 2 writes nanoseconds, pandas 3 microseconds. The Parquet schema is that of integers in both files."""
+    for number, unit in enumerate(["ns", "ns", "us"]):
+        took = pa.array([5_000_000_000 if unit == "ns" else 5_000_000] * 55, pa.duration(unit))
+        land(tmp_path / "source", f"{number}.parquet", rows_of(number).append_column("took", took))
+    make(tmp_path, target_file_bytes=LARGE, schema="merge").run()
+    found = outputs(tmp_path)
+    assert {name: len(rows) for name, rows in found.items()} == {"part-00000.parquet": 100, "part-00002.parquet": 50}
+    assert {rows["took"].cast(pa.duration("s"))[0].value for rows in found.values()} == {5}
+
+
 # Folders
 
 

@@ -141,9 +141,10 @@ struct Shared<'a> {
 impl<'a> Shared<'a> {
     fn of(sources: &'a [ParquetFile], arranging: &Arranging) -> Result<Shared<'a>> {
         let Some(first) = sources.first() else { return Err(Error::Ranges("no sources".into())) };
-        let metadata = first.metadata().file_metadata();
+        let (metadata, crc) = (first.metadata().file_metadata(), first.schema_crc());
         for other in &sources[1..] {
-            if other.metadata().file_metadata().schema() != metadata.schema() {
+            let is_equal = other.metadata().file_metadata().schema() == metadata.schema();
+            if !is_equal || other.schema_crc() != crc {
                 let problem = format!("its schema differs from that of {}", first.path().display());
                 return Err(Error::source(other.path(), None, problem));
             }

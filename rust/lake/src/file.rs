@@ -159,10 +159,17 @@ impl ParquetFile {
         })
     }
 
-    /// The CRC-32 of the columns as the footer declares them: names, types, nesting, annotations and numbers of fields.
+    /// The CRC-32 of the columns as the footer declares them: names, types, nesting, annotations, numbers of fields,
+    /// and units of times and durations.
     pub fn schema_crc(&self) -> u32 {
+        let metadata = self.metadata.file_metadata();
         let mut text = vec![];
-        print_schema(&mut text, self.metadata.file_metadata().schema());
+        print_schema(&mut text, metadata.schema());
+        let units = guard(&self.path, &self.source, || {
+            schema::units(metadata.schema_descr(), metadata.key_value_metadata())
+                .map_err(|error| Error::decoding(&self.path, None, &error))
+        });
+        text.extend_from_slice(units.unwrap_or_default().as_bytes());
         crc32fast::hash(&text)
     }
 

@@ -3,6 +3,7 @@
 use arrow_schema::{DataType, Field, FieldRef, Fields, Schema};
 use parquet::arrow::parquet_to_arrow_schema;
 use parquet::errors::Result;
+use parquet::file::metadata::KeyValue;
 use parquet::schema::types::SchemaDescriptor;
 use std::sync::Arc;
 
@@ -32,6 +33,31 @@ fn bare_type(kind: &DataType) -> DataType {
         },
         _ => kind.clone(),
     }
+}
+
+/// The units of times and durations in the Arrow schema of a writer, column by column. The Parquet types do not have
+/// those of durations.
+pub(crate) fn units(descriptor: &SchemaDescriptor, metadata: Option<&Vec<KeyValue>>) -> Result<String> {
+    let mut units = String::new();
+    let schema = parquet_to_arrow_schema(descriptor, metadata)?;
+    schema.fields().iter().for_each(|field| put_units(field.data_type(), &mut units));
+    Ok(units)
+}
+
+fn put_units(kind: &DataType, units: &mut String) {
+    match kind {
+        DataType::Duration(unit) | DataType::Timestamp(unit, _) => units.push_str(&format!("{unit:?}")),
+        DataType::Dictionary(_, values) => return put_units(values, units),
+        DataType::Struct(fields) => fields.iter().for_each(|field| put_units(field.data_type(), units)),
+        DataType::List(item)
+        | DataType::LargeList(item)
+        | DataType::FixedSizeList(item, _)
+        | DataType::Map(item, _) => {
+            put_units(item.data_type(), units);
+        }
+        _ => {}
+    }
+    units.push(',');
 }
 
 #[cfg(test)]
