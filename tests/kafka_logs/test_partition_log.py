@@ -262,6 +262,40 @@ def test_the_index_of_aborted_transactions_is_kafkas(tmp_path: Path) -> None:
 # What it says
 
 
+def log_of_aborts(folder: Path) -> tuple[Path, list[tuple[int, bytes]]]:
+    """The index of aborted transactions of a closed log, and its committed records. The first producer has the id 0."""
+    with PartitionLog(folder) as log:
+        for number in range(3):
+            log.append(0, number, 0, [b"committed"], transactional=True)
+            log.append_marker(0, number, "commit", transaction_version=1)
+            log.append(7, number, 0, [b"aborted"], transactional=True)
+            log.append_marker(7, number, "abort", transaction_version=1)
+        records = values_of(log, isolation="read_committed")
+    [index] = folder.glob("*.txnindex")
+    assert [value for _, value in records] == [b"committed"] * 3
+    return index, records
+
+
+@pytest.mark.parametrize("zeros", [34, 40, 68])
+def test_zeros_that_a_crash_left_are_no_aborted_transaction(tmp_path: Path, zeros: int) -> None:
+    index, records = log_of_aborts(tmp_path / "orders-0")
+    whole = index.read_bytes()
+    index.write_bytes(whole + bytes(zeros))
+    with PartitionLog(tmp_path / "orders-0") as log:
+        assert values_of(log, isolation="read_committed") == records
+    assert index.read_bytes() == whole
+
+
+def test_a_damaged_entry_does_not_make_aborted_records_visible(tmp_path: Path) -> None:
+    index, _ = log_of_aborts(tmp_path / "orders-0")
+    damaged = bytearray(index.read_bytes())
+    damaged[0] ^= 1
+    index.write_bytes(damaged)
+    with pytest.raises(fp.SourceError, match=index.name):
+        PartitionLog(tmp_path / "orders-0")
+    assert index.read_bytes() == damaged
+
+
 def test_retries_gaps_and_zombies(tmp_path: Path) -> None:
     path = tmp_path / "orders-0"
     batches = [[b"%d" % number] * (number + 1) for number in range(7)]

@@ -401,10 +401,10 @@ fn write_again(file: &dyn LogFile, from: u64, upto: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Number of bytes of an index of aborted transactions whose markers are before an offset.
+/// Number of bytes of an index of aborted transactions up to the last whole entry whose marker is before an offset.
 fn whole_entries_before(bytes: &[u8], offset: i64) -> usize {
-    let before = |entry: &&[u8]| aborted::read(entry).is_ok_and(|it| it.iter().all(|it| it.last_offset < offset));
-    bytes.chunks_exact(aborted::ENTRY_BYTES).take_while(before).count() * aborted::ENTRY_BYTES
+    let is_before = |entry: &[u8]| aborted::read(entry).is_ok_and(|it| it.iter().all(|it| it.last_offset < offset));
+    bytes.chunks_exact(aborted::ENTRY_BYTES).rposition(is_before).map_or(0, |at| (at + 1) * aborted::ENTRY_BYTES)
 }
 
 fn control_of(control: Control) -> core::Control {
