@@ -204,13 +204,20 @@ impl PartitionLog {
         if count == 0 {
             return Err(Failure::batch(VALUE, None, "no records; a batch has one or more"));
         }
-        if records.bytes() > kafka::BATCH_BYTES_MAX {
-            let (bytes, most) = (records.bytes(), kafka::BATCH_BYTES_MAX);
+        let most = kafka::BATCH_BYTES_MAX;
+        let too_large = |bytes: usize| {
             let problem = format!("a batch of {bytes} bytes, but at most {most} can be read back: use several batches");
-            return Err(Failure::batch(VALUE, None, problem));
+            Err(Failure::batch(VALUE, None, problem))
+        };
+        if records.bytes() > most {
+            return too_large(records.bytes());
         }
         let packed = records.finish(stamp, self.compression);
         let bytes = packed.map_err(|error| Failure::Value(format!("the batch cannot be compressed: {error}")))?;
+        // Codecs make random bytes longer.
+        if bytes.len() > most {
+            return too_large(bytes.len());
+        }
         Ok(log::Batch {
             pid: stamp.pid,
             epoch: stamp.epoch,
