@@ -311,6 +311,16 @@ def test_of_so_many_of_the_newest_positions(tmp_path: Path) -> None:
     assert run(tmp_path, "e", list(range(120, 140)), [1] * 20).checksums_kept == 5 + 20
 
 
+@pytest.mark.parametrize("later", ["all", 100])
+def test_a_number_that_rises_brings_no_older_lap_back(tmp_path: Path, later: Any) -> None:
+    options: dict[str, Any] = {"policy": fp.Policy.any_order().replace(wrap=64), "order_by": ()}
+    run(tmp_path, "a", list(range(50)), [1] * 50, **options)
+    run(tmp_path, "b", [*range(50, 64), *range(10)], [2] * 24, keep_checksums=1, **options)
+    assert run(tmp_path, "c", [5], [2], keep_checksums=1, **options).counts == {"DUPLICATE": 1}
+    assert run(tmp_path, "d", [5], [2], keep_checksums=later, **options).counts == {"DUPLICATE": 1}
+    assert run(tmp_path, "e", [6], [1], keep_checksums=later, **options).counts == {"CONFLICT": 1}
+
+
 def test_checksums_of_an_older_lap_do_not_count(tmp_path: Path) -> None:
     """A piece that is not merged yet has rows whose numbers wrapped and were forgotten."""
     policy = fp.Policy.any_order().replace(wrap=16)

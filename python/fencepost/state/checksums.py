@@ -248,7 +248,8 @@ def advance(
 ) -> tuple[SumPiece, ...]:
     """Return a shard's pieces after a run has kept `new`. Trailing pieces are merged into the new one.
 
-    `living`: the rows to keep; None for all. Raises SnapshotError.
+    `living`: the rows to keep; None for all. Rows beyond its `rows_max` stay while there are older pieces, which may
+    have their sequences from before: a later run with a higher `rows_max` would find those. Raises SnapshotError.
     """
     kept, parts, rows = list(before), [new], len(new.sums)
     while kept and kept[-1].rows < 2 * rows:
@@ -256,6 +257,8 @@ def advance(
         parts.append(read_sums(store, it.piece))
         rows += it.rows
     found = joined(parts[::-1], wrap)
+    if living is not None and kept:
+        living = replace(living, rows_max=None) if len(parts) > 1 else None
     if living is not None and (living.is_bound or len(parts) > 1):
         found = living.of(found)
     return (*kept, *add(found, writer))
