@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fencepost import state
-from fencepost.lake import DedupJob, LocalEngine, RunReport, plan
+from fencepost.lake import DedupJob, LocalEngine, RunReport, audit, plan
 from fencepost.lake.plan import PLANS, groups_of_files, groups_of_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -540,11 +540,28 @@ def test_outputs_in_folders_are_seen_by_a_rollback(tmp_path: Path) -> None:
 
 
 def test_a_column_of_some_folders_only(tmp_path: Path) -> None:
-    rows = make_rows(1).drop_columns(["partition"])
-    land(tmp_path / "source" / "partition=0", "a.parquet", rows)
-    land(tmp_path / "source" / "other", "b.parquet", make_rows(1))
-    with pytest.raises(fp.BatchError, match="column 'partition': missing in the names"):
+    """Other files have the column themselves, as in a sink whose `partition_by` has changed."""
+    rows = make_rows(1).filter(pa.compute.greater_equal(make_rows(1)["pid"], 0))
+    of_first = rows.filter(pa.compute.equal(rows["partition"], 0))
+    land(tmp_path / "source" / "partition=0", "a.parquet", of_first.drop_columns(["partition"]))
+    land(tmp_path / "source" / "other", "b.parquet", rows)
+    for wanted in PLANS:
+        report = run_as(tmp_path / wanted, wanted, tmp_path / "source", schema="merge")
+        assert report.kept == len(first_of_each(pl.DataFrame(rows)))
+    assert audit(tmp_path / "source").rows == len(rows) + len(of_first)
+    land(tmp_path / "source" / "other", "c.parquet", rows.drop_columns(["partition"]))
+    with pytest.raises(fp.BatchError, match=r"c.parquet: column 'partition': missing"):
         make_job(tmp_path).run()
+
+
+def test_a_sink_whose_folders_have_changed_seeds_a_state(tmp_path: Path) -> None:
+    for number, layout in enumerate([None, "pid", "partition", None]):
+        rows = make_rows(number)
+        land(tmp_path / "source", f"{number}.parquet", rows.filter(pa.compute.greater_equal(rows["pid"], 0)))
+        make_job(tmp_path, partition_by=layout).run()
+    seeded = DedupJob(tmp_path / "source", tmp_path / "other" / "state", tmp_path / "other" / "sink")
+    seeded.seed(clean=tmp_path / "sink")
+    assert seeded.run().kept == 0
 
 
 # Seeds

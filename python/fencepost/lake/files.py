@@ -102,7 +102,7 @@ def constants_of(
     types: Mapping[str, str] | None = None,
     bad: dict[str, str] | None = None,
 ) -> list[Constants]:
-    """Return for each file the column values in its folder names.
+    """Return for each file the column values in its folder names. A file in another folder may have the column itself.
 
     `types`: the types of columns in earlier files (`Decision.key_types`). A new column is numeric if the folders of all
     files contain numbers, otherwise text, so that all files agree. `bad`: receives full path and reason of files whose
@@ -121,22 +121,20 @@ def constants_of(
                 raise BatchError(text, column=name)
             bad[files.full_path(place)] = text
     fit = {folder: it for folder, it in values.items() if folder not in problems}
-    numeric = {name: all(_is_number(it[name]) for it in fit.values()) for name in wanted}
+    numeric = {name: all(_is_number(it[name]) for it in fit.values() if name in it) for name in wanted}
 
     def typed(name: str, value: str | None) -> int | str | None:
         is_integer = known.get(name, "integer") == "integer" and numeric[name]
         return int(value) if value is not None and is_integer else value
 
-    constants = {folder: {name: typed(name, it[name]) for name in wanted} for folder, it in fit.items()}
+    constants = {folder: {name: typed(name, it[name]) for name in wanted if name in it} for folder, it in fit.items()}
     return [constants.get(folder, {}) for folder in folders]
 
 
 def _misfit(found: Mapping[str, str | None], wanted: Sequence[str], known: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return column and problem of a folder that lacks a required value."""
+    """Return column and problem of a folder with a value of the wrong type."""
     for name in wanted:
-        if name not in found:
-            return name, "missing in the names of its folders, where other files have it"
-        if known.get(name) == "integer" and not _is_number(found[name]):
+        if name in found and known.get(name) == "integer" and not _is_number(found[name]):
             return name, (
                 f"{found[name]!r} in the names of its folders is not an integer of 64 bits without leading zeros, but "
                 "the first rows of this state have integers in this column, and text needs its own state"
