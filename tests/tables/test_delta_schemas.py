@@ -10,7 +10,7 @@ import fencepost as fp
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field, write_deltalake
 from fencepost import state as states
 from fencepost.lake import DedupJob
 from fencepost.state import delta_sink
@@ -146,6 +146,70 @@ def test_the_same_new_column_of_another_writer_is_not_a_conflict(
         run(tmp_path)
     states.open(tmp_path / "state").abandon(2)
     assert len(rows_of(tmp_path)) == ROWS
+
+
+def _columns_of_others(root: Path, change: str) -> None:
+    table = DeltaTable(root / "sink").to_pyarrow_table()
+    how: dict[str, Any] = {"partition_by": ["y"]} if change == "partitions" else {}
+    if change == "one less":
+        table = table.drop_columns(["y"])
+    if change == "another type":
+        table = table.set_column(table.column_names.index("y"), "y", table["seq"])
+    if change == "a constraint":
+        DeltaTable(root / "sink").alter.add_constraint({"some": "seq >= 0"})
+    elif change == "one more":
+        DeltaTable(root / "sink").alter.add_columns([Field("z", "long")])
+    else:
+        write_deltalake(root / "sink", table, mode="overwrite", schema_mode="overwrite", **how)
+
+
+CHANGES = {
+    "one less": "no column 'y'.* changed after version 2 .* state abandon",
+    "another type": "'y' .*string, in the table .*long.* changed after version 2 .* state abandon",
+    "partitions": r"partitioned by \['y'\].* changed after version 2 .* state abandon",
+    "a constraint": "constraints",
+    "one more": None,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("rule", ["strict", "merge"])
+@pytest.mark.parametrize("dies", [True, False])
+def test_columns_that_others_change_between_decision_and_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, rule: str, dies: bool
+) -> None:
+    """Otherwise the values of a column that the table has no longer would be lost without an error."""
+    land(tmp_path, "a.parquet", events(0, y=pa.array(["a"] * ROWS)))
+    run(tmp_path)
+    land(tmp_path, "b.parquet", events(ROWS, y=pa.array(["b"] * ROWS)))
+    real = delta_sink.DeltaSink._write
+
+    def write(*arguments: Any) -> None:
+        monkeypatch.undo()
+        _columns_of_others(tmp_path, change)
+        if dies:
+            raise KeyboardInterrupt
+        real(*arguments)
+
+    def commit() -> None:
+        if dies:
+            with pytest.raises(KeyboardInterrupt):
+                run(tmp_path, schema=rule)
+        run(tmp_path, schema=rule)
+
+    monkeypatch.setattr(delta_sink.DeltaSink, "_write", write)
+    if CHANGES[change] is None:
+        commit()
+        assert [it["y"] for it in rows_of(tmp_path)] == ["a"] * ROWS + ["b"] * ROWS
+        return
+    with pytest.raises(fp.SinkError, match=CHANGES[change]):
+        commit()
+    assert [it["seq"] for it in rows_of(tmp_path)] == [*range(ROWS)]
+    states.open(tmp_path / "state").abandon(2)
+    assert len(rows_of(tmp_path)) == ROWS
+    if change == "one less" and rule == "merge":
+        assert run(tmp_path).counts == {"ACCEPTED": ROWS}
+        assert [it["y"] for it in rows_of(tmp_path)] == [None] * ROWS + ["b"] * ROWS
 
 
 def test_a_new_table_has_the_columns_of_all_files(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ state would continue to call these rows duplicates.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -113,6 +114,8 @@ class DeltaSink:
         """The table's id, if recorded."""
         self._placed: set[str] = set()
         """Attempts whose files this sink has moved to their final locations."""
+        self._fitting: dict[str, int] = {}
+        """By attempt, the newest version of the table that is known to take its files."""
 
     # Everything except rows
 
@@ -284,22 +287,27 @@ class DeltaSink:
         about: dict[str, Any] = {"bounds": rows.bounds}
         if table is None:
             return about | {"create": new_table(self.location, found, values)}
-        partitions = table.partition_columns
-        for names in {tuple(it) for it in values}:
+        self._check_folders(table, values)
+        if rows.rule == "merge":
+            columns = merged_columns(self.location, table, found)
+            return about | ({"columns": columns} if columns else {})
+        known = {field["name"]: field for field in table.fields if field["name"] not in table.partition_columns}
+        for schema, path in found:
+            check_schema(self.location, known, schema, path)
+        return about
+
+    def _check_folders(self, table: Table, values: Iterable[dict[str, str | None]]) -> None:
+        """Raise SinkError if the table is not partitioned by the folders of files. `values`: of each folder."""
+        partitions, folders = table.partition_columns, list(values)
+        for names in {tuple(it) for it in folders}:
             if set(names) != set(partitions):
                 raise SinkError(
                     f"{self.location}: the table is partitioned by {partitions or 'nothing'}, but the folders of the "
                     f"input by {list(names) or 'nothing'}: files can only be added if both are the same"
                 )
-        known = {field["name"]: field for field in table.fields}
+        fields = {field["name"]: field for field in table.fields}
         for name in partitions:
-            check_values(self.location, known.pop(name), {it[name] for it in values})
-        if rows.rule == "merge":
-            columns = merged_columns(self.location, table, found)
-            return about | ({"columns": columns} if columns else {})
-        for schema, path in found:
-            check_schema(self.location, known, schema, path)
-        return about
+            check_values(self.location, fields[name], {it[name] for it in folders})
 
     def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
         """Write one transaction, then the side tables (see `Sink`)."""
@@ -393,7 +401,9 @@ class DeltaSink:
             if decision.attempt not in self._placed:
                 self._place(decision, tasks)
                 self._placed.add(decision.attempt)
-            commit += [*self._changed_columns(table, decision), *self._added(decision, now_ms)]
+            changed = self._changed_columns(table, decision)
+            self._check_still_fits(table, changed, decision)
+            commit += [*changed, *self._added(decision, now_ms)]
         self._put(table, commit)
 
     def _put(self, table: Table, commit: list[Action]) -> None:
@@ -404,6 +414,46 @@ class DeltaSink:
                 library = by_library(self.store)
                 library.create_checkpoint()
                 library.cleanup_metadata()
+
+    def _check_still_fits(self, table: Table, changed: list[Action], decision: Decision) -> None:
+        """Check the placed files again if others have changed the table's columns or settings since the decision.
+
+        Otherwise readers would not see the values of a column that is gone. `changed`: the actions by which this commit
+        changes the columns. Raises SinkError.
+        """
+        since = self._fitting.get(decision.attempt, (decision.sink_version or {}).get("version", 0))
+        commits = (actions for _, actions in read_commits(self.store, since + 1, table.version))
+        if any(it is None or any(kind in ("protocol", "metaData") for kind, _ in it) for it in commits):
+            after = dataclasses.replace(table, metadata=changed[0]["metaData"]) if changed else table
+            try:
+                self._check_files(after, decision)
+            except SinkChangedError:
+                raise
+            except SinkError as error:
+                raise SinkError(
+                    f"{error.message}. The table was changed after version {decision.version} was decided. Change it "
+                    "back and run again, or abandon the version (`fencepost state abandon`)"
+                ) from None
+        self._fitting[decision.attempt] = table.version
+
+    def _check_files(self, table: Table, decision: Decision) -> None:
+        """Raise an error if the table does not take a version's placed files as it is."""
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+        self.check_table(table)
+        self._check_folders(table, map(hive_values, dict.fromkeys(map(hive_folders, decision.outputs.name))))
+        found: dict[bytes, tuple[Any, str]] = {}
+        for name in self.names(decision):
+            try:
+                with self.store.open(name) as file:
+                    schema = pq.read_schema(file).remove_metadata()
+            except FileNotFoundError:  # another driver may have abandoned the version
+                raise SinkChangedError(
+                    f"{self.location}/{name}: gone before version {decision.version} was committed. Run again"
+                ) from None
+            found.setdefault(schema.serialize().to_pybytes(), (schema, name))
+        for column in merged_columns(self.location, table, list(found.values())):
+            raise SinkError(f"{self.location}: the table has no column '{column['name']}' of type {column['type']}")
 
     def _changed_columns(self, table: Table, decision: Decision) -> list[Action]:
         """Return the actions that change the table's columns, if files bring other ones."""
