@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 from fencepost import SinkError, lake
@@ -15,7 +16,7 @@ from fencepost.state.iceberg_tables import is_iceberg
 from fencepost.state.stores import absolute, is_local
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import NumericType, StringType, StructField, StructType
+from pyspark.sql.types import DataType, NumericType, StringType, StructField, StructType
 
 from fencepost_spark.engine import SparkEngine
 from fencepost_spark.hadoop import store_options, with_options
@@ -76,8 +77,9 @@ class DedupJob(lake.DedupJob):
 def read_sink(sink: Path, options: dict[str, Any] | None = None, *, spark: SparkSession | None = None) -> DataFrame:
     """Return the kept rows of all complete versions of a sink, with the version number in column ``run``.
 
-    Spark infers the types of other columns in folder names. They are strings if a value is not written as a number is,
-    such as ``007``. Spark reads the files itself, S3 files as ``s3a://``, so its settings must give access to them.
+    Another column in folder names has the type that it has in files of other versions. Otherwise Spark infers its type:
+    a string if a value is not written as a number is, such as ``007``. Spark reads the files itself, S3 files as
+    ``s3a://``, so its settings must give access to them.
 
     Args:
         sink: A folder, the URI of an object store, or the name of an Iceberg table (``iceberg://...``), which has no
@@ -99,25 +101,36 @@ def read_sink(sink: Path, options: dict[str, Any] | None = None, *, spark: Spark
     reader = session.read if is_iceberg(place) else session.read.option("basePath", _for_spark(place))
     if schema is not None:
         reader = reader.schema(from_arrow_schema(schema))
-    frame = reader.parquet(*map(_for_spark, files))
-    texts = set() if is_iceberg(place) else _texts([file.removeprefix(place) for file in files])
-    fields = [
-        StructField(it.name, StringType()) if it.name in texts and isinstance(it.dataType, NumericType) else it
-        for it in frame.schema
-    ]
-    if fields == frame.schema.fields:
-        return frame
-    return reader.schema(StructType(fields)).parquet(*map(_for_spark, files))
+    folders = ["" if is_iceberg(place) else file.removeprefix(place).rpartition("/")[0] for file in files]
+    within = {folder: hive_values(f"{folder}/") for folder in folders}
+    # Spark does not read files together whose folders name different columns, as after a change of `partition_by`.
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for file, folder in zip(files, folders, strict=True):
+        groups.setdefault(tuple(within[folder]), []).append(_for_spark(file))
+    frames = {names: reader.parquet(*group) for names, group in groups.items()}
+    types = {it.name: it.dataType for names, frame in frames.items() for it in frame.schema if it.name not in names}
+    texts = _texts(within.values())
+    for names, frame in frames.items():
+        fields = [_retyped(it, types, texts) if it.name in names else it for it in frame.schema]
+        if fields != frame.schema.fields:
+            frames[names] = reader.schema(StructType(fields)).parquet(*groups[names])
+    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames.values())
 
 
-def _texts(files: Sequence[str]) -> set[str]:
+def _texts(folders: Iterable[Mapping[str, str | None]]) -> set[str]:
     """Return the columns of folder names with values that are not written as a number is.
 
     Spark would infer 7 from the text 007, and 1000 from 1e3.
     """
-    folders = {file.rpartition("/")[0] + "/" for file in files}
-    values = [value for folder in folders for value in hive_values(folder).items()]
+    values = [value for folder in folders for value in folder.items()]
     return {name for name, value in values if value is not None and not NUMBER.fullmatch(value)}
+
+
+def _retyped(field: StructField, types: Mapping[str, DataType], texts: set[str]) -> StructField:
+    """Return a column of folder names with the type that it has in files, or as text if Spark would change values."""
+    is_text = field.name in texts and isinstance(field.dataType, NumericType)
+    kind = types.get(field.name, StringType() if is_text else field.dataType)
+    return field if kind == field.dataType else StructField(field.name, kind)
 
 
 def _for_spark(place: str) -> str:

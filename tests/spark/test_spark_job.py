@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -272,3 +273,25 @@ def test_texts_in_folder_names_stay_texts(spark: SparkSession, tmp_path: Path) -
         assert [it.code for it in fencepost_spark.read_sink(sink, spark=spark).orderBy("seq").collect()] == values
         if name == "text":
             assert lake.dataset(sink).to_table().sort_by("seq")["code"].to_pylist() == values
+
+
+def test_a_sink_is_read_whatever_folders_each_version_has(spark: SparkSession, tmp_path: Path) -> None:
+    """`partition_by` may change from run to run; Spark refuses to read such folders together."""
+    source, sink = tmp_path / "source", tmp_path / "sink"
+    source.mkdir()
+    places = source, tmp_path / "state", sink
+    days = [date(2026, 1, 1), date(2026, 1, 2), None]
+    for number, layout in enumerate([None, "code", "day", "count", None, "code"]):
+        seqs = [3 * number, 3 * number + 1, 3 * number + 2]
+        rows = {"pid": [1] * 3, "epoch": [0] * 3, "partition": [0] * 3, "seq": seqs}
+        rows |= {"code": ["007", "7", None], "day": days, "count": [2**40, 0, None]}
+        pq.write_table(pa.table(rows), source / f"{number}.parquet")
+        lake.DedupJob(*places, partition_by=layout).run()
+    names = ["run", "seq", "code", "day", "count"]
+    found = [tuple(it) for it in fencepost_spark.read_sink(sink, spark=spark).select(names).orderBy("seq").collect()]
+    assert found == [
+        (run + 1, 3 * run + row, ["007", "7", None][row], days[row], [2**40, 0, None][row])
+        for run in range(6)
+        for row in range(3)
+    ]
+    assert [tuple(it.values()) for it in lake.dataset(sink).to_table(names).sort_by("seq").to_pylist()] == found
