@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -343,3 +345,47 @@ def test_a_lock_that_another_holds_is_an_outage(database: Database, new_engine: 
 def test_invalid_time_outs_are_refused(engine: Engine, name: str, bound: Any) -> None:
     with pytest.raises(fp.PolicyError, match=f"{name}={bound!r}: expected milliseconds"):
         Database(engine, **{name: bound})
+
+
+def test_a_fork_does_not_use_connections_of_its_parent(database_url: str) -> None:
+    """On SQLite, what the fork committed was lost when the parent closed its last connection."""
+    program = f"""
+import os, fencepost, sqlalchemy
+from fencepost.sql import IdempotentRequests
+engine = sqlalchemy.create_engine({database_url!r})
+requests = IdempotentRequests(engine)
+child = os.fork()
+if child == 0:
+    try:
+        requests.claim("shop", "key", b"")
+    except fencepost.PolicyError as error:
+        print("of which this is a fork" in error.message, flush=True)
+    try:
+        IdempotentRequests(engine)
+    except fencepost.PolicyError as error:
+        print("of which this is a fork" in error.message, flush=True)
+    engine.dispose(close=False)
+    claim = requests.claim("shop", "key", b"")
+    print(type(claim).__name__, flush=True)
+else:
+    assert os.waitpid(child, 0)[1] == 0
+    print(requests.expire())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "True", "RequestClaim", "0"]
+
+
+def test_a_fork_may_use_an_engine_without_a_pool(database_url: str) -> None:
+    program = f"""
+import os, sqlalchemy
+from fencepost.sql import IdempotentRequests
+requests = IdempotentRequests(sqlalchemy.create_engine({database_url!r}, poolclass=sqlalchemy.NullPool))
+child = os.fork()
+if child == 0:
+    print(requests.expire(), flush=True)
+else:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import inspect as functions
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Engine, exc, inspect, literal_column, select
+from sqlalchemy import Connection, Engine, NullPool, Pool, exc, inspect, literal_column, select
 
 from fencepost.errors import OutcomeUnknownError, PolicyError, SchemaError, StoreError, UndoneError
 from fencepost.sql import drivers
@@ -33,6 +35,8 @@ LOCK_TIMEOUT_MS = 30_000
 """Maximum time that a producer's statement waits for a lock. It is longer than a stopped process can hold a lock."""
 # The pools on which this thread or asyncio task is in a transaction.
 _WRITING: ContextVar[frozenset[int]] = ContextVar("fencepost_writing", default=frozenset())
+_PROCESSES: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()
+"""The process that first used each pool."""
 
 
 def run(work: Callable[..., T], connection: Connection, *arguments: object) -> T:
@@ -144,6 +148,7 @@ class Database:
             return self._transaction(work)
 
     def _transaction(self, work: Callable[[Connection], T]) -> T:
+        self._check_process()
         for attempt in range(1, self.attempts + 1):
             began = time.monotonic()
             try:
@@ -202,6 +207,7 @@ class Database:
         Raises:
             StoreError: As `transaction`, but the interrupted statement may have committed.
         """
+        self._check_process()
         with outages(self.engine), self.engine.connect() as connection:
             self._set_up(connection)
             return work(connection.execution_options(isolation_level="AUTOCOMMIT"))
@@ -269,6 +275,7 @@ class Database:
         if not self.kind.commits_ddl:
             self.settled(work)
             return
+        self._check_process()
         for attempt in range(1, self.attempts + 1):
             try:
                 with outages(self.engine), self.engine.connect() as connection:
@@ -292,6 +299,22 @@ class Database:
     def has_table(connection: Connection, name: str) -> bool:
         """Return whether a table of this name exists."""
         return inspect(connection).has_table(name)
+
+    def _check_process(self) -> None:
+        """Refuse connections that a fork has in common with its parent.
+
+        On a server, both would read each other's answers. On SQLite, the parent does not see the child's locks, and
+        removes the file with the child's commits when it closes its last connection.
+        """
+        pool = self.engine.pool
+        if isinstance(pool, NullPool):
+            return
+        opener = _PROCESSES.setdefault(pool, os.getpid())
+        if opener != os.getpid():
+            raise PolicyError(
+                f"the engine's connections belong to process {opener}, of which this is a fork: call "
+                "engine.dispose(close=False) first in the fork, or create the engine there. Nothing was changed"
+            )
 
     def _set_up(self, connection: Connection) -> None:
         if not connection.info.get("fencepost"):
