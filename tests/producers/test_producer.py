@@ -328,6 +328,37 @@ def test_an_abort_drops_what_waits_for_more_rows() -> None:
     assert [it.count for it in transport.batches] == [1]
 
 
+def test_a_commit_does_not_pass_an_abort_of_another_thread() -> None:
+    """The abort drops rows, so the commit would decide a part of the transaction."""
+    asked, may_end = threading.Event(), threading.Event()
+
+    class Late(Coordinator):
+        def abort(self, identity: Any) -> Identity:
+            asked.set()
+            may_end.wait(10)
+            return super().abort(identity)
+
+    class Interrupted(fp.SequencedProducer):
+        def flush(self, timeout: float | None = None) -> None:
+            if self._joined:
+                aborting.start()
+                asked.wait(10)
+            super().flush(timeout)
+
+    transport = MemoryTransport(partitions=1)
+    coordinator = Late(transport)
+    with Interrupted(transport, name="t", coordinator=coordinator, topic="out", linger_ms=60_000) as producer:
+        aborting = threading.Thread(target=producer.abort)
+        producer.begin()
+        [dropped] = producer.send(rows(1))
+        with pytest.raises(fp.TransactionAbortableError, match="an abort has begun"):
+            producer.commit()
+        may_end.set()
+        aborting.join(10)
+        assert isinstance(dropped.exception(10), fp.TransactionAbortableError)
+    assert "commit" not in coordinator.calls
+
+
 # Epochs
 
 

@@ -402,8 +402,7 @@ class SequencedProducer:
         self._check_waits("commit()")
         self._in_transaction()
         self._check_undecided("commit()")
-        if self._is_aborting:
-            raise TransactionAbortableError("an abort has begun and has dropped unsent rows: call abort() again")
+        self._check_not_aborting()
         while not self._is_ending:
             try:
                 self.flush()
@@ -413,7 +412,10 @@ class SequencedProducer:
                 raise TransactionAbortableError(f"{error.message}. The transaction can only be aborted") from error
             with self._changed:
                 self._sequencer.check()
+                self._in_transaction()
+                self._check_not_aborting()
                 self._is_ending = not self._deliveries  # other threads may have sent rows since
+        self._check_not_aborting()  # begun by another thread: `_is_ending` is set, and rows may be missing
         decide = self._transactional().commit
         self._end(decide if work is None else lambda identity: decide(identity, work))
 
@@ -492,6 +494,10 @@ class SequencedProducer:
         self._transactional()
         if self._joined is None:
             raise PolicyError("no transaction is open: call begin() first")
+
+    def _check_not_aborting(self) -> None:
+        if self._is_aborting:
+            raise TransactionAbortableError("an abort has begun and has dropped unsent rows: call abort() again")
 
     def _end(self, decide: Any) -> None:
         self._decider = threading.get_ident()
