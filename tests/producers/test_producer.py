@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -154,6 +156,34 @@ def test_a_callback_that_exits_does_not_stop_the_producer() -> None:
         Gate.may_go_on.set()
         assert second.result(10).rows == 1
         producer.flush(10)
+
+
+def test_a_fork_does_not_accept_rows() -> None:
+    """It has no thread that sends them. It must not end the transaction of its parent either."""
+    program = """
+import os, fencepost as fp
+from support.faulty_transport import MemoryTransport
+from support.producers import Coordinator, rows
+transport = MemoryTransport(partitions=1)
+coordinator = Coordinator(transport)
+with fp.SequencedProducer(transport, name="t", coordinator=coordinator, topic="out", linger_ms=60_000) as producer:
+    with producer.transaction():
+        [pending] = producer.send(rows(1))
+        child = os.fork()
+        if child == 0:
+            calls = lambda: producer.send(rows(2)), producer.flush, pending.result, producer.commit, producer.abort
+            for call in (*calls, producer.close):
+                try:
+                    call()
+                except fp.PolicyError as error:
+                    print("is a fork of it" in error.message, flush=True)
+            raise SystemExit
+        assert os.waitpid(child, 0)[1] == 0
+print(transport.log, coordinator.calls[-1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:-1] == [*["True"] * 6, "{0: [1]} commit"]
 
 
 def test_refusals_are_reported_by_delivery_and_flush() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections import deque
@@ -204,6 +205,7 @@ class SequencedProducer:
         self._queues: dict[int, PartitionQueue] = {}
         self._successor: Identity | None = None
         self._is_closed = False
+        self._process = os.getpid()
         self._changed = threading.Condition(threading.RLock())
         self._pool = ThreadPoolExecutor(self._settings.threads, "fencepost-producer", self._mark_thread)
         self._settled: SimpleQueue[Batch | None] = SimpleQueue()
@@ -254,6 +256,7 @@ class SequencedProducer:
             FencepostError: The error that stopped the producer or its transaction.
         """
         table, settings = own_copy(rows, rows_of(rows, _NOTHING)), self._settings
+        self._check_process("send()")
         with self._changed:
             self._check_open()
             self._make_room(table.num_rows, table.nbytes)
@@ -360,7 +363,7 @@ class SequencedProducer:
     ) -> None:
         if error is None:
             self.close()
-        elif not self._is_own_thread():
+        elif not self._is_own_thread() and self._process == os.getpid():
             try:
                 with contextlib.suppress(Exception):
                     if self._joined is not None:
@@ -571,11 +574,20 @@ class SequencedProducer:
         return getattr(_THREAD, "producer", None) is self
 
     def _check_waits(self, call: str) -> None:
-        """Raise PolicyError for a call that would wait for its own thread."""
+        """Raise PolicyError for a call that would wait for its own thread, or for the threads of a parent process."""
+        self._check_process(call)
         if self._is_own_thread():
             raise PolicyError(
                 f"{call} inside a callback of the producer would wait for its own thread. Call it from another "
                 "thread, after the callback has returned (send() does not wait and is allowed)"
+            )
+
+    def _check_process(self, call: str) -> None:
+        """Raise PolicyError in a fork, which has no thread that sends."""
+        if self._process != os.getpid():
+            raise PolicyError(
+                f"{call}: process {self._process} opened the producer, and this process is a fork of it, in which "
+                "nothing is sent: open a producer after the fork"
             )
 
     def _check_undecided(self, call: str) -> None:
