@@ -714,6 +714,27 @@ def test_a_fork_does_not_write(tmp_path: Path) -> None:
         assert out == "True\n1 [2]\n"
 
 
+def test_a_fork_does_not_keep_the_lock_of_a_closed_log(tmp_path: Path) -> None:
+    program = """
+        import os, sys
+        from fencepost.kafka import PartitionLog
+        log = PartitionLog(sys.argv[1])
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(write)
+            os.read(read, 1)
+            os._exit(0)
+        log.close()
+        with PartitionLog(sys.argv[1]) as again:
+            print(again.append(7, 0, 0, [b"a"]).offset)
+        os.close(write)
+        os.waitpid(child, 0)
+    """
+    out, _ = run(program, tmp_path / "orders-0").communicate()
+    assert out == "0\n"
+
+
 def test_threads_append_at_once(tmp_path: Path) -> None:
     told: dict[int, list[Appended]] = {pid: [] for pid in range(8)}
     with PartitionLog(tmp_path / "orders-0", segment_bytes=100_000) as log:

@@ -5,6 +5,7 @@ use fencepost_kafka::ReadAt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process;
 use std::sync::Arc;
 
 /// The suffix of incomplete files.
@@ -62,10 +63,21 @@ pub struct Folder {
     path: PathBuf,
 }
 
-/// The lock of a writer. The system releases it when the process ends.
+/// The lock of a writer. The system releases it when the process and all forks of it have ended.
 #[derive(Debug)]
 pub struct Lock {
-    _file: File,
+    file: File,
+    /// The id of the process that has the lock.
+    process: u32,
+}
+
+/// Closing the file is not enough: a fork has it open too, and the lock belongs to both. A fork releases nothing.
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if self.process == process::id() {
+            let _ = self.file.unlock();
+        }
+    }
 }
 
 impl Folder {
@@ -85,7 +97,7 @@ impl Folder {
     pub fn lock(&self) -> io::Result<Option<Lock>> {
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(self.path.join(LOCK))?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(Lock { _file: file })),
+            Ok(()) => Ok(Some(Lock { file, process: process::id() })),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error),
         }
