@@ -248,3 +248,31 @@ def test_the_client_is_imported_for_remote_stores_only(tmp_path: Path) -> None:
         "sys.exit('obstore' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 0
+
+
+def test_a_fork_of_a_process_that_sent_requests_sends_none(endpoint: str) -> None:
+    """Without the refusal it would wait without end: the threads of the client are not in the fork."""
+    program = f"""
+import os, fencepost as fp
+from fencepost.state.stores import open_store
+options = dict(endpoint={endpoint!r}, region="us-east-1", access_key_id="a", secret_access_key="b", allow_http=True)
+store = open_store("s3://{BUCKET}/forked", options=options)
+before = os.fork()
+if not before:
+    print("first", store.list("x"), flush=True)
+    os._exit(0)
+os.waitpid(before, 0)
+print("parent", store.list("x"), flush=True)
+after = os.fork()
+if not after:
+    for call in (lambda: store.list("x"), lambda: store.writer("y"), lambda: store.put("z", b"")):
+        try:
+            call()
+        except fp.PolicyError as error:
+            print("before it forked this one" in error.message, flush=True)
+    os._exit(0)
+os.waitpid(after, 0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["first []", "parent []", "True", "True", "True"]

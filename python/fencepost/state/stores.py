@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
-from fencepost.errors import DependencyError, StoreError
+from fencepost.errors import DependencyError, PolicyError, StoreError
 from fencepost.state.disk import TEMPORARY, Disk
 
 T = TypeVar("T")
@@ -52,6 +52,9 @@ PROBE_WRITERS, PROBE_ROUNDS = 8, 4
 """Number of concurrent writers and of rounds when probing a remote store."""
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """Errors of file systems without hard links."""
+
+_PROCESS: list[int] = []
+"""The process that first sent a request to a remote store: this one, or the one of which it is a fork."""
 
 _REMOTE = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
 _CLIENT_OPTIONS = ("allow_http", "connect_timeout", "proxy_url", "root_certificate", "timeout", "user_agent")
@@ -558,6 +561,7 @@ class RemoteStore:
 
     def chunks(self, name: str, offset: int, length: int, etag: str) -> Iterator[bytes]:
         """See `Ranges.chunks`."""
+        self.check_process()
         return map(bytes, self._get(name, offset, length, etag).stream(CHUNK_BYTES))
 
     def _get(self, name: str, offset: int, length: int, etag: str) -> Any:
@@ -656,6 +660,18 @@ class RemoteStore:
     def writer(self, name: str) -> Writer:
         return _RemoteWriter(self, name)
 
+    def check_process(self) -> None:
+        """Raise PolicyError in a fork of a process that has sent requests: the client's threads are not in it, so a
+        request would wait without end."""
+        if not _PROCESS:
+            _PROCESS.append(os.getpid())
+        if _PROCESS[0] != os.getpid():
+            raise PolicyError(
+                f"{self._uri}: process {_PROCESS[0]} used an object store before it forked this one, in which requests "
+                "would wait without end. Start processes with the method 'spawn' or 'forkserver', or fork before the "
+                "first request"
+            )
+
     @property
     def _permanent(self) -> tuple[type[Exception], ...]:
         """Errors that a retry cannot fix."""
@@ -664,6 +680,7 @@ class RemoteStore:
 
     def _retry(self, what: str, name: str, attempt: Callable[[], T]) -> T:
         """Retry until an attempt succeeds, and return its result."""
+        self.check_process()
         pause = PAUSE_SECONDS
         for tries in range(1, TRIES_MAX + 1):
             try:
@@ -749,6 +766,7 @@ class _RemoteWriter:
     """Uploads a large object in parts as data arrives. A small one is put at once."""
 
     def __init__(self, store: RemoteStore, name: str) -> None:
+        store.check_process()
         self.store, self.name = store, name
         parts = {"buffer_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
         self.file: Any = store._client.open_writer(store._store, name, **parts)
