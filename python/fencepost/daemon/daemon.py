@@ -31,8 +31,8 @@ _RETRY_S = 5.0
 class Daemon:
     """Runs the maintenance tasks of a database and serves `/metrics`, `/healthz` and `/readyz` until stopped.
 
-    Any number of processes may run at once: each task runs in one of them. If that process dies, another takes over
-    when its lease ends. During a database outage, tasks wait.
+    Any number of processes with the same settings may run at once: each task runs in one of them. If that process dies,
+    another takes over when its lease ends. During a database outage, tasks wait.
 
     Raises PolicyError for invalid settings.
     """
