@@ -273,6 +273,9 @@ class PartitionLog:
     def evict(self, now_ms: int) -> int:
         """Forget producers that were idle for `max_idle_ms`, like `BrokerTable.evict`. Returns their number.
 
+        The time of a producer is the newest timestamp of its last records. If these are the times of old events, the
+        producer is forgotten although it still writes, and its retries are written again.
+
         After reopening, producers that wrote after the loaded state are known again.
         """
         return self._log.evict(now_ms)
