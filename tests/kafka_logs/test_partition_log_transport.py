@@ -92,6 +92,19 @@ def test_batches_during_a_sync_share_the_next_sync() -> None:
     assert not log.is_closed, "it is the caller's"
 
 
+def test_an_answer_cannot_be_cancelled() -> None:
+    """As a task of asyncio does that waits for it and ends. It would also end the thread that appends."""
+    log = StandIn()
+    transport = PartitionLogTransport([log])
+    log.may_go_on.clear()
+    answer = transport.send(batch(7, 0, 0, pa.table({"value": [1]})))
+    assert not answer.cancel()
+    log.may_go_on.set()
+    assert answer.result(PATIENCE_SECONDS).offset == 0
+    assert transport.send(batch(7, 0, 1, pa.table({"value": [2]}))).result(PATIENCE_SECONDS).offset == 1
+    transport.close()
+
+
 def test_an_append_that_fails_is_the_failure_of_its_batch_alone() -> None:
     log = StandIn((OSError(28, "No space left on device"), fp.BatchError("too large"), OSError(28, "No space left")))
     log.may_go_on.clear()

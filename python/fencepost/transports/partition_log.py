@@ -92,6 +92,7 @@ class PartitionLogTransport:
     def send(self, batch: SequencedBatch) -> Future[Answer]:
         """Append a batch. The future has an answer when the batch is on disk, subject to the log's `sync`."""
         answer: Future[Answer] = Future()
+        answer.set_running_or_notify_cancel()  # cannot be cancelled: the batch may already be in the log
         try:
             records = self._records(batch.rows)
         except BatchError as error:
