@@ -53,6 +53,17 @@ def test_versions_that_were_recently_the_newest_are_kept(tmp_path: Path, clock: 
     assert opened(tmp_path).version(17).oldest == 4, "what was given up stays given up"
 
 
+def test_a_clock_that_was_ahead_does_not_end_the_retention(tmp_path: Path, clock: list[int]) -> None:
+    """Two runs on a machine whose clock is years ahead. Their versions were decided before the next one."""
+    for number in range(9):
+        is_ahead = number in (2, 3)
+        clock[0] += is_ahead * 500 * WEEK_MS
+        newest = go(tmp_path, number, keep=2)
+        clock[0] -= is_ahead * 500 * WEEK_MS
+    assert opened(tmp_path).version(newest).oldest == newest - 1
+    check(tmp_path)
+
+
 def test_a_version_is_kept_for_an_hour_for_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the real clock: all of this test's versions are younger."""
     go(tmp_path, 0, keep=1)

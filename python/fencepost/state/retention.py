@@ -58,13 +58,30 @@ def next_oldest(state: State, before: Decision | None, version: int, keep: Reten
         return before.oldest if before else 1
     oldest, last = before.oldest, min(version + 1 - keep.versions, before.version)
     since_ms = now_ms - max(keep.ms, READERS_MS)
+    timed, decided_ms = 0, 0
     for _ in range(AT_ONCE):
         following = _after(oldest, _breaks(state, before))
+        if following > last:
+            break
+        if timed < following:
+            timed, decided_ms = _next_time(state, following, before.version, now_ms)
         # A version was the newest until the following one was decided.
-        if following > last or state.decided_ms(following) > since_ms:
+        if decided_ms > since_ms:
             break
         oldest = following
     return oldest
+
+
+def _next_time(state: State, first: int, last: int, now_ms: int) -> tuple[int, int]:
+    """Return the first of these versions whose time of decision is not in the future, and this time.
+
+    A later time is of a machine whose clock was ahead. The version was decided before the ones that follow it.
+    """
+    for version in range(first, last + 1):
+        decided_ms = state.decided_ms(version)
+        if decided_ms <= now_ms:
+            return version, decided_ms
+    return last, now_ms
 
 
 def release(state: State, sink: Sink, before: Decision | None) -> int:
