@@ -115,6 +115,36 @@ def test_an_effect_may_be_a_coroutine_function(events: Engine, run: Callable[[Wo
     assert stored(events) == [0, 1, 9]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_task_that_an_effect_creates_may_use_the_engine_afterwards(
+    events: Engine, run: Callable[[Work], Any]
+) -> None:
+    """SQLite has one writer, so calls within an effect are refused. The task has the effect's context forever."""
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def work(engine: AsyncEngine) -> list[int]:
+        sink, is_over = await AsyncSqlSink.open(engine, "events", "billing"), asyncio.Event()
+
+        async def later() -> int:
+            with pytest.raises(fp.PolicyError, match="would wait for itself"):
+                await sink.apply(rows(1))
+            is_begun.set()
+            await is_over.wait()
+            return (await sink.apply(rows(1))).rows_kept
+
+        is_begun = asyncio.Event()
+
+        async def effect(connection: AsyncConnection, kept: pa.Table) -> None:
+            tasks.append(asyncio.create_task(later()))
+            await is_begun.wait()
+
+        await sink.handle(rows(0), effect)
+        is_over.set()
+        return await asyncio.gather(*tasks)
+
+    assert run(work) == [1]
+
+
 @without_mariadb
 def test_many_tasks_share_a_sink(events: Engine, run: Callable[[Work], Any]) -> None:
     async def work(engine: AsyncEngine) -> None:

@@ -33,8 +33,9 @@ IDLE_TIMEOUT_MS = 10_000
 locks."""
 LOCK_TIMEOUT_MS = 30_000
 """Maximum time that a producer's statement waits for a lock. It is longer than a stopped process can hold a lock."""
-# The pools on which this thread or asyncio task is in a transaction.
-_WRITING: ContextVar[frozenset[int]] = ContextVar("fencepost_writing", default=frozenset())
+# The pool of each transaction that this thread or asyncio task is in. Empty after its end, because a task that was
+# created in the transaction continues with this value.
+_WRITING: ContextVar[tuple[list[Pool], ...]] = ContextVar("fencepost_writing", default=())
 _PROCESSES: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()
 """The process that first used each pool."""
 
@@ -187,16 +188,18 @@ class Database:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Refuse a nested transaction on SQLite, which has one writer: the call would wait for itself."""
-        writing, pool = _WRITING.get(), id(self.engine.pool)
-        if self.is_sqlite and pool in writing:
+        writing, pool = _WRITING.get(), self.engine.pool
+        if self.is_sqlite and any(pool in it for it in writing):
             raise PolicyError(
                 "a call on the same engine within an effect, or within the work of a commit, would wait for itself, "
                 "because SQLite has one writer. Use the connection that the effect receives"
             )
-        before = _WRITING.set(writing | {pool})
+        mine = [pool]
+        before = _WRITING.set((*writing, mine))
         try:
             yield
         finally:
+            mine.clear()
             _WRITING.reset(before)
 
     def statements(self, work: Callable[[Connection], T]) -> T:
