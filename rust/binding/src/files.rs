@@ -3,15 +3,12 @@
 use fencepost_columns::Failure;
 use fencepost_core as core;
 use std::fs::{self, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The code for a folder where a file is expected: EISDIR on Linux and macOS, ERROR_ACCESS_DENIED on Windows.
 const IS_A_DIRECTORY: i32 = if cfg!(windows) { 5 } else { 21 };
-
-/// Numbers the temporary files, because two concurrent calls for the same path must not write to the same one.
-static ATTEMPTS: AtomicU64 = AtomicU64::new(0);
 
 /// Writes to a temporary file in the same folder, syncs it, renames it, and syncs the folder. Returns the result of
 /// `write`.
@@ -21,8 +18,10 @@ pub(crate) fn replace<T>(path: &Path, write: impl FnOnce(&mut File) -> io::Resul
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    let attempt = ATTEMPTS.fetch_add(1, Ordering::Relaxed);
-    let temporary = folder.join(format!(".{}.{}.{attempt}.new", name.to_string_lossy(), std::process::id()));
+    // Two concurrent calls for the same path must not write to the same file. A fork has the random state of its
+    // parent, and in containers many processes have the id 1.
+    let random = RandomState::new().build_hasher().finish();
+    let temporary = folder.join(format!(".{}.{}.{random:016x}.new", name.to_string_lossy(), std::process::id()));
     let written = write_synced(&temporary, write).and_then(|done| fs::rename(&temporary, path).map(|()| done));
     if written.is_err() {
         // A temporary file that stays does no harm, so a failure to remove it is not reported.
@@ -34,7 +33,7 @@ pub(crate) fn replace<T>(path: &Path, write: impl FnOnce(&mut File) -> io::Resul
 }
 
 fn write_synced<T>(path: &Path, write: impl FnOnce(&mut File) -> io::Result<T>) -> io::Result<T> {
-    let mut file = File::create(path)?;
+    let mut file = File::create_new(path)?;
     let done = write(&mut file)?;
     file.sync_all()?;
     Ok(done)
