@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fencepost.errors import DependencyError
+from fencepost.stopping import StopEvent
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,7 +64,7 @@ def quit_at_once() -> Iterator[None]:
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
     """Yield an event that SIGTERM or Ctrl-C sets. A second signal has its default effect."""
-    stop = threading.Event()
+    stop = StopEvent()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def stop_once(number: int, _: object) -> None:

@@ -37,6 +37,7 @@ from fencepost.errors import (
 )
 from fencepost.sql import SqlSink
 from fencepost.sql.sink import Effect
+from fencepost.stopping import StopEvent
 from fencepost.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class ConsumerLoop:
         self._attempts, self._batch_max, self._linger_s = attempts, batch_max, linger_s
         self._write_dead = dead_letters or to_table(sink.engine)
         self._dead_max, self._dead_in_a_row = dead_letters_max, 0
-        self._stop = threading.Event() if stopping is None else stopping
+        self._stop = StopEvent() if stopping is None else stopping
         self._assignment = Assignment(client, sink, start, on_reset, self._until_up)
         self._early: list[Item] = []
         self._counts = dict.fromkeys(ABOUT, 0)

@@ -20,6 +20,7 @@ from fencepost.errors import FencepostError
 from fencepost.sql.database import Database
 from fencepost.sql.engines import engine_of
 from fencepost.sql.leases import Leases
+from fencepost.stopping import StopEvent
 
 logger = logging.getLogger("fencepost.daemon")
 GRACE_S = 5.0
@@ -43,7 +44,7 @@ class Daemon:
         self.database = Database(self.engine, lock_timeout_ms=LOCK_TIMEOUT_MS)
         self._tasks = Maintenance(self.engine, settings).tasks()
         self._leases: Leases | None = None
-        self._stop = threading.Event()
+        self._stop = StopEvent()
         self._runs = {task.name: Counter(succeeded=0, failed=0) for task in self._tasks}
         self._lock = threading.Lock()
         self._threads = [
