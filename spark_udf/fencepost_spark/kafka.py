@@ -315,10 +315,14 @@ def discontinuities(
     """
     for source, last in zip(sources, last_positions(sources, before or {}, same), strict=True):
         for topic, ends in source.end.items():
-            yield from _check_id(state, topic, topics.get(topic), last.get("ids", {}).get(topic))
+            found, starts = topics.get(topic), source.start.get(topic)
+            yield from _check_id(state, topic, found, last.get("ids", {}).get(topic))
             known = last.get("end", {}).get(topic, {}) if same else {}
             for partition, end in ends.items():
-                yield from _check_end(state, f"topic {topic}, partition {partition}", end, known.get(partition))
+                place = f"topic {topic}, partition {partition}"
+                yield from _check_end(state, place, end, known.get(partition))
+                if starts is not None and found is not None and partition not in starts:  # a new partition
+                    yield from _check_first(place, known.get(partition, 0), end, found.first.get(int(partition)))
     for source in sources:
         for topic, starts in source.start.items():
             if topic not in source.end:

@@ -112,6 +112,7 @@ def test_invalid_arguments(spark: SparkSession) -> None:
 OFFSETS = {"a": {"0": 5}, "b": {"0": 7}}
 BEFORE = {"kafka": [{"start": {}, "end": OFFSETS, "ids": {"a": "x", "b": "y"}}]}
 MORE = {"a": {"0": 9}, "b": {"0": 8}}
+NEW_PARTITION = {"a": {"0": 9, "1": 4}}
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,7 @@ MORE = {"a": {"0": 9}, "b": {"0": 8}}
         (OFFSETS, MORE, {"b": Topic("z", {0: 0})}, BEFORE, "topic b: was recreated: .* z, .* y"),
         (OFFSETS, MORE, {"a": Topic("x", {0: 6})}, BEFORE, "topic a, partition 0: offsets 5 to 5 were deleted"),
         (OFFSETS, MORE, {"a": Topic("x", {0: 10})}, None, "topic a, partition 0: offsets 5 to 8 were deleted"),
+        ({"a": {"0": 5}}, NEW_PARTITION, {"a": Topic("x", {0: 0, 1: 3})}, None, "a, partition 1: offsets 0 to 2 were"),
         ({"a": {"0": 5, "1": 6}}, {"a": {"0": 9}}, {}, None, "topic a, partition 1: no longer exists, .* offset 6 on"),
     ],
 )
@@ -167,6 +169,15 @@ def test_topics_that_continue_are_accepted() -> None:
     assert not list(discontinuities("state", [KafkaSource({}, OFFSETS, MORE)], topics, BEFORE, same=True))
     assert not list(discontinuities("state", [KafkaSource({}, {}, {"a": {"0": 1}})], {}, BEFORE, same=False))
     assert not list(discontinuities("state", [KafkaSource({}, {}, {"c": {"0": 1}})], {}, None, same=True))
+
+
+def test_a_new_partition_that_begins_at_zero_is_accepted() -> None:
+    """Or after rows that were read before the partition was away. A new topic may begin anywhere."""
+    ends = NEW_PARTITION | {"c": {"0": 4}}
+    for first, known in ({0: 0, 1: 0}, {}), ({0: 0}, {}), ({0: 0, 1: 3}, {"a": {"1": 4}}):
+        topics = {"a": Topic("x", first), "c": Topic("new", {0: 3})}
+        before = {"kafka": [{"start": {}, "end": known, "ids": {}}]}
+        assert not list(discontinuities("state", [KafkaSource({}, {"a": {"0": 5}}, ends)], topics, before, same=True))
 
 
 def test_a_topic_that_is_away_for_a_while_stays_known() -> None:
