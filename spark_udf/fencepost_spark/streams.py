@@ -27,7 +27,7 @@ from fencepost.state.commit import Sink, Tasks, in_turn
 from fencepost.state.decision import Decision
 from fencepost.state.disk import Disk
 from fencepost.state.sinks import ForJobs, RunFolders
-from fencepost.state.stores import is_local
+from fencepost.state.stores import absolute, is_local
 from fencepost.telemetry import observe_run
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -122,6 +122,8 @@ def foreach_batch(
             "foreach_batch needs a classic Spark session: Spark Connect does not report the query of a "
             "batch, so a repeated batch could not be recognized. Run the query in the driver's process"
         )
+    if folder is not None and not is_local(folder):
+        raise ValueError(f"folder={os.fspath(folder)!r}: must be a path that the driver and all workers see, not a URI")
     if callable(sink):
         if folder is None:
             raise ValueError("folder=None: a function as sink needs a folder for the rows that it receives")
@@ -161,7 +163,7 @@ class BatchWriter:
         options: dict[str, Any],
     ) -> None:
         self._adopts, self._describe = adopts, describe
-        path = Path(os.path.abspath(os.fspath(place).removeprefix("file://")))
+        path = Path(absolute(place))
         self._batches = path.with_name(f"{path.name}.batches")
         self._chooses_engine = "engine" not in options
         sink = FunctionSink(path, Disk(options.get("sync", True)), shows) if callable(shows) else shows

@@ -14,6 +14,7 @@ from typing import Any
 
 import fencepost as fp
 import pytest
+from fencepost.lake import DedupJob
 from fencepost.state import stores
 from fencepost.state.stores import LocalStore, MemoryStore, RemoteStore, Store, check_exclusion, open_store
 from support.liar import LIES, Liar
@@ -215,12 +216,28 @@ def test_no_bucket_and_no_server(endpoint: str, monkeypatch: pytest.MonkeyPatch)
         ("ftp://host/x", "ftp://host/x: unknown store ftp://; known are paths, file, s3"),
         ("file://host/x", "file://host/x: a file:// URI has three slashes"),
         ("s3://key:word@bucket/x", "s3://...@bucket/x: the URI contains"),
+        ("S3://bucket/x", "S3://bucket/x: unknown store S3://"),
+        ("dbfs:/x", "dbfs:/x: neither a path nor a URI. A URI has dbfs://"),
+        (Path("s3://key:word@bucket/x"), "s3:/...@bucket/x: neither a path nor a URI"),
     ],
 )
-def test_invalid_uris_are_refused(uri: str, message: str) -> None:
+def test_invalid_uris_are_refused(uri: str | Path, message: str) -> None:
     with pytest.raises(fp.StoreError) as caught:
         open_store(uri)
     assert caught.value.message.startswith(message)
+
+
+def test_a_uri_with_one_slash_is_not_a_folder_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state would be lost with the container that it is in."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "source").mkdir()
+    for uri in ("file:/data", Path("s3://bucket/x")):
+        for places in ((uri, "state", "sink"), ("source", uri, "sink"), ("source", "state", uri)):
+            with pytest.raises(fp.StoreError, match="neither a path nor a URI"):
+                DedupJob(*places).run()
+    assert [it.name for it in tmp_path.iterdir()] == ["source"]
+    assert stores.absolute("./file:/data") == f"{tmp_path}/file:/data"
+    assert stores.absolute("C:/data") == f"{tmp_path}/C:/data"
 
 
 def test_unknown_options_of_a_store_are_refused(endpoint: str) -> None:

@@ -125,11 +125,12 @@ def open_store(uri: str | os.PathLike[str], *, sync: bool = True, options: Mappi
             again when credentials expire.
 
     Raises:
-        StoreError: The URI contains a password.
+        StoreError: The URI contains a password, has one slash, or an unknown scheme.
     """
     text = os.fspath(uri)
-    match = re.match(r"([a-z][a-z0-9+.-]*)://", text)
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text)
     if match is None:
+        _check_path(text)
         return LocalStore(text, sync=sync)
     scheme, rest = match[1], text[match.end() :]
     if re.match(r"[^/]*:[^/]*@", rest):
@@ -155,9 +156,26 @@ def is_local(uri: str | os.PathLike[str]) -> bool:
 
 
 def absolute(uri: str | os.PathLike[str]) -> str:
-    """Return the absolute path of a local folder or file, or a URI without a trailing slash."""
+    """Return the absolute path of a local folder or file, or a URI without a trailing slash.
+
+    Raises StoreError for a URI with one slash.
+    """
     text = os.fspath(uri)
+    _check_path(text)
     return os.path.abspath(text.removeprefix("file://")) if is_local(text) else text.rstrip("/")
+
+
+def _check_path(text: str) -> None:
+    """Raise StoreError for a URI that has lost a slash, as in a `pathlib.Path`.
+
+    It would name a folder in the current one. Spark and Hadoop also write `file:/data`.
+    """
+    if match := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)", text):
+        shown = re.sub(r":/[^/]*@", ":/...@", text)
+        raise StoreError(
+            f"{shown}: neither a path nor a URI. A URI has {match[1]}://, which pathlib.Path does not preserve: pass a "
+            f"str. If you mean a folder of this name, write ./{shown}"
+        )
 
 
 def check_exclusion(store: Store, folder: str = "probe") -> None:
