@@ -132,6 +132,21 @@ def test_files_with_durations_of_other_units_are_not_put_together(tmp_path: Path
     assert {rows["took"].cast(pa.duration("s"))[0].value for rows in found.values()} == {5}
 
 
+def test_files_with_dates_in_different_calendars_are_not_put_together(tmp_path: Path) -> None:
+    """Spark finds the calendar in the metadata of a file, and a merged file has that of the first one."""
+    spark = "org.apache.spark."
+    of_files: list[dict[str, str]] = [
+        {f"{spark}version": "2.4.8"},
+        *[{f"{spark}version": f"4.{number}.1"} for number in range(2)],
+        {f"{spark}version": "4.2.1", f"{spark}legacyDateTime": ""},
+        {},
+    ]
+    for number, metadata in enumerate(of_files):
+        land(tmp_path / "source", f"{number}.parquet", rows_of(number).replace_schema_metadata(metadata))
+    make(tmp_path, target_file_bytes=LARGE).run()
+    assert [len(rows) for rows in outputs(tmp_path).values()] == [50, 100, 50, 50]
+
+
 # Folders
 
 

@@ -160,7 +160,7 @@ impl ParquetFile {
     }
 
     /// The CRC-32 of the columns as the footer declares them: names, types, nesting, annotations, numbers of fields,
-    /// and units of times and durations.
+    /// units of times and durations, and the calendar in which Spark reads the dates of the file.
     pub fn schema_crc(&self) -> u32 {
         let metadata = self.metadata.file_metadata();
         let mut text = vec![];
@@ -170,6 +170,7 @@ impl ParquetFile {
                 .map_err(|error| Error::decoding(&self.path, None, &error))
         });
         text.extend_from_slice(units.unwrap_or_default().as_bytes());
+        metadata.key_value_metadata().into_iter().flatten().for_each(|pair| schema::put_calendar(pair, &mut text));
         crc32fast::hash(&text)
     }
 

@@ -60,6 +60,19 @@ fn put_units(kind: &DataType, units: &mut String) {
     units.push(',');
 }
 
+/// Adds what tells Spark in which calendar it must read the dates of a file: whether a version before 3.0 or 3.1 wrote it,
+/// or a later one with its old calendar.
+pub(crate) fn put_calendar(pair: &KeyValue, text: &mut Vec<u8>) {
+    let value = pair.value.as_deref().unwrap_or_default();
+    match pair.key.strip_prefix("org.apache.spark.") {
+        Some("version") if value.starts_with("2.") || value.starts_with("1.") => text.extend(b"spark 2"),
+        Some("version") if value.starts_with("3.0.") => text.extend(b"spark 3.0"),
+        Some("version") => text.extend(b"spark"),
+        Some(name @ ("legacyDateTime" | "legacyINT96" | "timeZone")) => text.extend(name.bytes().chain(value.bytes())),
+        _ => {}
+    }
+}
+
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
