@@ -13,7 +13,7 @@ from fencepost.errors import BatchError
 from fencepost.policy import Columns
 from pyspark.sql import Column, DataFrame, Observation, functions
 
-from fencepost_spark.frames import is_orderable, is_untracked, quoted
+from fencepost_spark.frames import column_of, find_field, is_orderable, is_untracked, quoted
 
 Content = dict[str, int]
 """`rows`, and the sums of the lower and upper 32 bits of their hashes: `low`, `high`."""
@@ -40,12 +40,14 @@ def _content(found: dict[str, Any]) -> Content:
 
 
 def _sums(batch: DataFrame, columns: Columns) -> list[Column]:
-    missing = [name for name in columns.names if name not in batch.columns]
+    # a job finds columns and fields of structs by their exact names
+    fields = {name: find_field(batch.schema, name) for name in columns.names if name not in batch.columns}
+    missing = [name for name, field in fields.items() if field is None or field.name != name]
     if missing:
         raise BatchError(
             f"column '{missing[0]}': missing in the batch, which has {', '.join(batch.columns)}", column=missing[0]
         )
-    identity = {name: functions.col(quoted(name)) for name in columns.names}
+    identity = {name: column_of(name, batch.schema) for name in columns.names}
     whole = [functions.col(quoted(it.name)) for it in batch.schema if is_orderable(it.dataType)]
     row = functions.when(is_untracked(batch, columns, identity), functions.xxhash64(*whole))
     row = row.otherwise(functions.xxhash64(*identity.values()))

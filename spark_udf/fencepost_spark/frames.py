@@ -167,7 +167,7 @@ class Call:
     @property
     def identity(self) -> dict[str, Column]:
         """The identity columns by name."""
-        return {name: _column(field.name, self.df.schema) for name, field in self.fields.items()}
+        return {name: column_of(field.name, self.df.schema) for name, field in self.fields.items()}
 
     @property
     def arrival(self) -> list[Column]:
@@ -229,10 +229,10 @@ def _as_columns(order_by: Order | Sequence[Order] | None, schema: StructType) ->
     if order_by is None:
         return []
     several = [order_by] if isinstance(order_by, str | Column) else order_by
-    return [_column(it, schema) if isinstance(it, str) else it for it in several]
+    return [column_of(it, schema) if isinstance(it, str) else it for it in several]
 
 
-def _column(name: str, schema: StructType) -> Column:
+def column_of(name: str, schema: StructType) -> Column:
     """Return the column of that name, which may contain any characters; otherwise the field of a struct column."""
     field = find_field(schema, name)
     is_column = field is None or any(field is it for it in schema)

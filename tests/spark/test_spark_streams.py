@@ -574,6 +574,17 @@ def test_a_checkpoint_taken_back_by_one(
     polars.testing.assert_frame_equal(found, first_of_each(rows).select(KEYS).sort(KEYS))
 
 
+def test_fields_of_structs_identify_rows(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.range(20).selectExpr("named_struct('Pid', 7L, 'seq', id div 2) payload", "0S epoch", "0 partition")
+    columns = fp.Columns(pid="payload.Pid", seq="payload.seq")
+    report = deliver(spark, tmp_path, rows, 0, columns=columns).report
+    assert report is not None
+    assert report.counts == {"ACCEPTED": 10, "DUPLICATE": 10}
+    assert deliver(spark, tmp_path, rows, 0, columns=columns).report is None
+    with pytest.raises(fp.BatchError, match=r"column 'payload\.pid': missing in the batch"):
+        deliver(spark, tmp_path / "other", rows, 0, columns=fp.Columns(pid="payload.pid"))
+
+
 # -- A version that is given up, and a function that shows
 
 
