@@ -212,7 +212,8 @@ class BatchWriter:
         observation = Observation()
         try:
             rows = observed(batch, self._job.policy.columns, observation)
-            rows.write.parquet(f"file://{folder}")
+            # Whatever the session says: names of a partition's further files do not sort in the order of arrival.
+            rows.write.option("maxRecordsPerFile", 0).parquet(f"file://{folder}")
             position["content"] = content_of(observation)
             # Do not restart from the beginning: if this driver paused while others continued, it must not follow them.
             self.report = observe_run(run.about(), run.go_on)

@@ -585,6 +585,13 @@ def test_fields_of_structs_identify_rows(spark: SparkSession, tmp_path: Path) ->
         deliver(spark, tmp_path / "other", rows, 0, columns=fp.Columns(pid="payload.pid"))
 
 
+def test_a_partition_is_one_file_whatever_the_session_says(spark: SparkSession, tmp_path: Path) -> None:
+    """The name of the thousandth file of a partition would sort before that of the hundredth."""
+    with settings(spark, spark_sql_files_maxRecordsPerFile=1):
+        deliver(spark, tmp_path, spark.createDataFrame(make_rows(0, 30)).repartition(2), 0)
+    assert len(state.open(tmp_path / "state").version(1).inputs) == 2
+
+
 # -- A version that is given up, and a function that shows
 
 
