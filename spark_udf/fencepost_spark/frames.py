@@ -15,7 +15,7 @@ from fencepost.words import plural
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, DataType, IntegralType, MapType, StringType, StructField, StructType
 
 from fencepost_spark.verdicts import check_settings, has_arrow_udf, verdict_udf
 from fencepost_spark.versions import use_driver_python
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from fencepost_spark.plain_scan import PlainScan
 
 Order = str | Column
+
+UNSORTED = {"map", "variant", "interval"}
+"""Types that Spark cannot sort, but can convert to others."""
+UNCONVERTED = {"geometry", "geography"}
+"""Types that Spark can neither sort nor convert to text."""
 
 
 def deduplicate(
@@ -182,7 +187,7 @@ class Call:
     @property
     def order_of_copies(self) -> list[Column]:
         """The order of the rows of an identity. The result depends on the rows only, because all columns decide."""
-        return [*self.order, *_tie_breakers(self.df)]
+        return [*self.order, *map(functions.expr, tie_breakers(self.df.schema))]
 
     def plain_scan(self) -> tuple[PlainScan | None, str]:
         """Return the files that are scanned if the DataFrame is a plain scan, and the reason."""
@@ -209,7 +214,7 @@ def judge(call: Call, verify: bool, verdict: str) -> DataFrame:
     laid_out = _guard_files(df, is_verified=verify) if call.co_located else _shuffle(df, call.columns, identity)
     arrival = call.arrival
     if arrival:
-        laid_out = laid_out.sortWithinPartitions(*arrival, *_tie_breakers(df))
+        laid_out = laid_out.sortWithinPartitions(*arrival, *map(functions.expr, tie_breakers(df.schema)))
     kind: Literal["arrow", "pandas"] = "arrow" if has_arrow_udf() else "pandas"
     verdict_of = verdict_udf(call.rules, co_located=True, columns=call.columns, kind=kind, untracked=call.untracked)
     return laid_out.select("*", verdict_of(*(identity[name] for name in call.columns.names)).alias(verdict))
@@ -326,10 +331,14 @@ def is_untracked(df: DataFrame, columns: Columns, identity: dict[str, Column]) -
 
 def is_orderable(kind: DataType) -> bool:
     """Return whether Spark can sort and hash the type. All can except some types, at any nesting level."""
-    if kind.typeName() in {"map", "variant", "interval", "geometry", "geography"}:
-        return False
-    inner = [getattr(kind, "elementType", None), *(field.dataType for field in getattr(kind, "fields", []))]
-    return all(is_orderable(it) for it in inner if it is not None)
+    return not _has_any(kind, UNSORTED | UNCONVERTED)
+
+
+def _has_any(kind: DataType, names: set[str]) -> bool:
+    """Return whether a type is one of these, at any nesting level."""
+    inner = [getattr(kind, part, None) for part in ("elementType", "keyType", "valueType")]
+    inner += [field.dataType for field in getattr(kind, "fields", [])]
+    return kind.typeName() in names or any(_has_any(it, names) for it in inner if it is not None)
 
 
 def _place(columns: Columns, identity: dict[str, Column]) -> Column:
@@ -344,14 +353,28 @@ def _place(columns: Columns, identity: dict[str, Column]) -> Column:
     return functions.shiftleft(key, 32).bitwiseOR(seq)
 
 
-def _tie_breakers(df: DataFrame) -> list[Column]:
-    """Return every sortable column: compared only if rows are equal in key and order.
+def tie_breakers(schema: StructType) -> list[str]:
+    """Return SQL expressions of all columns, which Spark can sort: compared only if rows are equal in key and order.
 
     A shuffle may deliver rows in another order when a task is retried. Without these columns, the retry could keep
     another copy of an identity after the plan above has partly consumed the first one. Rows would then be counted twice
-    or not at all.
+    or not at all. Columns that are converted come last, because the conversion takes time and few copies need it.
     """
-    return [functions.col(quoted(field.name)) for field in df.schema if is_orderable(field.dataType)]
+    is_converted = {field.name: not is_orderable(field.dataType) for field in schema}
+    found = (_sortable(field) for field in sorted(schema, key=lambda it: is_converted[it.name]))
+    return [it for it in found if it is not None]
+
+
+def _sortable(field: StructField) -> str | None:
+    """Return a column as a value that Spark can sort, and that differs if the column differs. None if there is none."""
+    name, kind = quoted(field.name), field.dataType
+    if isinstance(kind, StringType) and kind != StringType():  # other texts may be equal under a collation
+        return f"cast({name} as binary)"
+    if is_orderable(kind):
+        return name
+    if isinstance(kind, MapType) and is_orderable(kind.keyType) and is_orderable(kind.valueType):
+        return f"map_entries({name})"
+    return None if _has_any(kind, UNCONVERTED) else f"to_json(struct({name}))"
 
 
 def _check_deterministic(df: DataFrame, identity: dict[str, Column], order: list[Column]) -> None:

@@ -239,17 +239,21 @@ def _renamed(call: Call, sources: Mapping[str, str | None]) -> Columns:
 def _ties(call: Call, sources: Mapping[str, str | None]) -> tuple[dict[str, pa.DataType], bool]:
     """Return `PlainScan.ties` with their types, and `has_all_ties`, as far as the DataFrame's schema decides it."""
     ties: dict[str, pa.DataType] = {}
+    has_all = True
     if call.order:
         return ties, False
     identity = [field.name for field in call.fields.values()]
     for field in call.df.schema:
-        if field.name in identity or not is_orderable(field.dataType):
+        if field.name in identity:
+            continue
+        if not is_orderable(field.dataType):
+            has_all = False
             continue
         source = sources[field.name]
         if source is None or not _is_sorted_alike(field.dataType):
             return ties, False
         ties[source] = _arrow_type(field.dataType)
-    return ties, True
+    return ties, has_all
 
 
 def _is_sorted_alike(kind: DataType) -> bool:

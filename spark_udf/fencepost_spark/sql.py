@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, DataType, IntegralType, MapType, StructType, TimestampType
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult, OrderingColumn, PartitioningColumn
 
-from fencepost_spark.frames import identity_fields, is_orderable, quoted
+from fencepost_spark.frames import identity_fields, is_orderable, quoted, tie_breakers
 from fencepost_spark.kafka_log import KafkaLog
 from fencepost_spark.verdicts import has_arrow_udf, verdict_udf
 
@@ -132,11 +132,10 @@ def analyze(
             raise BatchError(f"column '{name}': missing; the table has {', '.join(schema.names)}", column=name)
     keys = [fields[name].name for part in ("pid", "partition") for name in mapped.parts(part)]
     after = [*order, *(fields[name].name for name in (mapped.epoch, mapped.seq) if name is not None)]
-    rest = [field.name for field in schema if is_orderable(field.dataType)]
     return Analyzed(
         schema=schema,
         partitionBy=[PartitioningColumn(_bucket(schema, keys, [fields[it].name for it in mapped.parts("pid")]))],
-        orderBy=[OrderingColumn(quoted(name)) for name in dict.fromkeys((*keys, *after, *rest))],
+        orderBy=[OrderingColumn(it) for it in dict.fromkeys((*map(quoted, (*keys, *after)), *tie_breakers(schema)))],
         policy=rules,
         columns=mapped,
         types=tuple((fields[name].name, fields[name].dataType) for name in mapped.names),
