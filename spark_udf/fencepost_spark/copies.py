@@ -36,7 +36,15 @@ from fencepost.state.changelog import sparse_numbers
 from pyspark.sql import DataFrame, SparkSession, Window, functions
 
 from fencepost_spark.frames import unused_name
-from fencepost_spark.plain_scan import WORD_ROWS_BITS, PlainScan, bit_of, is_known, with_places, word_of
+from fencepost_spark.plain_scan import (
+    WORD_ROWS_BITS,
+    PlainScan,
+    bit_of,
+    check_settings_of_task,
+    is_known,
+    with_places,
+    word_of,
+)
 from fencepost_spark.versions import __version__
 
 if TYPE_CHECKING:
@@ -85,7 +93,7 @@ def deduplicate_scan(call: Call, scan: PlainScan) -> DataFrame:
 
 
 def _checked(df: DataFrame, scan: PlainScan) -> DataFrame:
-    """Return no rows, from a task that fails if a file has changed.
+    """Return no rows, from a task that fails if a file or a setting has changed.
 
     Spark may reuse exchanged data of an earlier run, including the words. This task runs each time.
     """
@@ -151,7 +159,8 @@ def scan_files(batches: Batches, scan: PlainScan, groups: list[tuple[int, int]],
 
 
 def check_files(batches: Batches, scan: PlainScan) -> Batches:
-    """Return nothing. Raises ChangedError if a file has changed."""
+    """Return nothing. Raises ChangedError if a file has changed, PolicyError if a setting has."""
+    check_settings_of_task(scan)
     for _ in batches:
         for place in range(len(scan.files)):
             with unchanged(LocalStorage(), scan.files, place):

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
-from fencepost import Columns, FencepostError, Policy
+from fencepost import Columns, FencepostError, Policy, PolicyError
 from fencepost.errors import message_of
 from fencepost.lake.column_types import type_name
 from fencepost.lake.files import Facts, Files
@@ -34,6 +34,7 @@ from pyspark.sql.types import (
     TimestampNTZType,
     TimestampType,
 )
+from pyspark.taskcontext import TaskContext
 
 from fencepost_spark.frames import is_orderable
 
@@ -66,6 +67,7 @@ ATTRIBUTE = "org.apache.spark.sql.catalyst.expressions.AttributeReference"
 
 PASSES_OVER = ("ignoreCorruptFiles", "ignoreMissingFiles")
 """Options and settings under which a scan skips unreadable files."""
+FIELD_IDS = "spark.sql.parquet.fieldId.read.enabled"
 
 SORTED_ALIKE = (IntegralType, BooleanType, DateType, TimestampType, TimestampNTZType, BinaryType)
 """Column types, besides text, that Arrow sorts as Spark does."""
@@ -92,6 +94,8 @@ class PlainScan:
     """Columns by which copies are ordered, one after the other, up to the first that Arrow cannot compare."""
     has_all_ties: bool
     """Whether `ties` are all the columns that order copies."""
+    must_be_off: list[str]
+    """Settings of the session under which it would not be a plain scan."""
 
     def reading(self, shards: int) -> Reading:
         return _reading(self.policy, shards)
@@ -113,7 +117,7 @@ def plain_scan(call: Call) -> PlainScan:
     if not plan.deterministic():
         raise NotPlainError("some columns get other values with every use")
     sources, relation = _traced(plan, df.columns)
-    _check_relation(df, relation)
+    must_be_off = _check_relation(df, relation)
     columns = _renamed(call, sources)
     never_null = next((field.name for field in df.schema if not field.nullable), None)
     if never_null is not None:
@@ -124,7 +128,7 @@ def plain_scan(call: Call) -> PlainScan:
     except (FencepostError, AnalysisException) as error:
         raise NotPlainError(message_of(error)) from error
     types = {sources[field.name] or "": to_arrow_type(field.dataType) for field in call.fields.values()}
-    return _opened(df, relation, call.rules.replace(columns=columns), types, *_ties(call, sources))
+    return _opened(df, relation, call.rules.replace(columns=columns), types, *_ties(call, sources), must_be_off)
 
 
 def with_places(df: DataFrame, path: str, row: str) -> DataFrame:
@@ -191,7 +195,8 @@ def _projected(columns: Any) -> Iterator[tuple[int, int | None]]:
         yield column.exprId().id(), source.exprId().id() if is_column else None
 
 
-def _check_relation(df: DataFrame, relation: Any) -> None:
+def _check_relation(df: DataFrame, relation: Any) -> list[str]:
+    """Raise NotPlainError. Returns `PlainScan.must_be_off`."""
     kind, listing = (it.getClass().getName() for it in (relation.fileFormat(), relation.location()))
     if kind != PARQUET:
         raise NotPlainError(f"the files are read by {kind.rpartition('.')[2]}, not as plain Parquet")
@@ -203,8 +208,24 @@ def _check_relation(df: DataFrame, relation: Any) -> None:
     for name in PASSES_OVER:
         if _is_on(options.get(name.lower(), df.sparkSession.conf.get(f"spark.sql.files.{name}"))):
             raise NotPlainError(f"{name} lets Spark pass over files")
-    if _is_on(df.sparkSession.conf.get("spark.sql.parquet.fieldId.read.enabled")):
-        raise NotPlainError("spark.sql.parquet.fieldId.read.enabled lets columns have other names in the files")
+    if _is_on(df.sparkSession.conf.get(FIELD_IDS)):
+        raise NotPlainError(f"{FIELD_IDS} lets columns have other names in the files")
+    return [FIELD_IDS, *(f"spark.sql.files.{name}" for name in PASSES_OVER if name.lower() not in options)]
+
+
+def check_settings_of_task(scan: PlainScan) -> None:
+    """Raise PolicyError in a task if the session has another setting than when the scan was recognized.
+
+    Spark sends the settings of a session with each task.
+    """
+    context = TaskContext.get()
+    assert context is not None, "called in a task"
+    for name in scan.must_be_off:
+        if _is_on(context.getLocalProperty(name)):
+            raise PolicyError(
+                f"{name} was set after deduplicate(df) was called, so Spark may read other rows than those whose "
+                "copies are dropped: unset it if you can, and call deduplicate again"
+            )
 
 
 def _is_on(setting: str | None) -> bool:
@@ -284,6 +305,7 @@ def _opened(
     types: Mapping[str, pa.DataType],
     ties: Mapping[str, pa.DataType],
     has_all_ties: bool,
+    must_be_off: list[str],
 ) -> PlainScan:
     uris = _listed(df, relation)
     words = _words(df, uris)
@@ -307,6 +329,7 @@ def _opened(
         types={name: ties[name] for name in comparable},
         ties=comparable,
         has_all_ties=has_all_ties and len(comparable) == len(ties),
+        must_be_off=must_be_off,
     )
 
 

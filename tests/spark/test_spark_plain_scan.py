@@ -545,6 +545,16 @@ class TestChanges:
         (folder / "1.parquet").unlink()
         self.check(kept, "rows/1.parquet", "was deleted")
 
+    def test_a_setting_that_lets_spark_pass_over_files(self, spark: SparkSession, folder: Path) -> None:
+        """The rows of a file that Spark passes over may be those whose copies are dropped."""
+        kept = deduplicate(spark.read.parquet(str(folder)))
+        never = deduplicate(spark.read.option("ignoreCorruptFiles", False).parquet(str(folder)))
+        before = found(kept)
+        with settings(spark, spark_sql_files_ignoreCorruptFiles=True):
+            self.check(kept, "PolicyError", "spark.sql.files.ignoreCorruptFiles was set after deduplicate")
+            assert found(never) == before
+        assert found(deduplicate(spark.read.parquet(str(folder)))) == before
+
     def test_a_file_that_comes(self, spark: SparkSession, folder: Path) -> None:
         """A new file is not in the DataFrame, as in any scan, unless Spark lists the folder again."""
         df = spark.read.parquet(str(folder))
