@@ -381,8 +381,9 @@ impl Shared {
         self.write_side_files(inner)?;
         let name = name_of(inner.end, LOG);
         let active = Active::create(&*self.disk, inner.end).map_err(|error| {
-            // The segment is empty, but its offset is later than the batches that go into the previous segment.
-            match self.disk.remove(&name) {
+            // The segment is empty, but the next batches go into the previous one and pass its offset. If a power loss
+            // brought its name back, the log would not open.
+            match self.disk.remove(&name).and_then(|()| self.disk.sync()) {
                 Ok(()) => refused(&*self.disk, &name, error, &self.unchanged(inner)),
                 Err(_) => self.commit.fail(&format!("{}: {}", self.disk.path(&name), reason(&error))),
             }
