@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -194,6 +195,59 @@ def test_a_connection_lost_in_the_commit_is_not(database: Database) -> None:
     with pytest.raises(fp.OutcomeUnknownError, match="lost during the commit"):
         database.transaction(work)
     assert value(database, 1) == 0
+
+
+def raises(error: BaseException) -> Callable[..., None]:
+    def act(*_: object) -> None:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_commit_that_was_not_sent_is_not_made_by_the_next_call(
+    database: Database, error: type[BaseException]
+) -> None:
+    stop = raises(error())
+    sqlalchemy.event.listen(database.engine, "commit", stop)
+    with pytest.raises(error):
+        database.transaction(lambda connection: increment(connection, 1))
+    sqlalchemy.event.remove(database.engine, "commit", stop)
+    database.transaction(lambda connection: increment(connection, 2))
+    assert (value(database, 1), value(database, 2)) == (0, 1)
+
+
+def test_a_failed_commit_whose_rollback_fails_too(tmp_path: Path) -> None:
+    """An outage, and not an error of the driver. The connection's next user does not commit the work."""
+    failing: dict[str, str] = {}
+
+    def fail(what: str) -> None:
+        if what in failing:
+            error = sqlite3.OperationalError(failing.pop(what))
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+
+    class Failing(sqlite3.Connection):
+        def commit(self) -> None:
+            fail("commit")
+            super().commit()
+
+        def rollback(self) -> None:
+            fail("rollback")
+            super().rollback()
+
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/full.db", connect_args={"factory": Failing})
+    database = Database(engine)
+    database.create_tables(Part("counter", 1, TABLES))
+    insert = COUNTER.insert()
+    failing |= {"commit": "database or disk is full", "rollback": "disk I/O error"}
+    with pytest.raises(fp.StoreError, match="disk is full"):
+        database.transaction(lambda connection: connection.execute(insert, [{"id": 1, "value": 0}]))
+    assert not failing
+    database.transaction(lambda connection: connection.execute(insert, [{"id": 2, "value": 0}]))
+    with engine.connect() as connection:
+        assert connection.execute(select(COUNTER.c.id)).scalars().all() == [2]
+    engine.dispose()
 
 
 def test_an_ignored_error_prevents_the_commit_on_postgresql(database: Database) -> None:

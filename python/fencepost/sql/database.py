@@ -327,16 +327,28 @@ class Database:
     def _commit(self, connection: Connection) -> None:
         try:
             connection.commit()
-        except exc.DBAPIError as error:
+        except BaseException as error:
+            self._undo(connection)
             # If PostgreSQL ended the session before the commit reached it, the error proves that nothing is committed.
-            if error.connection_invalidated and not self.kind.is_idled(error, Limits(), 0):
+            is_lost = isinstance(error, exc.DBAPIError) and error.connection_invalidated
+            if is_lost and not self.kind.is_idled(error, Limits(), 0):
                 raise OutcomeUnknownError(
                     "the connection was lost during the commit, so its outcome is unknown. If a claim or a version "
                     "protects the changes from being repeated, call again. Otherwise, first check whether they are in "
                     "the database"
                 ) from error
-            # SQLite leaves the transaction open, and SQLAlchemy does not close it. The connection's next user would
-            # commit it.
-            if not error.connection_invalidated:
-                connection.connection.rollback()
             raise
+
+    @staticmethod
+    def _undo(connection: Connection) -> None:
+        """Roll back after a failed commit, or close the connection.
+
+        SQLite leaves the transaction open, as every database does if the commit was not sent. SQLAlchemy does not close
+        it, so the connection's next user would commit it.
+        """
+        if connection.invalidated or connection.closed:
+            return
+        try:
+            connection.connection.rollback()
+        except Exception as error:  # the error of the commit counts
+            connection.invalidate(error)
