@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from fencepost import state
 from fencepost.lake import DedupJob, LocalEngine
+from fencepost.state.delta_log import put_commit
 from fencepost.state.delta_sink import DeltaSink
 from support.lake import (
     SCHEMA,
@@ -239,6 +241,31 @@ def test_a_crash_around_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     before = rows_of(tmp_path).filter(~pl.col("origin").str.starts_with("5:"))
     polars.testing.assert_frame_equal(before, expected)
     assert [it[""] for it in transactions(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_files_that_a_failed_commit_has_placed_may_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """VACUUM removes files that the log does not name. The job that placed them does not name them unseen."""
+    land_some(tmp_path, range(2))
+    job = make_job(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr("fencepost.state.delta_sink.put_commit", fail_if_full)
+        job.run()
+    placed = sorted((tmp_path / "sink").glob("part-*"))
+    os.utime(placed[0], (0, 0))
+    placed[1].rename(tmp_path / "away")
+    with pytest.raises(fp.SinkChangedError, match="cannot be restored"):
+        job.run()
+    assert table_of(tmp_path).version() == 0
+    (tmp_path / "away").rename(placed[1])
+    assert job.run().recovered == (1,)
+    assert placed[0].stat().st_mtime > 0, "VACUUM counts from the commit"
+    polars.testing.assert_frame_equal(rows_of(tmp_path), expected_of(tmp_path))
+
+
+def fail_if_full(store: Any, version: int, actions: Any) -> bool:
+    if version:
+        raise OSError(errno.ENOSPC, "full")
+    return put_commit(store, version, actions)
 
 
 def test_the_table_moves_on_while_a_version_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ class DeltaSink:
         self._id: str | None = None
         """The table's id, if recorded."""
         self._placed: set[str] = set()
-        """Attempts whose files this sink has moved to their final locations."""
+        """Attempts whose files the current commit has moved to their final locations."""
         self._fitting: dict[str, int] = {}
         """By attempt, the newest version of the table that is known to take its files."""
 
@@ -336,6 +336,7 @@ class DeltaSink:
     def _commit(self, decision: Decision, wanted: str, tasks: Tasks) -> str:
         """Write the version's transaction unless it exists. Returns its status: `wanted`, or that of another writer."""
         state, number = str(self.own.owner()), decision.version
+        self._placed.discard(decision.attempt)  # since a try that failed, VACUUM may have removed its files
         seen = decision.sink_version
         if seen is None:
             return wanted  # there is no table yet, and no rows for it

@@ -68,7 +68,7 @@ class IcebergSink:
         self.disk = disk
         self._known: RunFolders | RunPrefixes | None = None
         self._placed: set[str] = set()
-        """Attempts whose files this sink has moved to their final locations."""
+        """Attempts whose files the current commit has moved to their final locations."""
 
     @property
     def location(self) -> str:
@@ -296,6 +296,7 @@ class IcebergSink:
         from pyiceberg.exceptions import CommitFailedException
 
         state, number = str(self.owner()), decision.version
+        self._placed.discard(decision.attempt)  # since a try that failed, others may have removed its files as orphans
         while True:
             table = self._table()
             self._check_same(table, decision)
@@ -394,6 +395,7 @@ class IcebergSink:
             except FileNotFoundError:
                 if not target.exists() or target.stat().st_size != size:
                     raise
+                os.utime(target)
         self.disk.seal(folder / DATA)
 
     def _copy_all(
