@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -33,7 +34,7 @@ class Script:
     def send(self, batch: SequencedBatch) -> Any:
         self.batches.append(batch)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -779,6 +780,8 @@ def test_settings_that_say_the_same_are_taken() -> None:
         (Answer(offset=-7), "offset -7 is not an offset"),
         (Answer(offset="3"), "offset '3' is not an offset"),  # type: ignore[arg-type]
         (KeyError("oops"), "KeyError"),
+        (SystemExit(3), "SystemExit(3)"),
+        (asyncio.CancelledError(), "CancelledError"),
     ],
 )
 def test_nonsense_stops_the_producer_and_loses_nothing_silently(answer: Any, message: str) -> None:

@@ -731,7 +731,7 @@ class SequencedProducer:
                 payload = request.batch.payload
             try:
                 result = self._transport.send(self._stamped(request.batch, request.numbers, payload))
-            except Exception as error:
+            except BaseException as error:  # also of an exit or a cancellation: the pool would drop it, and the answer
                 self._answer(request.id, error)
                 continue
             if hasattr(result, "add_done_callback"):
