@@ -319,6 +319,24 @@ def test_state_export(
         assert len(taken) == len(rows)
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.csv", "a.jsonl"])
+def test_an_export_that_fails_leaves_the_file_as_it_was(
+    job: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A part of a list looks like a shorter one. Here no file may grow, as on a full disk."""
+    run(capsys, "dedup", *job, "--no-sync")
+    (tmp_path / "out").mkdir()
+    out = tmp_path / "out" / name
+    for content in (None, b"of before"):
+        if content:
+            out.write_bytes(content)
+        command = f"ulimit -f 0; trap '' XFSZ; exec {sys.executable} -m fencepost.cli state export {job[1]} {out}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert "File too large" in done.stderr
+        assert [it.read_bytes() for it in out.parent.iterdir()] == ([content] if content else [])
+
+
 class FakeState:
     """Has the operations of a state, and remembers what it was asked."""
 

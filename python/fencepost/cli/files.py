@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import typer
 
@@ -19,8 +20,20 @@ def check_table_file(option: str, out: Path) -> None:
 
 
 def write_table(rows: Any, out: Path) -> None:
-    """Write a `pyarrow.Table`."""
-    _WRITERS[out.suffix](rows, out)
+    """Write a `pyarrow.Table` to a file that changes only when it is complete: a part looks like a shorter list.
+
+    A pipe or a device is written directly.
+    """
+    write, target = _WRITERS[out.suffix], out.resolve()
+    if target.exists() and not target.is_file():
+        write(rows, out)
+        return
+    unfinished = target.with_name(f".{target.name}.{uuid4().hex}")
+    try:
+        write(rows, unfinished)
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def json_lines(rows: Any) -> Iterator[str]:
