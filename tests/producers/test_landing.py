@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 from fencepost.producer import Answer, SequencedBatch
 from fencepost.producer.stamping import stamp, stamp_positions
 from fencepost.sql import ProducerRegistry
+from fencepost.state.disk import Disk
 from fencepost.state.stores import LocalStore
 from fencepost.transports import LandingTransport, read_landing
 from fencepost.transports.landing import entry_name
@@ -114,6 +117,41 @@ def test_a_retry_is_known_and_leaves_no_file(tmp_path: Path) -> None:
     assert transport.send(batch(7, 0, 9, [3])) == Answer(fp.Verdict.OUT_OF_ORDER)
     landing = read_landing(tmp_path)
     assert (values(landing), landing.leftovers) == ([1, 2, 3], [])
+
+
+def test_an_entry_is_on_disk_before_an_answer_that_depends_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first try puts each entry, and cannot sync its name. A power loss may remove it until a sync succeeds."""
+    log, at_risk, fails = tmp_path / "_log", set[str](), False
+
+    def seal(disk: Disk, path: Path) -> None:
+        if path == log and fails:
+            at_risk.update(it.name for it in log.iterdir())
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if path == log:
+            at_risk.clear()
+
+    transport = LandingTransport(tmp_path)
+    assert transport.send(batch(7, 0, 0, [1])).offset == 0
+    monkeypatch.setattr(Disk, "seal", seal)
+    calls: list[tuple[Callable[[LandingTransport], Any], Any]] = [
+        (lambda it: it.send(batch(7, 0, 1, [2])), Answer(fp.Verdict.DUPLICATE, 1)),
+        (lambda it: it.fence(7, 1, None), {0: (0, 1)}),
+        (lambda it: it.write_marker(8, 1, 0, "abort"), fp.Verdict.DUPLICATE),
+        (lambda it: (it.send(positions(9, 0, [5])), it.cursor("reader", 0)), (Answer(fp.Verdict.DUPLICATE, None), 5)),
+    ]
+    for call, expected in calls:
+        fails = True
+        for _ in range(2):  # the retry must not answer either while the sync fails
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                call(transport)
+        assert at_risk
+        fails = False
+        assert (call(transport), at_risk) == (expected, set())
+        fails = True
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            call(LandingTransport(tmp_path))  # another process, which knows nothing of the sync
 
 
 def test_a_zombie_is_kept_out_by_the_fence(tmp_path: Path) -> None:

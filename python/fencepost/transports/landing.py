@@ -284,6 +284,7 @@ class LandingTransport:
                 state = self._log.state
                 wanted = [-1] if partitions is None else partitions
                 if all(state.floor(pid, number) >= epoch for number in wanted):
+                    self._log.settle()
                     return state.written(pid, partitions)
                 listed = None if partitions is None else list(partitions)
                 if self._log.put({"kind": "fence", "pid": pid, "epoch": epoch, "partitions": listed}):
@@ -293,6 +294,7 @@ class LandingTransport:
         """The highest position of a producer in cursor mode, or None."""
         with self._lock:
             self._log.refresh()
+            self._log.settle()
             return self._log.state.cursor(name, partition)
 
     def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> Verdict:
@@ -306,10 +308,12 @@ class LandingTransport:
             while True:
                 self._log.refresh()
                 written = self._log.state.written(pid, [partition]).get(partition)
-                if written is not None and written[0] == epoch:
-                    return Verdict.DUPLICATE  # only a marker introduces an epoch without batches
-                verdict = self._log.state.mark(marker, check=True)
-                if not verdict.is_kept or self._log.put({"kind": "marker", **marker._asdict()}):
+                is_known = written is not None and written[0] == epoch  # only a marker introduces one without batches
+                verdict = Verdict.DUPLICATE if is_known else self._log.state.mark(marker, check=True)
+                if not verdict.is_kept:
+                    self._log.settle()
+                    return verdict
+                if self._log.put({"kind": "marker", **marker._asdict()}):
                     return verdict
 
     # Single steps
@@ -323,7 +327,10 @@ class LandingTransport:
         """Return the answer if there is nothing to write."""
         self._log.refresh()
         judged = self._log.state.judge(batch, check=True)
-        return None if judged.verdict is Verdict.ACCEPTED else Answer(judged.verdict, judged.offset)
+        if judged.verdict is Verdict.ACCEPTED:
+            return None
+        self._log.settle()
+        return Answer(judged.verdict, judged.offset)
 
     def _unwritten(self, batch: SequencedBatch) -> SequencedBatch:
         """In cursor mode, return the rows that are not yet written: batches may have had other boundaries before a
@@ -389,6 +396,7 @@ class LandingLog:
         self.store = store
         self.state = LandingState()
         self._last: str | None = None  # the last entry at the first reading
+        self._settled = 0  # the number of entries whose names are on disk
 
     def refresh(self) -> None:
         """Read up to the end of the log. Raises SourceError."""
@@ -419,6 +427,16 @@ class LandingLog:
             entry = self._parse(name, data)
             yield entry, self._apply(name, entry)
 
+    def settle(self) -> None:
+        """Make the entries that were read durable, before an answer that depends on them.
+
+        The writer of the last one may have failed or died before it synced the name. A power loss would undo an entry
+        that a retry has reported as written.
+        """
+        if self._settled < self.state.next_entry:
+            self.store.settle(LOG)
+            self._settled = self.state.next_entry
+
     def put(self, entry: Mapping[str, Any]) -> bool:
         """Put an entry as the next one. Returns False if another entry was first and must be read.
 
@@ -433,6 +451,7 @@ class LandingLog:
         if not self.store.put(name, data):
             return False
         self._apply(name, self._parse(name, data))
+        self._settled = self.state.next_entry  # the put has synced the folder
         return True
 
     def _apply(self, name: str, entry: Mapping[str, Any]) -> list[LandedBatch]:
