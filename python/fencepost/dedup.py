@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost import _native
 from fencepost._native import StateTable
-from fencepost.errors import DependencyError, PolicyError
+from fencepost.errors import DependencyError, FencepostError, PolicyError
 from fencepost.findings import ADVICE_ROWS, RESET_ROWS_MIN, AuditReport, check_reset_rows_min
 from fencepost.inputs import fields_read, has_fields, is_a, opened
 from fencepost.policy import Columns, Policy, difference, resolve, resolve_columns
 
 if TYPE_CHECKING:
     from fencepost.advice import Advice
+
+SEEN = (
+    "The table may count the rows of this call as seen already, so a repeated call would drop them. Restore its last "
+    "snapshot before you repeat the call"
+)
 
 
 def deduplicate(
@@ -40,6 +45,8 @@ def deduplicate(
     Raises:
         PolicyError: ``policy`` and ``table`` disagree.
         FencepostError: Any error of ``StateTable.apply``.
+        KeyboardInterrupt, MemoryError: May come after the update of the table, and then have a note: a repeated call
+            would drop the rows. Restore the table's last snapshot first.
 
     >>> import fencepost as fp, polars as pl
     >>> rows = pl.DataFrame({"pid": [7, 7, 7], "epoch": [0, 0, 0], "partition": [0, 0, 0], "seq": [0, 1, 1]})
@@ -53,6 +60,18 @@ def deduplicate(
     columns = None if columns is None else resolve_columns(table.policy, columns)
     names = (columns or table.policy.columns).read(table.keep)
     rows = opened(rows)
+    try:
+        return _kept_rows(rows, names, columns, table, is_last=is_last)
+    except (FencepostError, TypeError):  # before any change
+        raise
+    except BaseException as error:
+        if not is_last:
+            error.add_note(SEEN)
+        raise
+
+
+def _kept_rows(rows: Any, names: Sequence[str], columns: Columns | None, table: StateTable, *, is_last: bool) -> Any:
+    """Return the rows to keep. An error after the table was updated, such as Ctrl-C, loses them."""
     if is_a(rows, "pyarrow", "RecordBatchReader"):
         rows = rows.read_all()
     if is_a(rows, "pyarrow", "Table") or is_a(rows, "pyarrow", "RecordBatch"):

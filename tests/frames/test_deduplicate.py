@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fencepost import Columns, Policy, StateTable
+from fencepost.dedup import SEEN
 from support.frames import KINDS, OTHERS
 
 ROWS = pa.table(
@@ -148,6 +149,22 @@ def test_a_bad_call_leaves_the_table() -> None:
 def pandas_rows(**more: Any) -> pd.DataFrame:
     columns = {"pid": [7, 7, 7, -1], "epoch": [0] * 4, "partition": [0] * 4, "seq": [0, 1, 1, 0]}
     return pd.DataFrame(columns | more)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_error_after_the_update_says_that_a_repeated_call_would_drop_the_rows(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    rows = pl.DataFrame({"pid": [7, 7], "epoch": [0, 0], "partition": [0, 0], "seq": [0, 1]})
+    for table, notes in ((StateTable("any_order"), [SEEN]), (None, [])):
+        with monkeypatch.context() as patch, pytest.raises(error) as caught:
+            patch.setattr(pl.DataFrame, "filter", fail)
+            fp.deduplicate(rows, table=table)
+        assert getattr(caught.value, "__notes__", []) == notes
+        assert len(fp.deduplicate(rows, table=table)) == (2 if table is None else 0)
 
 
 @pytest.mark.parametrize(
