@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -257,6 +258,18 @@ def test_put_survives_the_collection_of_its_temporary(
     assert (tmp_path / "a").read_bytes() == (faster or b"mine")
     assert len(taken) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_put_that_fails_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk, the parts of each try would take what becomes free, and no later try would fit."""
+
+    def seal(disk: Disk, path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Disk, "seal", seal)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        Disk().put(tmp_path / "a", b"mine")
+    assert not os.listdir(tmp_path)
 
 
 def test_a_folder_with_content_is_never_replaced(tmp_path: Path) -> None:

@@ -206,6 +206,21 @@ def test_leftovers_of_a_crash_are_reported_and_not_read(tmp_path: Path) -> None:
     assert landing.leftovers == ["_log/00000000000000000001.json.0123.tmp", "data/partition=0/torn.parquet"]
 
 
+def test_a_file_that_cannot_be_written_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk, the parts of each try would take what becomes free, and no later try would fit."""
+    transport = LandingTransport(tmp_path)
+
+    def seal(disk: Disk, path: Path) -> None:
+        if path.suffix == ".parquet":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        patched.setattr(Disk, "seal", seal)
+        transport.send(batch(7, 0, 0, [1]))
+    assert read_landing(tmp_path).leftovers == []
+    assert transport.send(batch(7, 0, 0, [1])).offset == 0
+
+
 def test_a_file_without_its_entry_after_a_failed_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transport = LandingTransport(tmp_path, sync=False)
 

@@ -64,14 +64,13 @@ class Disk:
         temporary = temporary or path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY}")
         while True:
             while not os.path.lexists(path):
-                self.write(temporary, data)
                 try:
-                    os.link(temporary, path)
-                except (FileExistsError, FileNotFoundError):
-                    # The temporary is gone: another run removed it as garbage, which is allowed once `path` exists.
-                    continue
+                    self.write(temporary, data)
+                    with suppress(FileExistsError, FileNotFoundError):
+                        # The temporary is gone: another run removed it as garbage, which is allowed once `path` exists.
+                        os.link(temporary, path)
                 finally:
-                    temporary.unlink(missing_ok=True)
+                    temporary.unlink(missing_ok=True)  # also a part: on a full disk, it would take what becomes free
             # Also for another writer's file: it may have crashed before its sync, and later steps depend on the name.
             self.seal(path.parent)
             with suppress(FileNotFoundError):  # removed in the meantime (`folding.py`): retry

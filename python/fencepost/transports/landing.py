@@ -17,6 +17,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
@@ -350,8 +351,15 @@ class LandingTransport:
         name = f"{batch.pid}-{batch.epoch}-{batch.first_seq}-{uuid4().hex}.parquet"
         path = f"{DATA}/partition={batch.partition}/{name}"
         writer = self._log.store.writer(path)
-        writer.write(data)  # type: ignore[arg-type]
-        writer.close()
+        try:
+            writer.write(data)  # type: ignore[arg-type]
+            writer.close()
+        except BaseException:
+            # On a full disk, parts of each try would take what becomes free.
+            with suppress(Exception):
+                writer.give_up()
+                self._log.store.delete([path])
+            raise
         return LandedFile(path, data.nbytes, batch.count)
 
     def _conformed(self, batch: SequencedBatch) -> tuple[SequencedBatch, pa.Schema]:
