@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -177,12 +178,19 @@ def test_a_signal_ends_a_watch_after_the_run_under_way(tmp_path: Path, number: s
     assert [it["remaining_files"] for it in reports] == [3, 1, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [
+        (fp.StoreError("no answer", path="x", errno=5), "[FP303] no answer"),
+        (OSError(errno.ENOSPC, "full", "state"), f"[Errno {errno.ENOSPC}] full: 'state'"),
+    ],
+)
 def test_an_outage_ends_no_watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: Exception, line: str
 ) -> None:
     land_files(tmp_path)
     monkeypatch.setattr(storages, "PAUSES_SECONDS", ())
-    ours, failures = DedupJob.run, [fp.StoreError("no answer", path="x", errno=5)]
+    ours, failures = DedupJob.run, [failure]
 
     def run(job: DedupJob, *arguments: Any) -> RunReport:
         if failures:
@@ -194,7 +202,7 @@ def test_an_outage_ends_no_watch(
     before = signal.getsignal(signal.SIGTERM)
     code = cli.main(["dedup", *(str(tmp_path / it) for it in ("source", "state", "sink")), "--watch", "1ms"])
     out, complaints = capsys.readouterr()
-    assert (code, complaints) == (0, "fencepost: [FP303] no answer\n")
+    assert (code, complaints) == (0, f"fencepost: {line}\n")
     assert "version 1 of" in out
     assert signal.getsignal(signal.SIGTERM) is before
 

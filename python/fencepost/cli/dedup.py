@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ from fencepost.errors import FencepostError, StoreError
 if TYPE_CHECKING:
     from fencepost.lake import DedupJob, RunReport
 
+OUTAGES = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT}
+"""Errors of local state, sink or temporary files that may pass: a full disk, a mount that does not answer."""
 CONVERTED = "converted files"
 """The name of the source in the state of a job over text and Arrow files."""
 
@@ -323,7 +326,9 @@ def _watch(job: DedupJob, interval_ms: int, *, as_json: bool, quiet: bool) -> No
             try:
                 for report in job.watch(interval_ms, stop):
                     _show(report, as_json=as_json, quiet=quiet)
-            except StoreError as problem:
+            except (StoreError, OSError) as problem:
+                if isinstance(problem, OSError) and problem.errno not in OUTAGES:
+                    raise
                 print(f"fencepost: {problem}", file=sys.stderr, flush=True)
                 stop.wait(interval_ms / 1000)
 
