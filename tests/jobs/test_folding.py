@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 from deltalake import DeltaTable
 from fencepost.lake import LocalEngine, dataset
 from fencepost.state import State, decision, folding
+from fencepost.state.disk import Disk
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import LocalStore, RemoteStore
 from support.commands import run
@@ -249,6 +251,42 @@ def test_a_crash_at_any_change_to_the_disk_while_versions_fold(tmp_path: Path, m
         assert own.floor() == 8
         assert runs(world) == [1, *range(3, 11)]
     assert crashes > 15
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_totals_are_on_disk_before_the_log_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collects: bool
+) -> None:
+    """The name of the first fold could not be synced, so a power loss may take it until a sync succeeds."""
+    go_on(tmp_path, 5)
+    real, failures, at_risk = Disk.seal, [OSError(errno.EIO, "no sync")], True
+
+    def seal(disk: Disk, path: Path) -> None:
+        nonlocal at_risk
+        if path.name == folding.FOLDER and any(path.iterdir()):
+            if failures:
+                raise failures.pop()
+            at_risk = False
+        real(disk, path)
+
+    def delete(store: LocalStore, names: Iterable[str]) -> None:
+        listed = list(names)
+        logs = [it for it in listed if it.startswith("log/")]
+        assert not (logs and at_risk), logs
+        gone.extend(logs)
+        deleted(store, listed)
+
+    gone, deleted = list[str](), LocalStore.delete
+    monkeypatch.setattr(Disk, "seal", seal)
+    monkeypatch.setattr(LocalStore, "delete", delete)
+    with pytest.raises(OSError, match="no sync"):
+        go_on(tmp_path, 4)
+    assert opened(tmp_path).floor() == 4
+    if collects:
+        opened(tmp_path).collect_garbage()
+    go_on(tmp_path, 6)
+    assert "log/1.json" in gone
+    check_rows(tmp_path)
 
 
 def test_a_run_continues_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,8 @@ def fold(state: State, sink: Sink, until: int) -> bool:
     if last > until:
         return False
     before = state.folded()
-    if before is not None:  # its writer may have died before the removal was complete
+    if before is not None:  # its writer may have died before its name was on disk, or before the removal was complete
+        state.store.settle(FOLDER)
         _remove(state, sink, before.removed, before.version)
     state.store.put(f"{FOLDER}/{last}.json", to_json(vars(_summed(state, before, last))))
     _remove(state, sink, floor, last)

@@ -30,7 +30,7 @@ from fencepost.state.decision import (
     Shards,
 )
 from fencepost.state.disk import Disk
-from fencepost.state.folding import fold
+from fencepost.state.folding import FOLDER, fold
 from fencepost.state.operation_tasks import (
     Common,
     Done,
@@ -322,6 +322,7 @@ def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sin
 
 def _collect_folded(state: State, floor: int, needed: dict[int, list[str]]) -> int:
     """Remove files that long-paused drivers wrote for folded versions. Returns the number of files."""
+    state.store.settle(FOLDER)  # the writer of the newest fold may have died before its name was on disk
     kept = {name for names in needed.values() for name in names}
     rubbish = [
         name
