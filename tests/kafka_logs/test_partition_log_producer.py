@@ -221,6 +221,16 @@ def test_a_log_that_cannot_be_opened_again_is_tried_each_time(transport: Partiti
     assert transport.send(batch(7, 0, 0, table)).result(10).offset == 0
 
 
+def test_a_closed_transport_answers(transport: PartitionLogTransport) -> None:
+    producer = fp.SequencedProducer(transport, key="user", **QUICK)
+    transport.close()
+    [sent] = producer.send({"user": ["ann"], "value": [b"x"]})
+    with pytest.raises(fp.TransportError, match="the transport is closed"):
+        sent.result(10)
+    with pytest.raises(fp.TransportError):
+        producer.close()
+
+
 def test_a_zombie_is_kept_out_by_a_marker(transport: PartitionLogTransport) -> None:
     class Registry:
         epoch = -1

@@ -176,12 +176,17 @@ class LogWriter:
         self._acknowledged = 0  # the offset after the last record that a caller knows to be in the log
         self._last: dict[int, tuple[int, int]] = {}  # the epoch and last sequence of each pid appended here
         self._lock = threading.RLock()  # held while the log is written or opened
+        self._closing, self._is_closed = threading.Lock(), False
         self._queue: SimpleQueue[tuple[Any, Future[Answer]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fencepost-log", daemon=True)
         self._thread.start()
 
     def append(self, batch: Any, answer: Future[Answer]) -> None:
-        self._queue.put((batch, answer))
+        with self._closing:
+            if not self._is_closed:
+                self._queue.put((batch, answer))
+                return
+        answer.set_exception(PolicyError("the transport is closed: open another one. The batch was not sent"))
 
     def mark(self, pid: int, epoch: int, outcome: str, coordinator_epoch: int) -> Verdict:
         """Write a marker, and sync it. Raises StoreError if the log does not know what is on disk."""
@@ -235,7 +240,9 @@ class LogWriter:
             return self.log
 
     def close(self) -> None:
-        self._queue.put(None)
+        with self._closing:
+            self._is_closed = True  # nothing comes after the end of the queue, which would have no answer
+            self._queue.put(None)
         self._thread.join()
 
     @contextlib.contextmanager
