@@ -140,9 +140,10 @@ def test_callbacks_may_use_the_producer() -> None:
     assert transport.log == {0: [1, 2]}
 
 
-def test_a_callback_that_exits_does_not_stop_the_producer() -> None:
+@pytest.mark.parametrize("error", [SystemExit(1), asyncio.CancelledError()])
+def test_a_callback_that_exits_does_not_stop_the_producer(error: BaseException) -> None:
     def leave(_: Any) -> None:
-        raise SystemExit(1)
+        raise error
 
     class Gate:
         may_go_on = threading.Event()

@@ -859,8 +859,8 @@ class SequencedProducer:
         while (batch := self._settled.get()) is not None:
             outcome = batch.outcome
             for delivery in self._deliveries[batch]:
-                # A callback that exits, for example by sys.exit, must not end this thread: flush() waits for it.
-                with contextlib.suppress(SystemExit, KeyboardInterrupt, GeneratorExit):
+                # A callback that exits or is cancelled must not end this thread: flush() waits for it.
+                with contextlib.suppress(BaseException):
                     if isinstance(outcome, Delivered):
                         delivery.set_result(delivery._part_of(outcome))
                     else:
