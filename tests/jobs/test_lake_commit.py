@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 from fencepost import state
 from fencepost.lake import DedupJob, LocalEngine
+from fencepost.state.sinks import RunFolders
 from support.lake import (
     IDENTITY,
     Crash,
@@ -363,6 +364,21 @@ def test_a_prepared_output_that_is_gone(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "sink" / "_prepare")
     with pytest.raises(fp.SinkChangedError, match=r"run=2: not what version 2 decided, .*cannot be restored"):
         make_job(tmp_path).run()
+
+
+def test_a_sink_that_raises_a_conflict_after_the_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream's function raises one if it stores positions by `SqlSink`. Its version still needs the prepared rows."""
+    prepare_world(tmp_path, versions=0)
+    job = make_job(tmp_path)
+
+    def fail(*_: Any) -> str:
+        raise fp.StateConflictError("another process has moved the position")
+
+    with monkeypatch.context() as patch, pytest.raises(fp.StateConflictError, match="moved the position"):
+        patch.setattr(RunFolders, "apply", fail)
+        job.run()
+    assert job.run().recovered == (1,)
+    assert read_sink(tmp_path).equals(first_of_each(rows_of(2, 3)))
 
 
 def test_folders_inside_each_other(tmp_path: Path) -> None:

@@ -233,8 +233,8 @@ class Run:
 
     def discard(self) -> None:
         """Remove what this attempt has prepared."""
-        self.job.state.discard(self.version, self.attempt)
-        self.outputs.remove()
+        if self.job.state.discard(self.version, self.attempt):
+            self.outputs.remove()
 
     # Helpers for the steps
 

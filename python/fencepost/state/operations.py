@@ -452,8 +452,8 @@ class _Attempt:
 
     def _discard(self) -> None:
         """Remove what the attempt has prepared."""
-        self.state.discard(self.version, self.attempt)
-        self.sink.discard(self.version, self.attempt)
+        if self.state.discard(self.version, self.attempt):
+            self.sink.discard(self.version, self.attempt)
 
 
 def _sink_of(state: State) -> Sink:

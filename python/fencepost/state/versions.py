@@ -518,21 +518,23 @@ class State(Report):
         with suppress(OSError, StoreError):
             self.store.replace(HINT, to_json({"format": FORMAT, "done": done}))
 
-    def discard(self, version: int, attempt: str) -> None:
+    def discard(self, version: int, attempt: str) -> bool:
         """Remove what an attempt has prepared here, unless it has decided the version, and that is not abandoned.
 
-        A driver that finds a version finished otherwise than its sink showed it (`finish`) may have decided it.
+        Returns whether the sink may remove its files of the attempt, too. A driver that gets a StateConflictError may
+        have decided the version: from `finish`, or from a sink's function.
         """
         try:
             logged = self.store.read(f"log/{version}.json")
         except FileNotFoundError:
             logged = None
         except (OSError, StoreError):
-            return  # the error that ends the attempt counts; what it has prepared is collected later
+            return False  # the error that ends the attempt counts; what it has prepared is collected later
         log = {} if logged is None else fields_from_json(logged, self._place(f"log/{version}.json"))
-        is_own = log.get("attempt") == attempt
-        if not is_own or self.status(version) == ABANDONED:
-            self.store.clear(segments_folder(version, attempt))
+        if log.get("attempt") == attempt and self.status(version) != ABANDONED:
+            return False
+        self.store.clear(segments_folder(version, attempt))
+        return True
 
     def collect_leftovers(self) -> None:
         """Remove leftovers of crashed and defeated attempts at the two newest finished versions.
