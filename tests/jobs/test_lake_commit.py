@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from fencepost import state
 from fencepost.lake import DedupJob, LocalEngine
 from fencepost.state.sinks import RunFolders
+from fencepost.state.stores import LocalStore
 from support.lake import (
     IDENTITY,
     Crash,
@@ -379,6 +381,28 @@ def test_a_sink_that_raises_a_conflict_after_the_decision(tmp_path: Path, monkey
         job.run()
     assert job.run().recovered == (1,)
     assert read_sink(tmp_path).equals(first_of_each(rows_of(2, 3)))
+
+
+def test_leftovers_that_cannot_be_removed_fail_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The version is finished: a run that fails then would not report it, and a stream would stop after each batch."""
+    prepare_world(tmp_path)
+    left = tmp_path / "state" / "tmp" / "log-1.json.0123.tmp"
+    left.touch()
+
+    def delete(store: LocalStore, names: Iterable[str]) -> None:
+        if listed := list(names):
+            raise PermissionError(errno.EACCES, "not yours", listed[0])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "delete", delete)
+        assert make_job(tmp_path).run().version == 2
+    assert "leftovers of attempts were not removed: " in caplog.text
+    assert left.exists()
+    land_some(tmp_path, [4])
+    assert make_job(tmp_path).run().version == 3
+    assert not left.exists()
 
 
 def test_folders_inside_each_other(tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from fencepost.errors import SnapshotError, StateConflictError
+from fencepost.errors import SnapshotError, StateConflictError, StoreError
 from fencepost.lake.asking import in_driver
 from fencepost.lake.files import Files
 from fencepost.lake.judge import Eviction
@@ -210,7 +210,8 @@ class Run:
         except StateConflictError:
             self.discard()
             raise
-        self.outputs.remove()
+        with suppress(OSError, StoreError):  # the version is finished; the next one removes what is left
+            self.outputs.remove()
         return make_report(self, decision, found, judged, written)
 
     def split(self) -> bool:

@@ -9,6 +9,7 @@ Every decision is applied, even without output, so that the sink has the same ve
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+logger = logging.getLogger("fencepost.jobs")
 
 
 class Tasks(Protocol):
@@ -195,9 +197,15 @@ def recover(state: State, sink: Sink, tasks: Tasks = in_turn) -> tuple[int, ...]
 
 
 def clean_up(state: State, sink: Sink) -> None:
-    """Remove leftovers of crashed and defeated attempts at the newest versions."""
-    state.collect_leftovers()
-    sink.collect_garbage(state.newest().done)
+    """Remove leftovers of crashed and defeated attempts at the newest versions.
+
+    Storage that refuses this fails no run: its version is finished. The next one, or a collection, removes them.
+    """
+    try:
+        state.collect_leftovers()
+        sink.collect_garbage(state.newest().done)
+    except (OSError, StoreError) as error:
+        logger.warning("%s: leftovers of attempts were not removed: %s", state.uri, error)
 
 
 def commit(
