@@ -140,6 +140,7 @@ def test_an_entry_is_on_disk_before_an_answer_that_depends_on_it(
         (lambda it: it.fence(7, 1, None), {0: (0, 1)}),
         (lambda it: it.write_marker(8, 1, 0, "abort"), fp.Verdict.DUPLICATE),
         (lambda it: (it.send(positions(9, 0, [5])), it.cursor("reader", 0)), (Answer(fp.Verdict.DUPLICATE, None), 5)),
+        (lambda _: read_landing(tmp_path).position, 5),
     ]
     for call, expected in calls:
         fails = True

@@ -660,6 +660,8 @@ def read_landing(
     if after > log.state.next_entry:
         count = log.state.next_entry
         raise PolicyError(f"after={after}: expected at most {count}, the number of entries of {log.store.uri}")
+    if log.state.next_entry > after:
+        log.settle()  # if a power loss removed an entry below the position, the next one in its place would be skipped
     entries = {entry_name(number) for number in range(log.state.next_entry)}
     there = [*log.store.list(DATA), *log.store.list(LOG)]
     leftovers = sorted(name for name in there if name not in listed and name not in entries)
