@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -15,10 +16,12 @@ import pytest
 import sqlalchemy
 from fencepost.consumer import ConsumerLoop, to_topic
 from fencepost.consumer import assignment as assignment_module
+from fencepost.consumer import asynchronous
 from fencepost.consumer import loop as loop_module
 from fencepost.metrics import to_text
 from fencepost.sql import SqlSink
 from sqlalchemy import Connection, Engine, text
+from sqlalchemy.util import greenlet_spawn
 from support.fake_kafka import Cluster, Error, FakeClient, FakeMessage
 from support.processes import fork_server
 
@@ -640,6 +643,31 @@ def consume_until_killed(url: str, step: str | None, at: int) -> None:
     sqlalchemy.event.listen(engine, "commit", lambda _: reach("before commit"))
     loop.run()
     engine.dispose()
+
+
+def test_an_asynchronous_loop_ends_while_kafka_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """aiokafka then commits until it is stopped."""
+    monkeypatch.setattr(asynchronous, "_COMMIT_S", 0.01)
+    stopped: list[bool] = []
+
+    class Silent:
+        async def commit(self, _: Any) -> None:
+            await asyncio.Event().wait()
+
+        async def stop(self) -> None:
+            stopped.append(True)
+
+    async def main() -> None:
+        client = asynchronous._Client(Silent())  # type: ignore[arg-type]
+
+        def end() -> None:
+            client.commit(offsets=[asynchronous._Handle("orders", 0, 5)], asynchronous=True)
+            client.close()
+
+        await asyncio.wait_for(greenlet_spawn(end), 10)
+
+    asyncio.run(main())
+    assert stopped == [True]
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fencepost.consumer")
 _TURN_S = 0.1
 """Interval at which a waiting poll checks for rebalances."""
+_COMMIT_S = 5.0
+"""Maximum time that a stopping loop waits for its last commit to Kafka, which only tools read."""
 
 
 class AsyncConsumerLoop:
@@ -353,9 +355,13 @@ class _Client:
     def close(self) -> None:
         """Leave the group. Rebalances that are still queued are dropped."""
         if self._committing is not None:
-            await_only(self._committing)
+            # While Kafka does not respond, aiokafka commits until it is stopped.
+            await_only(asyncio.wait({self._committing}, timeout=_COMMIT_S))
+            self._committing.cancel()
         while not self._rebalances.empty():
-            self._rebalances.get_nowait()[2].set_result(None)
+            done = self._rebalances.get_nowait()[2]
+            if not done.done():
+                done.set_result(None)
         await_only(self._consumer.stop())
 
 
