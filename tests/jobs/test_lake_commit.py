@@ -376,9 +376,10 @@ def test_a_sink_that_raises_a_conflict_after_the_decision(tmp_path: Path, monkey
     def fail(*_: Any) -> str:
         raise fp.StateConflictError("another process has moved the position")
 
-    with monkeypatch.context() as patch, pytest.raises(fp.StateConflictError, match="moved the position"):
+    with monkeypatch.context() as patch:
         patch.setattr(RunFolders, "apply", fail)
-        job.run()
+        with pytest.raises(fp.StateConflictError, match="moved the position"):
+            job.run()
     assert job.run().recovered == (1,)
     assert read_sink(tmp_path).equals(first_of_each(rows_of(2, 3)))
 

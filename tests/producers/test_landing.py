@@ -215,9 +215,10 @@ def test_a_file_that_cannot_be_written_leaves_no_part(tmp_path: Path, monkeypatc
         if path.suffix == ".parquet":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with monkeypatch.context() as patched, pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+    with monkeypatch.context() as patched:
         patched.setattr(Disk, "seal", seal)
-        transport.send(batch(7, 0, 0, [1]))
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            transport.send(batch(7, 0, 0, [1]))
     assert read_landing(tmp_path).leftovers == []
     assert transport.send(batch(7, 0, 0, [1])).offset == 0
 

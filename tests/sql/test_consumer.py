@@ -14,9 +14,8 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy
-from fencepost.consumer import ConsumerLoop, to_topic
+from fencepost.consumer import ConsumerLoop, asynchronous, to_topic
 from fencepost.consumer import assignment as assignment_module
-from fencepost.consumer import asynchronous
 from fencepost.consumer import loop as loop_module
 from fencepost.metrics import to_text
 from fencepost.sql import SqlSink

@@ -247,9 +247,10 @@ def test_files_that_a_failed_commit_has_placed_may_be_gone(tmp_path: Path, monke
     """VACUUM removes files that the log does not name. The job that placed them does not name them unseen."""
     land_some(tmp_path, range(2))
     job = make_job(tmp_path)
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+    with monkeypatch.context() as patch:
         patch.setattr("fencepost.state.delta_sink.put_commit", fail_if_full)
-        job.run()
+        with pytest.raises(OSError, match="full"):
+            job.run()
     placed = sorted((tmp_path / "sink").glob("part-*"))
     os.utime(placed[0], (0, 0))
     placed[1].rename(tmp_path / "away")
