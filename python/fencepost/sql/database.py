@@ -330,8 +330,8 @@ class Database:
         except BaseException as error:
             self._undo(connection)
             # If PostgreSQL ended the session before the commit reached it, the error proves that nothing is committed.
-            is_lost = isinstance(error, exc.DBAPIError) and error.connection_invalidated
-            if is_lost and not self.kind.is_idled(error, Limits(), 0):
+            lost = error if isinstance(error, exc.DBAPIError) and error.connection_invalidated else None
+            if lost is not None and not self.kind.is_idled(lost, Limits(), 0):
                 raise OutcomeUnknownError(
                     "the connection was lost during the commit, so its outcome is unknown. If a claim or a version "
                     "protects the changes from being repeated, call again. Otherwise, first check whether they are in "
