@@ -199,6 +199,19 @@ def test_columns_of_pandas_that_arrow_cannot_represent_stay() -> None:
     assert rows.shape == (4, 7), "the input is as it was"
 
 
+def test_a_frame_that_pandas_cannot_filter_leaves_the_table() -> None:
+    """An error after the update would make the rows of the next attempt repeats."""
+    zeros = dict.fromkeys(("pid", "epoch", "partition", "seq"), [0])
+    rows = pa.table({**zeros, "note": pa.array(["x"], pa.string_view())})
+    frame = rows.to_pandas(types_mapper=pd.ArrowDtype)
+    table = StateTable("any_order")
+    try:
+        kept = fp.deduplicate(frame, table=table)
+    except pa.ArrowNotImplementedError:
+        kept = fp.deduplicate(rows, table=table)
+    assert len(kept) == 1
+
+
 def test_subclasses_keep_their_class() -> None:
     class Own(pd.DataFrame):
         @property
