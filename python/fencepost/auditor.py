@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from fencepost import _native
 from fencepost._native import StateTable, Verdicts
-from fencepost.content import checksums, content_columns, mixed
+from fencepost.content import checksums, content_columns, mixed, unpacked
 from fencepost.errors import BatchError
 from fencepost.examples import Examples
 from fencepost.findings import RESET_ROWS_MIN, AuditReport
@@ -149,8 +149,8 @@ def _is_frame(rows: object) -> bool:
 def identity(rows: pa.Table, columns: Columns, keep: tuple[str, ...] = ()) -> pa.Table:
     """Return the identity columns under their names in verdicts: pid or pid_0 …, partition …, epoch, seq, timestamp.
 
-    Integers become int64 and timestamps milliseconds. Text and bytes keep their type; dictionaries and views are
-    unpacked.
+    Integers become int64 and timestamps milliseconds. Text and bytes keep their type; dictionaries, views and extension
+    types are unpacked.
     """
     named = {f"{role}{suffix}": rows[name] for role in ("pid", "partition") for suffix, name in _parts(columns, role)}
     if columns.epoch is not None:
@@ -171,7 +171,8 @@ def _parts(columns: Columns, role: str) -> Iterator[tuple[str, str]]:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    column = _unpacked(column)
+    kind = column.type
     if pa.types.is_integer(kind):
         kind = pa.int64()
     elif kind in (pa.large_string(), pa.string_view()):
@@ -179,6 +180,12 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     elif kind in (pa.large_binary(), pa.binary_view()) or pa.types.is_fixed_size_binary(kind):
         kind = pa.binary()
     return column if column.type == kind else column.cast(kind)
+
+
+def _unpacked(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not pa.types.is_dictionary(column.type) and not isinstance(column.type, pa.BaseExtensionType):
+        return column
+    return pa.chunked_array([unpacked(chunk) for chunk in column.chunks or [pa.nulls(0, column.type)]])
 
 
 def _milliseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:

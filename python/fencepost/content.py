@@ -121,7 +121,7 @@ def _is_valid(values: pa.Array) -> npt.NDArray[np.bool_]:
 
 def _values(values: pa.Array) -> Hashes:
     """Return a hash of each value; undefined if the value is null."""
-    values = _unpacked(values)
+    values = unpacked(values)
     kind = values.type
     if pa.types.is_null(kind):
         return np.zeros(len(values), np.uint64)
@@ -131,12 +131,16 @@ def _values(values: pa.Array) -> Hashes:
     raise pa.ArrowNotImplementedError(f"no equality is known for {kind}")
 
 
-def _unpacked(values: pa.Array) -> pa.Array:
+def unpacked(values: pa.Array) -> pa.Array:
     """Return the values without extension types, dictionaries and run-end encoding."""
     while True:
         if isinstance(values, pa.ExtensionArray):
             values = values.storage
         elif pa.types.is_dictionary(values.type):
+            words = values.dictionary
+            if words.type in (pa.string_view(), pa.binary_view()):  # polars' categories; Arrow cannot decode views
+                words = words.cast(pa.string() if words.type == pa.string_view() else pa.binary())
+                values = pa.DictionaryArray.from_arrays(values.indices, words)
             values = values.dictionary_decode()
         elif pa.types.is_run_end_encoded(values.type):
             values = pc.run_end_decode(values)

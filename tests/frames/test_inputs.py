@@ -391,6 +391,35 @@ def test_pids_may_be_strings_or_binary(kind: str, policy: str) -> None:
         assert Verdict.ACCEPTED not in again
 
 
+@pytest.mark.parametrize("name", ["pid", "partition"])
+@pytest.mark.parametrize("kind", ["categories of polars", "dictionary of binary views", "UUID", "UUIDs in a dictionary"])
+def test_reports_on_encoded_texts(kind: str, name: str) -> None:
+    texts = pa.array(["x" if it is None else it for it in NAMES])
+    if "UUID" in kind:
+        plain = texts.cast(pa.binary()).to_pylist()
+        values = pa.array([it * 16 for it in plain], pa.binary(16))
+        uuids = pa.ExtensionArray.from_storage(pa.uuid(), values)
+        indices = pa.array(range(len(uuids)), pa.int8())
+        encoded = uuids if kind == "UUID" else pa.DictionaryArray.from_arrays(indices, uuids)
+    elif kind == "categories of polars":
+        values, encoded = texts, pl.Series(texts).cast(pl.Categorical).to_arrow(compat_level=pl.CompatLevel.newest())
+    else:
+        values = texts.cast(pa.binary())
+        coded = values.dictionary_encode()
+        encoded = pa.DictionaryArray.from_arrays(coded.indices, coded.dictionary.cast(pa.binary_view()))
+    place = ROWS.column_names.index(name)
+    one, other = (ROWS.set_column(place, name, it) for it in (encoded, values))
+    found, expected = fp.audit(one, compare_content=True), fp.audit(other, compare_content=True)
+    assert (found.counts, found.keys, found.missing["count"]) == (
+        expected.counts,
+        expected.keys,
+        expected.missing["count"],
+    )
+    added = ["verdict", "kept_row", "reason"]
+    assert fp.explain(one).select(added).equals(fp.explain(other).select(added))
+    assert fp.advise(one).policies.equals(fp.advise(other).policies)
+
+
 @pytest.mark.parametrize(
     "kind", ["string", "large_string", "string_view", "binary", "large_binary", "binary_view", "fixed"]
 )
