@@ -190,6 +190,7 @@ def _unpacked(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _milliseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return milliseconds since 1970, rounded down, as the table reads them."""
+    column = _unpacked(column)
     if not pa.types.is_timestamp(column.type):
         return column.cast(pa.int64())
     ticks = column.cast(pa.int64())

@@ -331,6 +331,14 @@ def test_reports_on_encoded_integers(kind: str, name: str) -> None:
     assert fp.advise(encoded, columns).to_json() == fp.advise(rows, columns).to_json()
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_reports_on_timestamps_in_a_dictionary(unit: str) -> None:
+    columns = fp.Columns(timestamp="at")
+    rows = ROWS.append_column("at", pa.array(range(len(ROWS)), pa.timestamp("s")).cast(pa.timestamp(unit)))
+    encoded = rows.set_column(len(TYPES), "at", rows["at"].dictionary_encode())
+    assert fp.audit(encoded, columns=columns).to_json() == fp.audit(rows, columns=columns).to_json()
+
+
 NAMES = ["b", "b", "a", "b", "b", None, "a", "b", "b", "a", "b"]
 
 
