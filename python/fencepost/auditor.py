@@ -134,8 +134,9 @@ def _batches(rows: Any, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         reader = pa.RecordBatchReader.from_stream(_native.collect(rows))
     is_empty = True
     for batch in reader:
-        is_empty = False
-        yield batch
+        if len(batch):  # Arrow cannot combine an empty chunk that was a slice with others
+            is_empty = False
+            yield batch
     if is_empty:
         yield pa.RecordBatch.from_pylist([], schema=reader.schema)
 

@@ -339,6 +339,14 @@ def test_reports_on_timestamps_in_a_dictionary(unit: str) -> None:
     assert fp.audit(encoded, columns=columns).to_json() == fp.audit(rows, columns=columns).to_json()
 
 
+def test_reports_on_empty_slices_between_chunks() -> None:
+    """Arrow's C interface gives an empty slice an offset outside of its buffer."""
+    rows = pa.concat_tables([ROWS.slice(0, 0), ROWS.slice(len(ROWS)), ROWS, ROWS.slice(5, 0)])
+    assert fp.audit(rows).to_json() == fp.audit(ROWS).to_json()
+    assert fp.explain(rows)["verdict"].to_pylist() == [verdict.name for verdict in ANY_ORDER]
+    assert fp.audit(ROWS.slice(len(ROWS))).rows == 0
+
+
 NAMES = ["b", "b", "a", "b", "b", None, "a", "b", "b", "a", "b"]
 
 
