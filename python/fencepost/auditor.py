@@ -432,6 +432,11 @@ class Auditor:
         pids = [name for name in names if name.startswith("pid")]
         producers = _Tally({"rows": "sum", "duplicates": "sum"}).added(keys.select([*pids, "rows", "duplicates"]))
         stale = _sorted(self.stale.total(), "count")
+        # A table without entries does not know that its keys have several columns.
+        if not set(names) <= set(ranges.column_names):
+            ranges = _empty_lines([*names, "epoch", "first_seq", "last_seq", "count"])
+        if not set(names) <= set(stale.column_names):
+            stale = _empty_lines([*names, "epoch", "count"])
         timeline = self.timeline.copy()
         if "timestamp" in ranges.column_names:
             timeline.add("missing", *(ranges[name].drop_null().to_numpy() for name in ("timestamp", "count")))

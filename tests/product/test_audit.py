@@ -776,6 +776,26 @@ def test_columns_of_other_names_over_files(tmp_path: Path) -> None:
         assert differences(found, whole, *OF_FILES) == []
 
 
+@pytest.mark.parametrize("policy", ["any_order", "in_order", "kafka"])
+@pytest.mark.parametrize("pids", [[], [None], [7, 7]], ids=["no rows", "untracked", "one key"])
+def test_composite_keys_without_any_finding(tmp_path: Path, policy: str, pids: list[int | None]) -> None:
+    """A table without entries, such as that of a shard without rows, does not know the columns of its keys."""
+    types = {"pid": pa.int64(), "epoch": pa.int16(), "topic": pa.string(), "partition": pa.int32(), "seq": pa.int32()}
+    columns = Columns(partition=("topic", "partition"))
+    found = [{"pid": pid, "epoch": 0, "topic": "a", "partition": 0, "seq": seq} for seq, pid in enumerate(pids)]
+    rows = pa.Table.from_pylist(found, pa.schema(types))
+    pq.write_table(rows, tmp_path / "a.parquet")
+    reports = [fp.audit(rows, policy, columns)]
+    reports += [lake.audit(tmp_path, policy, columns, threads=threads) for threads in (1, 2, 7)]
+    keys = ["pid", "partition_0", "partition_1", "epoch"]
+    for report in reports:
+        assert (report.rows, report.missing_rows, report.stale_epoch) == (len(pids), 0, 0)
+        assert report.missing.column_names == [*keys, "first_seq", "last_seq", "count"]
+        assert report.stale.column_names == [*keys, "count"]
+        assert "pid, epoch, topic, partition, seq" in report.to_text()
+        assert report.to_json() and report.to_html()
+
+
 def test_policies_that_depend_on_order_over_files(zone: Path) -> None:
     rows = pa.concat_tables([pq.read_table(file) for file in sorted((zone / "landing").glob("*.parquet"))])
     columns = Columns(partition=("topic", "partition"))
