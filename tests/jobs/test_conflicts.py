@@ -95,6 +95,18 @@ def test_dropped_conflicts_are_counted_and_shown(tmp_path: Path) -> None:
     assert "column 'amount' has 9" in str(report)
 
 
+def test_views_are_compared(tmp_path: Path) -> None:
+    """Arrow's schema in the file says view, as that of other writers of Arrow: Arrow cannot take these."""
+    rows = amounts([0, 1, 1, 1], [1, 2, 2, 9])
+    notes = pa.array(["a", "b", "b", "b, but longer than a view"], pa.string_view())
+    land(tmp_path / "source", "a.parquet", rows.append_column("note", notes))
+    report = make_job(tmp_path, on_conflict="drop", compare_content=["note"]).run()
+    assert report.counts == {"ACCEPTED": 2, "DUPLICATE": 1, "CONFLICT": 1}
+    (sample,) = report.conflicts.to_pylist()
+    assert (sample["row"], sample["found"], sample["kept"]) == (3, "b, but longer than a view", "b")
+    assert lake.audit(tmp_path / "source", compare_content=["note"]).counts["CONFLICT"] == 1
+
+
 def test_content_is_compared_only_on_request(tmp_path: Path) -> None:
     land(tmp_path / "source", "a.parquet", amounts([0, 0], [1, 2]))
     report = make_job(tmp_path).run()

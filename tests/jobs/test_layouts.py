@@ -217,6 +217,23 @@ def test_rows_of_an_output_are_sorted(tmp_path: Path) -> None:
         assert table.equals(outputs(tmp_path, "0")[name].sort_by("name"))
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()], ids=str)
+@pytest.mark.parametrize("how", ["sort_by", "partition_by"])
+def test_views_as_other_writers_of_arrow_store_them(tmp_path: Path, kind: pa.DataType, how: str) -> None:
+    """Arrow's schema in the file says view: Arrow cannot take or sort these."""
+    values = ["z", "y", "x", "w"]
+    column = pa.array([it.encode() for it in values] if kind == pa.binary_view() else values)
+    rows = pa.table({"pid": [7] * 4, "epoch": [0] * 4, "partition": [0] * 4, "seq": [0, 1, 1, 2], "note": column})
+    land(tmp_path / "source", "a.parquet", rows.set_column(4, "note", column.cast(kind)))
+    if how == "partition_by" and kind == pa.binary_view():
+        with pytest.raises(fp.BatchError, match="must be text, an integer or a date"):
+            make(tmp_path, partition_by="note").run()
+        return
+    make(tmp_path, **{how: "note"}).run()
+    found = [row["seq"] for _, table in sorted(outputs(tmp_path).items()) for row in table.to_pylist()]
+    assert found == [2, 1, 0]
+
+
 def test_folders_and_order_together_keep_every_type(tmp_path: Path) -> None:
     tables = []
     for number in range(3):

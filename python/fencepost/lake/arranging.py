@@ -354,8 +354,8 @@ class _Batch:
                     kept = row + _outside(first - row, first + count - row, len(batch))
                     row += len(batch)
                     if len(kept):
-                        taken = pa.Table.from_batches([batch]).take(pa.array(kept - (row - len(batch))))
-                        yield kept, _plain(taken.select(self.arrangement.keys))
+                        keys = _plain(pa.Table.from_batches([batch]).select(self.arrangement.keys))
+                        yield kept, keys.take(pa.array(kept - (row - len(batch))))
         except FileNotFoundError:
             raise
         except (pa.ArrowInvalid, OSError) as error:
@@ -481,7 +481,10 @@ def _ranges(sources: Numbers, rows: Numbers) -> Ranges:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Normalize types: files of one Parquet schema may differ in the writers' extra metadata."""
+    """Normalize types: files of one Parquet schema may differ in the writers' extra metadata.
+
+    Views become texts and bytes: Arrow cannot take or sort them.
+    """
     fields = []
     for field in table.schema:
         kind = field.type.storage_type if isinstance(field.type, pa.BaseExtensionType) else field.type
@@ -492,5 +495,7 @@ def _plain(table: pa.Table) -> pa.Table:
             kind = pa.timestamp(kind.unit)
         elif pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
             kind = pa.string()
+        elif pa.types.is_binary_view(kind):
+            kind = pa.binary()
         fields.append(pa.field(field.name, kind))
     return table.cast(pa.schema(fields))

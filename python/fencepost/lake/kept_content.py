@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from fencepost import StateTable, Verdict
+from fencepost import StateTable, Verdict, _native
 from fencepost.content import checksums, content_columns
 from fencepost.errors import BatchError, SnapshotError, SourceError, StoreError
 from fencepost.lake.files import Files
@@ -159,6 +159,16 @@ def _sums_of(storage: Storage, item: SumItem, place: int) -> Iterator[Hashes]:
                 raise BatchError(f"{path}: {error.message}", column=error.column) from error
 
 
+def _taken(table: pa.Table, rows: Numbers) -> pa.Table:
+    """Return some rows, in ascending order."""
+    try:
+        return table.take(pa.array(rows))
+    except pa.ArrowNotImplementedError:  # Arrow cannot take from every type, such as views
+        is_wanted = np.zeros(len(table), bool)
+        is_wanted[rows] = True
+        return pa.table(_native.filter_rows(table, pa.array(is_wanted)))
+
+
 def read_rows(
     storage: Storage,
     files: Files,
@@ -187,7 +197,7 @@ def read_rows(
                 low, high = (0, count) if rows is None else np.searchsorted(rows, [first, first + count])
                 if low < high:
                     table = file.read_row_group(group, columns=read) if read else pa.table({"": pa.nulls(count)})
-                    yield table if rows is None else table.take(pa.array(rows[low:high] - first))
+                    yield table if rows is None else _taken(table, rows[low:high] - first)
                 first += count
     except FileNotFoundError:
         raise
