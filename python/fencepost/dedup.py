@@ -77,15 +77,15 @@ def _kept_rows(rows: Any, names: Sequence[str], columns: Columns | None, table: 
     if is_a(rows, "pyarrow", "Table") or is_a(rows, "pyarrow", "RecordBatch"):
         import pyarrow as pa
 
+        # pyarrow cannot filter every type. After the update of the table, an error would lose the rows.
+        whole = None if _can_filter(rows.schema) else _native.collect(rows)
         kept = table._keep(fields_read(rows, names, rows.schema.names), columns, is_last)
-        try:
+        if whole is None:
             return rows.filter(pa.array(kept))
-        except pa.ArrowNotImplementedError:
-            # pyarrow cannot filter every type. The table is already updated, so an error here would lose the rows.
-            filtered = pa.table(_native.filter_rows(_native.collect(rows), kept))
-            if is_a(rows, "pyarrow", "Table"):
-                return filtered
-            return (filtered.combine_chunks().to_batches() or [rows.slice(0, 0)])[0]
+        filtered = pa.table(_native.filter_rows(whole, kept))
+        if is_a(rows, "pyarrow", "Table"):
+            return filtered
+        return (filtered.combine_chunks().to_batches() or [rows.slice(0, 0)])[0]
     if is_a(rows, "polars", "DataFrame"):
         import polars as pl
 
@@ -231,6 +231,17 @@ def _copied(
         return columns, StateTable(rules, keep=("timestamp",) if columns.timestamp is not None else ())
     _check_same_policy(policy, table)
     return columns, StateTable.restore(table.snapshot())
+
+
+def _can_filter(schema: Any) -> bool:
+    import pyarrow as pa
+
+    try:
+        for kind in set(schema.types):
+            pa.nulls(1, kind).filter(pa.array([True]))
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 def _missing(problem: ModuleNotFoundError) -> DependencyError:

@@ -212,6 +212,20 @@ def test_a_frame_that_pandas_cannot_filter_leaves_the_table() -> None:
     assert len(kept) == 1
 
 
+def test_rows_that_no_filter_supports_leave_the_table() -> None:
+    """pyarrow cannot filter views, and Arrow for Rust cannot import slices of structs in structs."""
+    inner = pa.StructArray.from_arrays([pa.array(range(9))], names=["a"])
+    nested = pa.StructArray.from_arrays([inner], names=["b"])
+    columns = {**dict.fromkeys(("pid", "epoch", "partition"), [0] * 9), "seq": range(9), "nested": nested}
+    rows = pa.table({**columns, "view": pa.array(["x"] * 9, pa.string_view())}).slice(5)
+    for some in (rows, rows.combine_chunks().to_batches()[0]):
+        table = StateTable("any_order")
+        try:
+            assert len(fp.deduplicate(some, table=table)) == 4
+        except BaseException:  # a panic of Rust is no Exception
+            assert len(table) == 0
+
+
 def test_subclasses_keep_their_class() -> None:
     class Own(pd.DataFrame):
         @property
