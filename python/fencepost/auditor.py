@@ -138,7 +138,7 @@ def _batches(rows: Any, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
             is_empty = False
             yield batch
     if is_empty:
-        yield pa.RecordBatch.from_pylist([], schema=reader.schema)
+        yield pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in reader.schema], schema=reader.schema)
 
 
 def _is_frame(rows: object) -> bool:

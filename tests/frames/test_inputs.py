@@ -345,6 +345,9 @@ def test_reports_on_empty_slices_between_chunks() -> None:
     assert fp.audit(rows).to_json() == fp.audit(ROWS).to_json()
     assert fp.explain(rows)["verdict"].to_pylist() == [verdict.name for verdict in ANY_ORDER]
     assert fp.audit(ROWS.slice(len(ROWS))).rows == 0
+    categories = pl.from_arrow(ROWS).with_columns(pid=pl.lit("a", pl.Categorical))
+    for nothing in (categories[:0], categories.lazy().filter(pl.col("seq") < 0)):
+        assert fp.audit(nothing).rows == 0
 
 
 NAMES = ["b", "b", "a", "b", "b", None, "a", "b", "b", "a", "b"]
