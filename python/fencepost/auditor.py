@@ -132,13 +132,18 @@ def _batches(rows: Any, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         if names and hasattr(rows, "keys") and set(names) <= set(rows.keys()):
             rows = {name: rows[name] for name in names}
         reader = pa.RecordBatchReader.from_stream(_native.collect(rows))
-    is_empty = True
+    is_empty, nothing = True, None
     for batch in reader:
         if len(batch):  # Arrow cannot combine an empty chunk that was a slice with others
             is_empty = False
             yield batch
+        else:
+            nothing = batch
+    if is_empty and nothing is None:
+        columns = [pa.nulls(0, field.type) for field in reader.schema]
+        nothing = pa.RecordBatch.from_arrays(columns, schema=reader.schema)
     if is_empty:
-        yield pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in reader.schema], schema=reader.schema)
+        yield nothing
 
 
 def _is_frame(rows: object) -> bool:

@@ -346,7 +346,8 @@ def test_reports_on_empty_slices_between_chunks() -> None:
     assert fp.explain(rows)["verdict"].to_pylist() == [verdict.name for verdict in ANY_ORDER]
     assert fp.audit(ROWS.slice(len(ROWS))).rows == 0
     categories = pl.from_arrow(ROWS).with_columns(pid=pl.lit("a", pl.Categorical))
-    for nothing in (categories[:0], categories.lazy().filter(pl.col("seq") < 0)):
+    runs = ROWS.append_column("runs", pc.run_end_encode(pa.array([1] * len(ROWS))))
+    for nothing in (categories[:0], categories.lazy().filter(pl.col("seq") < 0), runs[:0]):
         assert fp.audit(nothing).rows == 0
 
 
