@@ -201,7 +201,7 @@ def test_columns_of_pandas_that_arrow_cannot_represent_stay() -> None:
 
 def test_a_frame_that_pandas_cannot_filter_leaves_the_table() -> None:
     """An error after the update would make the rows of the next attempt repeats."""
-    zeros = dict.fromkeys(("pid", "epoch", "partition", "seq"), [0])
+    zeros = {name: [0] for name in ("pid", "epoch", "partition", "seq")}
     rows = pa.table({**zeros, "note": pa.array(["x"], pa.string_view())})
     frame = rows.to_pandas(types_mapper=pd.ArrowDtype)
     table = StateTable("any_order")
@@ -216,7 +216,8 @@ def test_rows_that_no_filter_supports_leave_the_table() -> None:
     """pyarrow cannot filter views, and Arrow for Rust cannot import slices of structs in structs."""
     inner = pa.StructArray.from_arrays([pa.array(range(9))], names=["a"])
     nested = pa.StructArray.from_arrays([inner], names=["b"])
-    columns = {**dict.fromkeys(("pid", "epoch", "partition"), [0] * 9), "seq": range(9), "nested": nested}
+    zeros = {name: [0] * 9 for name in ("pid", "epoch", "partition")}
+    columns = {**zeros, "seq": range(9), "nested": nested}
     rows = pa.table({**columns, "view": pa.array(["x"] * 9, pa.string_view())}).slice(5)
     for some in (rows, rows.combine_chunks().to_batches()[0]):
         table = StateTable("any_order")

@@ -412,7 +412,9 @@ def test_pids_may_be_strings_or_binary(kind: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pid", "partition"])
-@pytest.mark.parametrize("kind", ["categories of polars", "dictionary of binary views", "UUID", "UUIDs in a dictionary"])
+@pytest.mark.parametrize(
+    "kind", ["categories of polars", "dictionary of binary views", "UUID", "UUIDs in a dictionary"]
+)
 def test_reports_on_encoded_texts(kind: str, name: str) -> None:
     texts = pa.array(["x" if it is None else it for it in NAMES])
     if "UUID" in kind:
