@@ -122,6 +122,25 @@ def test_a_compacted_log_has_offsets_in_no_segment(tmp_path: Path) -> None:
         KafkaLog(folder, cleanup_policy="compacted")
 
 
+@pytest.mark.parametrize("outcome", ["commit", "abort"])
+def test_a_marker_with_a_changed_bit_stops_the_run(tmp_path: Path, outcome: Any) -> None:
+    """Otherwise a committed transaction counts as aborted, or an aborted one as committed."""
+    folder = tmp_path / "logs" / "orders-0"
+    with kafka.PartitionLog(folder) as log:
+        log.append(7, 0, 0, [b"one"], transactional=True)
+        log.append_marker(7, 1, outcome)
+        log.append(7, 1, 0, [b"two"])
+    _, marker, _ = batches_of(folder)
+    path = folder / marker["segment"]
+    data = bytearray(path.read_bytes())
+    data[marker["position"] + marker["bytes"] - 9] ^= 1  # the last byte of the key
+    path.write_bytes(data)
+    for read in (lambda: pa.table(kafka.read_records(folder)), make_job(tmp_path).run):
+        with pytest.raises(fp.SourceError, match="CRC-32C") as info:
+            read()
+        assert info.value.position == marker["position"]
+
+
 def test_first_segments_that_are_copied_after_the_first_run_stop_the_next_one(tmp_path: Path) -> None:
     folder = copy_upto("clicks-0", tmp_path / "logs", 10**9)
     wanted = read_log(tmp_path)

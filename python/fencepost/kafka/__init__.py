@@ -67,7 +67,7 @@ def read_batches(
     | coordinator_epoch | int32 | of markers |
     | compression, leader_epoch | utf8, int32 | |
 
-    Checksums are not verified, because they include the payloads.
+    Only checksums of control batches are verified: others include the payloads.
 
     Args:
         source: A partition's folder, a segment, or a URI of either.

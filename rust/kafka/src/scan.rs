@@ -8,7 +8,7 @@
 use crate::columns::{BatchColumns, Marker};
 use crate::control::Control;
 use crate::error::{Error, Kind, Result};
-use crate::header::{BatchHeader, Compression, HEADER_BYTES, LENGTH_END, MAGIC_AT, check_magic};
+use crate::header::{BatchHeader, CHECKED_FROM, Compression, HEADER_BYTES, LENGTH_END, MAGIC_AT, check_magic};
 use crate::read_at::ReadAt;
 use crate::record::Record;
 use std::panic::resume_unwind;
@@ -192,7 +192,7 @@ impl SegmentScan {
         self.position += self.stride;
     }
 
-    /// Reads a control batch: the key of its first record, and the value of a marker.
+    /// Reads a control batch: the key of its first record, and the value of a marker. Verifies its checksum.
     #[cold]
     pub(crate) fn control(&mut self, header: &BatchHeader) -> Result<(Control, Option<i32>)> {
         if header.bytes() == HEADER_BYTES as u64 {
@@ -210,6 +210,12 @@ impl SegmentScan {
         let length = header.bytes() as usize;
         self.window.fill(self.position, length, length)?;
         let batch = self.window.get(self.position).unwrap_or_default();
+        // Readers of other batches rely on it: one changed bit makes a commit an abort.
+        let (found, declared) = (crc32c::crc32c(&batch[CHECKED_FROM..length]), header.crc);
+        if found != declared {
+            let reason = format!("the batch has the CRC-32C {found:08x}, but declares {declared:08x}: damaged");
+            return Err(Error::new(Kind::Checksum, self.position, reason));
+        }
         let record = match Record::decode(&batch[HEADER_BYTES..length]) {
             Ok((record, _)) => record,
             Err(complaint) => return fail(format!("the record of a control batch: {complaint}")),

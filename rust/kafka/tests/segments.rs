@@ -119,6 +119,19 @@ fn control_batches_have_their_kind() {
 }
 
 #[test]
+fn a_marker_with_a_changed_bit_is_damage_in_headers_too() {
+    let data = Batch { attributes: TRANSACTIONAL, ..Batch::of_producer(1, 0, 0, 1, b"x") }.bytes();
+    for (batch, kind) in [(Batch::marker(1, 1, true, 0), 0), (Batch::marker(1, 1, false, 0), 1)] {
+        let mut marker = batch.bytes();
+        let end = marker.len();
+        marker[end - 9] = kind; // the last byte of the key
+        let (columns, read) = headers(&[&data[..], &marker].concat());
+        let error = read.expect_err("damaged");
+        assert_eq!((error.kind, error.position, columns.len()), (Kind::Checksum, Some(data.len() as u64), 1));
+    }
+}
+
+#[test]
 fn sequences_go_on_with_zero() {
     let batches = [Batch::of_producer(1, i32::MAX - 1, 0, 4, b"x"), Batch::of_producer(1, i32::MAX, 4, 1, b"x")];
     let (columns, _) = headers(&joined(&batches));
