@@ -91,10 +91,12 @@ class Router:
 
     def _check(self, table: pa.Table) -> None:
         names = table.column_names
+        if len(set(names)) < len(names):  # stamped rows would have the last of these columns only
+            twice = next(name for name in names if names.count(name) > 1)
+            raise BatchError(f"column '{twice}': occurs more than once; the rows have {', '.join(names)}", column=twice)
         for name in (self.key, self.partition_by):
-            if name is not None and names and names.count(name) != 1:
-                problem = "missing" if name not in names else "occurs more than once"
-                raise BatchError(f"column '{name}': {problem}; the rows have {', '.join(names)}", column=name)
+            if name is not None and names and name not in names:
+                raise BatchError(f"column '{name}': missing; the rows have {', '.join(names)}", column=name)
         taken = [name for name in IDENTITY if name in names and not name == self.partition_by == "partition"]
         if taken:
             raise BatchError(
