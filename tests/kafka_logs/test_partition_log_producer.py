@@ -51,6 +51,14 @@ def test_rows_become_records_that_every_reader_reads(transport: PartitionLogTran
     ]
 
 
+def test_times_of_day_in_json_keep_their_nanoseconds(tmp_path: Path) -> None:
+    rows = pa.table({"at": pa.array([3_600_000_000_001, None], pa.time64("ns"))})
+    with PartitionLogTransport(tmp_path) as transport, fp.SequencedProducer(transport) as producer:
+        producer.send(rows)
+    found = pa.table(kafka.read_records(tmp_path / "events-0"))["value"].to_pylist()
+    assert found == [b'{"at":"01:00:00.000000001"}', b'{"at":null}']
+
+
 def test_without_a_value_a_row_is_json(tmp_path: Path) -> None:
     at = datetime(2024, 2, 29, 12, tzinfo=UTC)
     rows = [{"user": "änn", "n": 1, "at": at, "raw": b"\xff", "none": None}]

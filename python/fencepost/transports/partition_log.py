@@ -158,7 +158,7 @@ class PartitionLogTransport:
                 raise BatchError(f"column '{name}': missing; the rows have {', '.join(rows.column_names)}", column=name)
         found = {what: rows[name] for what, name in columns.items() if name is not None}
         if self._value is None:
-            own = rows.drop_columns(list(IDENTITY))
+            own = _with_exact_times(rows.drop_columns(list(IDENTITY)))
             found["value"] = pa.array([_as_json(row) for row in own.to_pylist()], pa.binary())
         return pa.table(found)
 
@@ -369,6 +369,16 @@ def _open(folder: Path, topic: str, partitions: int, options: dict[str, Any]) ->
             writer.log.close()
         raise
     return opened
+
+
+def _with_exact_times(rows: pa.Table) -> pa.Table:
+    """Return times of day in nanoseconds as text, because Python's times would truncate them."""
+    import pyarrow as pa
+
+    for at, field in enumerate(rows.schema):
+        if field.type == pa.time64("ns"):
+            rows = rows.set_column(at, field.name, rows[at].cast(pa.string()))
+    return rows
 
 
 def _as_json(row: dict[str, Any]) -> bytes:
