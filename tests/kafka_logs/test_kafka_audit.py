@@ -16,10 +16,12 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost import cli, kafka
+from fencepost.cli.salvage import Source
 from fencepost.kafka import auditing
 from fencepost.kafka.audit_report import FINDINGS, PartitionAudit
 from fencepost.kafka.sequence_checks import MAX, Sequences
 from fencepost.kafka.source import open_log
+from fencepost.lake import DedupJob, KafkaLog
 from support.kafka_logs import DATA, PARTITIONS, read_csv, rows_of
 
 HOUR = 3_600_000
@@ -560,6 +562,35 @@ def test_checksums_detect_every_batch_that_was_changed(name: str, tmp_path: Path
         }
         assert found.count_findings()["damage"] >= len(bent)
         assert "content" not in {it.kind for it in unseen.damage}
+
+
+@pytest.mark.parametrize(("at", "bit"), [(51, 0x80), (43, 0x80), (53, 0x80), (22, 0x10)])
+def test_an_impossible_producer_in_a_header_is_damage(at: int, bit: int, tmp_path: Path) -> None:
+    """Of epoch, pid and sequence the sign; of a batch without a producer the bit of transactions."""
+    logs, folder = tmp_path / "logs", tmp_path / "logs" / "orders-0"
+    for name in ("orders-0", "orders-1"):
+        with kafka.PartitionLog(logs / name) as log:
+            log.append(7, 0, 0, [b"one"])
+            log.append(*((-1, -1, -1) if at == 22 else (7, 0, 1)), [b"two"])
+            log.append(9, 0, 0, [b"three"], transactional=True)
+            log.append_marker(9, 1, "commit")
+    path = folder / f"{0:020}.log"
+    position = rows_of(kafka.read_batches(folder))[1]["position"]
+    data = bytearray(path.read_bytes())
+    data[position + at] ^= bit
+    path.write_bytes(data)
+    damaged, whole = kafka.audit(logs).partitions
+    [found] = damaged.damage
+    assert (found.kind, found.path, found.position) == ("field", str(path), position)
+    assert (damaged.batches, damaged.holes["first_offset"].to_pylist()) == (3, [1])
+    assert (whole.damage, whole.batches) == ((), 4)
+    with pytest.raises(fp.SourceError, match=r": impossible$") as info:
+        DedupJob(KafkaLog(logs), tmp_path / "state", tmp_path / "sink").run()
+    assert (info.value.path, info.value.position) == (str(path), position)
+    source = Source(str(folder), "read_committed", {}, salvages=True)
+    rows = [row["value"] for part in source.parts() for some in source.rows(part, "records") for row in some.to_pylist()]
+    assert rows == [b"one", b"three"]
+    assert any(found.reason in it for it in source.missing)
 
 
 def test_a_gap_does_not_hide_the_damaged_batch_behind_it(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from fencepost.errors import PolicyError, SourceError, StoreError
 from fencepost.kafka.audit_report import LogAudit, PartitionAudit
 from fencepost.kafka.cleanup import CleanupPolicy, check_cleanup_policy, policy_of_topic
 from fencepost.kafka.finding import Finding
+from fencepost.kafka.headers import without_impossible
 from fencepost.kafka.sequence_checks import MAX, Sequences
 from fencepost.kafka.source import Log, Segment, find_partitions, open_log, read_whole, topic_and_partition
 from fencepost.policy import BatchColumns
@@ -128,6 +129,8 @@ class _Partition:
         ends: dict[str, int] = {}
         for rows in _batched(stream):
             ends[rows["segment"][-1].as_py()] = rows["position"][-1].as_py() + rows["bytes"][-1].as_py()
+            rows, impossible = without_impossible(rows, self.log.segments)
+            self.damage += impossible
             rows = self._note(rows)
             base_offsets = rows["base_offset"].to_numpy()
             done = 0

@@ -9,8 +9,8 @@ class Finding(NamedTuple):
     """A problem with a file."""
 
     kind: str
-    """unreadable, torn, zeros, version, field, offsets, compression, overlap, gap or index. Audits also report content
-    (a wrong checksum, or undecodable data) and snapshot."""
+    """unreadable, torn, zeros, version, field, offsets, compression, checksum (of a marker), overlap, gap or index.
+    Audits also report content (a wrong checksum, or undecodable data) and snapshot."""
     path: str
     """The path or URI of the file."""
     position: int | None

@@ -25,6 +25,8 @@ from fencepost import _native
 from fencepost._native import KafkaStream, TransactionIndex
 from fencepost.errors import SourceError
 from fencepost.kafka import BATCH_BYTES_MAX
+from fencepost.kafka.finding import Finding
+from fencepost.kafka.headers import without_impossible
 from fencepost.kafka.source import EmptyLogError, Log, Options, Segment, find_partitions, open_log, read_beside
 from fencepost.policy import BatchColumns
 
@@ -280,13 +282,17 @@ def read_view(
             sizes[rows["segment"][-1].as_py()] = rows["position"][-1].as_py() + rows["bytes"][-1].as_py()
         is_thinned = is_thinned or _are_thinned(rows)
         if isolation == "read_committed":
-            pieces = _cut_at_gaps(rows, read_end) if lacks_markers and undecided is None else [rows]
+            possible, impossible = without_impossible(rows, log.segments)
+            if impossible and not salvages:
+                raise _error_of(impossible[0])
+            pieces = _cut_at_gaps(possible, read_end) if lacks_markers and undecided is None else [possible]
             for place, piece in enumerate(pieces):
                 undecided = index.first_unstable_offset(None) if place and undecided is None else undecided
                 # A batch header whose records were compacted away belongs to a transaction decided long ago.
                 holds = pc.or_(pc.greater(piece["count"], 0), pc.is_valid(piece["control"]))
                 index.apply(pa.table(piece.filter(holds)), _COLUMNS)
-        log_end = read_end = rows["last_offset"][-1].as_py() + 1
+            read_end = possible["last_offset"][-1].as_py() + 1 if len(possible) else read_end
+        log_end = rows["last_offset"][-1].as_py() + 1
     if not salvages:
         _check_live(stream, log)
     aborted = _as_tuples(pa.table(index.aborted(None)))
@@ -317,8 +323,12 @@ def _check_live(stream: KafkaStream, log: Log) -> None:
     for it in stream.findings:
         is_being_written = it.kind in ("torn", "zeros") and it.path == log.segments[-1].path
         if it.kind not in ("gap", "index") and not is_being_written:
-            place = "" if it.position is None else f", byte {it.position}"
-            raise SourceError(f"{it.path}{place}: {it.reason}", path=it.path, position=it.position)
+            raise _error_of(it)
+
+
+def _error_of(finding: Finding) -> SourceError:
+    place = "" if finding.position is None else f", byte {finding.position}"
+    return SourceError(f"{finding.path}{place}: {finding.reason}", path=finding.path, position=finding.position)
 
 
 def _aborted_beside(
