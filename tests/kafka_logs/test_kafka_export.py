@@ -233,6 +233,25 @@ def test_a_lost_abort_marker_is_not_replaced_by_the_next_commit(
         assert (code, err, len(offsets_in(tmp_path / "c.parquet"))) == (0, "", 25)
 
 
+def test_salvage_shows_no_transaction_of_a_segment_that_seems_to_overlap(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One bit in the last offset of a batch, and the headers of later segments are not read."""
+    folder = tmp_path / "orders-0"
+    with kafka.PartitionLog(folder, segment_bytes=200) as log:
+        log.append(7, 0, 0, [b"one"])
+        log.append(7, 0, 1, [b"two" * 30])
+        log.append(8, 0, 0, [b"aborted"], transactional=True)
+        log.append_marker(8, 1, "abort")
+    first, *_ = sorted(folder.glob("*.log"))
+    data = bytearray(first.read_bytes())
+    data[23] ^= 1
+    first.write_bytes(data)
+    code, _, err = run(capsys, folder, tmp_path / "a.parquet", "--isolation", "read_committed", "--salvage")
+    assert (code, "are not exported" in err) == (cli.EXIT_FINDINGS, True)
+    assert b"aborted" not in pq.read_table(tmp_path / "a.parquet")["value"].to_pylist()
+
+
 def test_salvage_leaves_out_batches_whose_checksum_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "orders-0"
     shutil.copytree(DATA / "orders-0", folder)

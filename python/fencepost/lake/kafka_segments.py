@@ -300,7 +300,10 @@ def read_view(
     if isolation == "read_committed" and not log.is_folder:
         aborted += _aborted_beside(log.segments[0], index, log_end, options)
         unstable = None
-    end = min(it for it in (log_end, unstable, undecided) if it is not None)
+    # Headers of a segment that seems to overlap are not read, so its transactions are unknown.
+    unread = {it.path for it in stream.findings if it.kind == "overlap" and isolation == "read_committed"}
+    begins = [it.base_offset for it in log.segments if it.path in unread]
+    end = min(it for it in (log_end, unstable, undecided, *begins) if it is not None)
     gaps = tuple(it.reason for it in stream.findings if it.kind == "gap") if is_live or salvages else ()
     return View(log, log.segments[0].base_offset or 0, log_end, end, tuple(aborted), gaps, is_thinned, sizes)
 
