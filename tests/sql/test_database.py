@@ -167,6 +167,29 @@ def test_one_connection_for_all_threads_is_refused(tmp_path: Path) -> None:
     engine.dispose()
 
 
+@pytest.mark.parametrize("database_url", ["sqlite", "mariadb"], indirect=True)
+def test_engines_that_pass_over_rollbacks_are_refused(database_url: str) -> None:
+    """An effect that failed stayed in an open transaction. The next call committed its claims."""
+    engine = sqlalchemy.create_engine(database_url, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True)
+    with pytest.raises(fp.PolicyError, match="skip_autocommit_rollback=True is not supported"):
+        Database(engine)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("setting", [True, False])
+def test_connections_of_sqlite_that_do_not_commit_are_refused(tmp_path: Path, setting: bool) -> None:
+    """As sqlite3 does since Python 3.12: with autocommit=True, commit() and rollback() do nothing."""
+
+    class Connected(sqlite3.Connection):
+        autocommit = setting
+
+    url = f"sqlite:///{tmp_path}/own.db"
+    engine = sqlalchemy.create_engine(url, connect_args={"factory": Connected})
+    with pytest.raises(fp.PolicyError, match=f"autocommit={setting} of sqlite3 is not supported"):
+        Database(engine).create_tables(Part("counter", 1, TABLES))
+    engine.dispose()
+
+
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_connection_lost_before_the_commit_is_tried_again(database: Database) -> None:
     runs: list[int] = []

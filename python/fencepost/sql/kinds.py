@@ -105,6 +105,19 @@ def driver_errors(connection: Connection, statement: str) -> Iterator[None]:
         ) from error
 
 
+def _check_rolls_back(engine: Engine) -> None:
+    """Refuse engines that pass over rollbacks in AUTOCOMMIT: `begin` opens a transaction by a statement there.
+
+    Raises:
+        PolicyError: The next user of the connection would commit what a failed call has written.
+    """
+    if getattr(engine.dialect, "skip_autocommit_rollback", False):
+        raise PolicyError(
+            "skip_autocommit_rollback=True is not supported: a failed call would not be rolled back, and the next user "
+            "of its connection would commit its claims. Leave this setting out of create_engine"
+        )
+
+
 class SQLite:
     """SQLite: one writer at a time."""
 
@@ -117,6 +130,7 @@ class SQLite:
     _AWAY = frozenset({5, 6, 7, 9, 10, 13, 14, 15})
 
     def check(self, engine: Engine) -> None:
+        _check_rolls_back(engine)
         if isinstance(engine.pool, StaticPool):
             raise PolicyError(
                 "the pool StaticPool is not supported: all users share one connection, so a user that closes it ends "
@@ -125,6 +139,12 @@ class SQLite:
             )
 
     def set_up(self, connection: Connection) -> None:
+        # Since Python 3.12. With True, commit() and rollback() of the driver do nothing. -1 is the default.
+        if (setting := getattr(drivers.driver_of(connection), "autocommit", -1)) in (True, False):
+            raise PolicyError(
+                f"autocommit={setting} of sqlite3 is not supported, because fencepost begins and commits transactions "
+                "itself. Leave it out of connect_args"
+            )
         # The SQLAlchemy connection would begin a transaction, in which these settings cannot change. A change of the
         # journal mode does not wait for concurrent openers, so it may fail as busy.
         for setting in ("busy_timeout=10000", "journal_mode=WAL", "synchronous=FULL"):
@@ -309,6 +329,7 @@ class MariaDB:
             raise PolicyError(
                 f"the driver {engine.dialect.driver!r} is not supported: use PyMySQL, mariadb+pymysql://..."
             )
+        _check_rolls_back(engine)
 
     def set_up(self, connection: Connection) -> None:
         """See `Kind`. Refuses sessions that would silently change values or truncate keys."""
