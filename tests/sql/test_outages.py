@@ -154,6 +154,25 @@ def test_a_statement_that_takes_too_long_is_an_outage(engine: sa.Engine) -> None
         Database(engine).transaction(work)
 
 
+@on_both
+def test_a_server_that_takes_no_writes_is_an_outage(engine: sa.Engine) -> None:
+    """After a failover to a replica. On PostgreSQL a consumer ended with the driver's error."""
+    sink = SqlSink(engine, "sunk", "c")
+    name = "tx_read_only" if engine.dialect.name == "mariadb" else "default_transaction_read_only"
+
+    @sa.event.listens_for(engine, "checkout")
+    def read_only(connection: Any, record: Any, proxy: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET SESSION {name} = 1")
+        connection.commit()
+
+    with pytest.raises(fp.StoreError, match="cannot continue"):
+        sink.apply(pa.table(ROWS))
+    sa.event.remove(engine, "checkout", read_only)
+    engine.dispose()
+    assert sink.apply(pa.table(ROWS)).rows_kept == 1
+
+
 def test_a_file_that_cannot_be_opened_is_an_outage(tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path}/missing/stage.db")
     for make in (ProducerRegistry, TransactionCoordinator, lambda it: SqlSink(it, "t", "c")):

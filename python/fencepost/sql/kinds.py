@@ -212,6 +212,8 @@ class PostgreSQL:
     _UNDONE = frozenset({"40001", "40P01"})
     # Error classes: connections, authentication, rollbacks, resources, locks, operators and the system.
     _AWAY = frozenset({"08", "28", "40", "53", "55", "57", "58"})
+    # read_only_sql_transaction: the server is a replica, or an operator allows no writes, as on a full disk.
+    _READ_ONLY = "25006"
     # idle_in_transaction_session_timeout and lock_not_available.
     _IDLED, _LOCKED = "25P03", "55P03"
     # libpq's status of a session without a transaction, and with a failed one. A closed session has neither.
@@ -266,7 +268,7 @@ class PostgreSQL:
 
     def is_outage(self, error: exc.DBAPIError) -> bool:
         if state := self._state(error):
-            return state[:2] in self._AWAY
+            return state[:2] in self._AWAY or state == self._READ_ONLY
         return isinstance(error, exc.OperationalError | exc.InterfaceError)
 
     def is_undone(self, error: exc.DBAPIError) -> bool:
