@@ -52,6 +52,21 @@ def test_spellings_are_different_identities(engine: Engine, claim: Any) -> None:
     assert sorted(it for it, _ in rows_of(engine, "SELECT * FROM events")) == sorted(SPELLINGS)
 
 
+@pytest.mark.parametrize("claim", ["message_id", "sequence"])
+@pytest.mark.parametrize("charset", ["latin1", "ucs2"])
+def test_texts_do_not_depend_on_the_character_set_of_the_database(engine: Engine, charset: str, claim: Any) -> None:
+    """MariaDB's own default is latin1. There new ids were repeats: a character that it lacks was a question mark."""
+    execute(engine, f"ALTER DATABASE CHARACTER SET {charset}")
+    engine.dispose()
+    columns = fp.Columns(pid="id", epoch=None, partition=None, seq="seq")
+    options = {"message_id": "id"} if claim == "message_id" else {"columns": columns, "policy": "watermark"}
+    sink = SqlSink(engine, None, "c", claim, **options)
+    for kept in (1, 0):
+        for spelling in SPELLINGS:
+            assert sink.handle({"id": [spelling], "seq": [0]}, lambda *_: None).rows_kept == kept
+    assert sink.handle({"id": SPELLINGS, "seq": [0] * len(SPELLINGS)}, lambda *_: None).rows_kept == 0
+
+
 def test_spellings_are_different_names(engine: Engine) -> None:
     names = [it for it in SPELLINGS if it.strip() == it or True]
     for number, name in enumerate(names):

@@ -22,7 +22,7 @@ from fencepost.policy import COLUMN_PRESETS
 from fencepost.sql import drivers
 from fencepost.sql.consumers import ID_BYTES_MAX, STORAGES, Consumer
 from fencepost.sql.rows import array_of, array_of_integers, prepared, uuid_spellings, uuid_texts
-from fencepost.sql.upserts import RacedError, as_json, is_duplicate
+from fencepost.sql.upserts import RacedError, as_json, is_duplicate, json_text
 from fencepost.verdict import Verdict
 
 _BROKER_NAMES = {"topic", "partition", "offset", "topic_partition", "kafka_key_offset", "record_offset"} | {
@@ -226,14 +226,15 @@ def arrays_of(ids: Ids, asked: Any) -> dict[str, str]:
     }
 
 
+_ID_ON_MARIADB = json_text(ID_BYTES_MAX)
 _KNOWN_ON_MARIADB = text(
-    f"SELECT n.place FROM JSON_TABLE(:ids, '$[*]' COLUMNS (place FOR ORDINALITY, id VARCHAR({ID_BYTES_MAX}) "
+    f"SELECT n.place FROM JSON_TABLE(:ids, '$[*]' COLUMNS (place FOR ORDINALITY, id {_ID_ON_MARIADB} "
     "PATH '$[0]', version BIGINT PATH '$[1]')) AS n STRAIGHT_JOIN fencepost_messages AS m ON m.consumer = :consumer "
     "AND m.id = n.id AND m.version = n.version"
 )
 _INSERT_ON_MARIADB = (
     "INSERT INTO fencepost_messages (consumer, id, version, timestamp, changed_ms) SELECT :consumer, n.*, {clock} "
-    "FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(" + str(ID_BYTES_MAX) + ") PATH '$[0]', "
+    "FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id " + _ID_ON_MARIADB + " PATH '$[0]', "
     "version BIGINT PATH '$[1]', timestamp BIGINT PATH '$[2]')) AS n"
 )
 

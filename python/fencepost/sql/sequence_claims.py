@@ -41,7 +41,7 @@ from fencepost.policy import COLUMN_PRESETS, Columns, Policy
 from fencepost.sql.consumers import KEY_BYTES_MAX, STORAGES, Consumer
 from fencepost.sql.holes import HIGHEST, LOWEST, NO_EPOCH, Hole, HoleChanges, HoleRange, Of, read_holes
 from fencepost.sql.rows import array_of_integers, array_of_texts, prepared
-from fencepost.sql.upserts import RacedError, as_json, is_duplicate
+from fencepost.sql.upserts import RacedError, as_json, is_duplicate, json_text
 from fencepost.verdict import Verdict
 
 Key: TypeAlias = tuple[str, str]
@@ -390,10 +390,11 @@ _ARRAYS = {
     "last_timestamp": "bigint", "more": "text",
 }  # fmt: skip
 # MariaDB has no arrays.
+_KEY_ON_MARIADB = json_text(KEY_BYTES_MAX)
 _KEYS_ON_MARIADB = f"""JSON_TABLE(:keys, '$[*]' COLUMNS (
-    pid VARCHAR({KEY_BYTES_MAX}) PATH '$[0]', of_partition VARCHAR({KEY_BYTES_MAX}) PATH '$[1]'))"""
+    pid {_KEY_ON_MARIADB} PATH '$[0]', of_partition {_KEY_ON_MARIADB} PATH '$[1]'))"""
 _CLAIMS_ON_MARIADB = f"""JSON_TABLE(:claims, '$[*]' COLUMNS (
-    pid VARCHAR({KEY_BYTES_MAX}) PATH '$[0]', of_partition VARCHAR({KEY_BYTES_MAX}) PATH '$[1]',
+    pid {_KEY_ON_MARIADB} PATH '$[0]', of_partition {_KEY_ON_MARIADB} PATH '$[1]',
     epoch SMALLINT PATH '$[2]', first BIGINT PATH '$[3]', last BIGINT PATH '$[4]', last_timestamp BIGINT PATH '$[5]',
     more LONGTEXT PATH '$[6]'))"""
 

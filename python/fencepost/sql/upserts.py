@@ -50,6 +50,12 @@ def as_json(rows: Sequence[Sequence[Any]]) -> str:
     return json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
 
 
+def json_text(bytes_max: int) -> str:
+    """Return the type of a text in JSON_TABLE. Without a character set it has the database's, such as latin1, which
+    turns other characters into question marks."""
+    return f"VARCHAR({bytes_max}) CHARACTER SET utf8mb4"
+
+
 def is_duplicate(error: exc.IntegrityError) -> bool:
     """Return whether MariaDB has found the key. It then rolls back only the statement."""
     return bool(error.orig is not None and error.orig.args[:1] == (_DUPLICATE,))
