@@ -25,6 +25,7 @@ from sqlalchemy import Connection, Engine, create_engine, inspect, make_url, tex
 from sqlalchemy.engine.default import DefaultDialect
 from support.databases import without_mariadb
 from support.lake import SCHEMA, first_of_each, land, make_rows
+from support.mariadb import MariaDBServer
 from support.postgres import PostgresServer
 from support.secret_runs import SECRETS, contents_of, files_with, start_killed
 
@@ -350,6 +351,18 @@ def test_a_table_is_the_sink_of_one_state_under_all_its_names(
         with pytest.raises(fp.SinkError, match=r"another state already, .*'events'"):
             DedupJob(tmp_path / "source", tmp_path / f"other-state-{number}", other).run()
     assert stored(events) == expected(0)
+
+
+def test_a_table_is_the_sink_of_one_state_where_case_does_not_count(tmp_path: Path) -> None:
+    with MariaDBServer(options=["--lower-case-table-names=1"]) as server:
+        url = server.new_database()
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE events (pid BIGINT)")
+        engine.dispose()
+        StagedTable(url, "events", tmp_path / "one").claim("first")
+        with pytest.raises(fp.SinkError, match="belongs to another state already, as the table 'events'"):
+            StagedTable(url, "EVENTS", tmp_path / "other").claim("second")
 
 
 def test_folders_with_values_are_refused(events: Engine, make: Callable[..., DedupJob], tmp_path: Path) -> None:

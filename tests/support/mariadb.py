@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from support.waiting import wait_until
@@ -22,8 +23,8 @@ class MariaDBServer:
     It does not withstand a crash of the machine, unless `durable`: then each commit syncs, as by default.
     """
 
-    def __init__(self, durable: bool = False) -> None:
-        self._small = [*_SMALL, *(_DURABLE if durable else ())]
+    def __init__(self, durable: bool = False, options: Sequence[str] = ()) -> None:
+        self._small = [*_SMALL, *(_DURABLE if durable else ()), *options]
         self._server, self._install = _program("mariadbd"), _program("mariadb-install-db")
         self.folder = Path(tempfile.mkdtemp(prefix="fencepost-mariadb-"))
         # Whoever runs the server must own its folder.

@@ -73,7 +73,11 @@ class Target:
                 return files[self.table.schema or "main"], self.table.name.lower()
             if self.kind == "mariadb":
                 query = text("SELECT @@hostname, @@port, @@datadir, COALESCE(:schema, DATABASE()), :name")
-                return tuple(connection.execute(query, {"schema": self.table.schema, "name": self.table.name}).one())
+                names = {"schema": self.table.schema, "name": self.table.name}
+                *server, schema, name = connection.execute(query, names).one()
+                if connection.exec_driver_sql("SELECT @@lower_case_table_names").scalar():  # 0: names differ by case
+                    schema, name = schema.lower(), name.lower()
+                return (*server, schema, name)
             query = text(
                 "SELECT pg_postmaster_start_time(), current_database(), "
                 "CAST(to_regclass(concat_ws('.', quote_ident(:schema), quote_ident(:name))) AS bigint)"
