@@ -303,8 +303,7 @@ def test_a_paused_driver_does_not_apply_a_version_again(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(DeltaSink, "_write", write)
     land_some(tmp_path, [1])
-    with pytest.raises((fp.SinkChangedError, fp.StateConflictError)):
-        run_alone(tmp_path)
+    assert run_alone(tmp_path) == 2  # not an error that asks to restore the table
     assert others == [1, 3]
     monkeypatch.undo()
     assert run_alone(tmp_path) is None

@@ -347,7 +347,10 @@ class DeltaSink:
                     f"{self.location}: the Delta table that version {number} was decided for no longer exists. Restore "
                     "it, or abandon the version (`fencepost state abandon`)"
                 )
-            if table.transactions.get(state) == number:
+            last = table.transactions.get(state)
+            if last is not None and last > number and (status := self.own.status(decision)):
+                return status  # other drivers have finished this version and later ones
+            if last == number:
                 is_abandoned = table.transactions.get(state + ABANDONED_APP) == number
                 if not is_mine:
                     self._seal(range(seen.get("version", -1) + 1, table.version + 1))
