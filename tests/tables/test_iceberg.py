@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -465,6 +466,31 @@ def test_a_zombie_that_wakes_when_the_version_is_done(
             assert run_alone(root) == 1
         assert told == ["done"] * (1 + versions_behind) + ["refused"]
         check(root, own, list(range(1, 2 + versions_behind)))
+
+
+def test_two_copies_of_a_state_do_not_take_each_other_s_version_for_their_own(
+    tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both checked the table before either wrote. The rows of the slower one were lost."""
+    land(tmp_path / "source", "0.parquet", make_rows(0, 1))
+    run_alone(tmp_path)
+    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    land(tmp_path / "source", "1.parquet", make_rows(1, 1))
+    real, late = IcebergSink._write, tmp_path / "source" / "2.parquet"
+
+    def write(sink: IcebergSink, *arguments: Any) -> None:
+        monkeypatch.setattr(IcebergSink, "_write", real)
+        late.rename(tmp_path / "2.parquet")
+        copy = DedupJob(tmp_path / "source", tmp_path / "copy", NAME, sink_options=properties_of(tmp_path), settle_ms=0)
+        assert copy.run().version == 2
+        (tmp_path / "2.parquet").rename(late)
+        real(sink, *arguments)
+
+    monkeypatch.setattr(IcebergSink, "_write", write)
+    land(tmp_path / "source", "2.parquet", make_rows(2, 1))
+    for _ in range(2):
+        with pytest.raises(fp.SinkChangedError, match="version 2 in the table was made with another copy"):
+            run_alone(tmp_path)
 
 
 def test_retries_of_the_library_would_double_rows(

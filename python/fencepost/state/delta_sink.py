@@ -311,7 +311,10 @@ class DeltaSink:
 
     def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
         """Write one transaction, then the side tables (see `Sink`)."""
-        return self._show(decision, self.own.status(decision) or self._commit(decision, APPLIED, tasks), tasks)
+        status = self.own.status(decision)
+        if status is not None and decision.sink_version is not None:
+            self._check_attempt(decision, self._open())
+        return self._show(decision, status or self._commit(decision, APPLIED, tasks), tasks)
 
     def fence(self, decision: Decision) -> str:
         """Write a transaction without rows with the version's number (see `Sink`)."""
@@ -353,6 +356,7 @@ class DeltaSink:
             if last == number:
                 is_abandoned = table.transactions.get(state + ABANDONED_APP) == number
                 if not is_mine:
+                    self._check_attempt(decision, table)
                     self._seal(range(seen.get("version", -1) + 1, table.version + 1))
                 return ABANDONED if is_abandoned else APPLIED
             self._check_follows(table, decision, state)
@@ -387,6 +391,22 @@ class DeltaSink:
                 "state abandon`)"
             )
         self._remember(table)
+
+    def _check_attempt(self, decision: Decision, table: Table | None) -> None:
+        """Raise an error if the commit of the version is of another attempt, which only a copy of the state can make.
+
+        Earlier versions of this package did not write the attempt.
+        """
+        first, last = (decision.sink_version or {}).get("version", -1) + 1, table.version if table else -1
+        wanted = {"fencepost.state": self.own.owner(), "fencepost.version": str(decision.version)}
+        for _, actions in read_commits(self.store, first, last):
+            info = info_of(actions or ())
+            is_mine = info.get("fencepost.attempt", decision.attempt) == decision.attempt
+            if not is_mine and wanted.items() <= info.items():
+                raise SinkChangedError(
+                    f"{self.location}: version {decision.version} in the table was made with another copy of this "
+                    "state, so rows of this copy's version may be missing. Delete this copy, and use the other one"
+                )
 
     def can_still_write(self, table: Table, decision: Decision) -> bool:
         """Return whether the version may be written after changes by others: always, because it only adds rows."""
@@ -602,7 +622,7 @@ def heading(decision: Decision, state: str, wanted: str, about: Action, now_ms: 
 
 
 def commit_info(decision: Decision, state: str, about: Action, now_ms: int) -> Action:
-    own = {"fencepost.state": state, "fencepost.version": str(decision.version)}
+    own = {"fencepost.state": state, "fencepost.version": str(decision.version), "fencepost.attempt": decision.attempt}
     return {"timestamp": now_ms, **about, "engineInfo": f"fencepost/{decision.fencepost}", **own}
 
 

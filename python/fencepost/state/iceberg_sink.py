@@ -302,6 +302,7 @@ class IcebergSink:
             self._check_same(table, decision)
             mark = _mark_of(table, state) or Mark(0, APPLIED, 0, 0)
             if mark.version == number:
+                self._check_attempt(table, mark, decision)
                 self._seal(table)
                 return mark.status
             if mark.version > number:
@@ -324,6 +325,19 @@ class IcebergSink:
                     f"table would list them ({error}). Restore them, or abandon the version (`fencepost state abandon`)"
                 ) from None
 
+    def _check_attempt(self, table: Table, mark: Mark, decision: Decision) -> None:
+        """Raise an error if the snapshot of the version is of another attempt, which only a copy of the state can make.
+
+        Earlier versions of this package did not write the attempt.
+        """
+        snapshot = table.snapshot_by_id(mark.snapshot)
+        about = snapshot.summary.additional_properties if snapshot is not None and snapshot.summary is not None else {}
+        if about.get(f"{PREFIX}attempt", decision.attempt) != decision.attempt:
+            raise SinkChangedError(
+                f"{self.location}: version {decision.version} in the table was made with another copy of this state, "
+                "so rows of this copy's version may be missing. Delete this copy, and use the other one"
+            )
+
     def _write(self, table: Table, decision: Decision, wanted: str, state: str) -> None:
         """Write the table's next snapshot, or raise CommitFailedException if another one was first."""
         # Retries would add the files after other commits without checking the property. Disable them for this copy
@@ -331,6 +345,7 @@ class IcebergSink:
         metadata = table.metadata
         table.metadata = metadata.model_copy(update={"properties": {**metadata.properties, **NO_RETRIES}})
         marks = {f"{PREFIX}state": state, f"{PREFIX}version": str(decision.version)}
+        marks[f"{PREFIX}attempt"] = decision.attempt
         with self.named.answering("written"), table.transaction() as transaction:
             if wanted == APPLIED and len(decision.outputs):
                 self._add_rows(transaction, decision, marks)
