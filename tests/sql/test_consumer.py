@@ -264,6 +264,38 @@ def test_an_outage_pauses_and_the_same_messages_are_applied(orders: Engine) -> N
     assert (counts["outages"], counts["dead_letters"], counts["is_paused"]) == (1, 0, False)
 
 
+@pytest.mark.parametrize("is_outage", [True, False])
+def test_a_replica_that_lacks_the_last_transactions(
+    orders: Engine, monkeypatch: pytest.MonkeyPatch, is_outage: bool
+) -> None:
+    """Of a partition without new messages: after a failover they stayed unapplied until the next one came."""
+    cluster = Cluster()
+    cluster.send("orders", *map(order, range(3)))
+    client, failovers = FakeClient(cluster, [P0, P1]), []
+
+    def failing_over(message: FakeMessage) -> dict[str, Any]:
+        if message.partition() == 1 and not failovers:
+            failovers.append(1)
+            with orders.begin() as connection:
+                for table in ("orders", "fencepost_claims"):
+                    connection.execute(text(f"DELETE FROM {table}"))
+                connection.execute(text("UPDATE fencepost_applied SET position = 0"))
+            if is_outage:
+                raise fp.StoreError("away")
+            monkeypatch.setattr(loop_module, "_REFRESH_EVERY_S", 0)
+        return decode(message)
+
+    loop = new_loop(new_sink(orders), client, decode=failing_over)
+
+    def send_to_the_other() -> None:
+        client.when_idle = loop.stop
+        cluster.send("orders", *map(order, range(3)), partition=1)
+
+    client.when_idle = send_to_the_other
+    loop.run()
+    assert stored(orders) == truth(cluster)
+
+
 def test_partitions_move_in_an_outage(orders: Engine) -> None:
     """One partition is revoked and its messages are applied by another process; one partition is assigned."""
     cluster = Cluster()

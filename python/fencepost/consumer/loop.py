@@ -52,6 +52,8 @@ MISTAKES = (CapacityError, PolicyError, SchemaError, SinkError, UndoneError)
 """Errors that no message causes. The loop stops."""
 _IDLE_S = 0.5
 _POLL_EVERY_S = 0.1
+_REFRESH_EVERY_S = 60.0
+"""Interval at which the positions are read again. After a failover to a replica that lags, they may be lower."""
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.1, 5.0
 
 
@@ -129,6 +131,7 @@ class ConsumerLoop:
         self._stop = StopEvent() if stopping is None else stopping
         self._assignment = Assignment(client, sink, start, on_reset, self._until_up)
         self._early: list[Item] = []
+        self._refreshed_at = time.monotonic()
         self._counts = dict.fromkeys(ABOUT, 0)
 
     def stop(self) -> None:
@@ -181,6 +184,8 @@ class ConsumerLoop:
 
     def _collect(self) -> list[Item]:
         """Return the next messages to apply."""
+        if time.monotonic() - self._refreshed_at >= _REFRESH_EVERY_S:
+            self._refresh()
         self._assignment.seek()
         early, self._early = self._early, []
         first = self._poll(0 if early else _IDLE_S)
@@ -242,7 +247,7 @@ class ConsumerLoop:
             except StateConflictError as error:
                 self._counts["conflicts"] += 1
                 logger.warning("%s", error)
-                self._until_up(self._assignment.refresh)
+                self._refresh()
                 if not self._stop.is_set() and all(self._assignment.owns(it.partition) for it in items):
                     raise  # No position has moved: the decoder or the effect raised it, and would again.
             except OUTAGES as error:
@@ -252,6 +257,7 @@ class ConsumerLoop:
             items = self._still_mine(items)
         if self._assignment.is_paused:
             logger.warning("the database responds again")
+            self._refresh()
             self._assignment.resume()
 
     def _apply_in_parts(self, items: list[Item]) -> None:
@@ -369,6 +375,11 @@ class ConsumerLoop:
             # Paused partitions return no messages, but partitions that are assigned during the wait may.
             self._early += self._poll(0)
             self._stop.wait(min(left, _POLL_EVERY_S))
+
+    def _refresh(self) -> None:
+        """Continue at the positions in the database. Only messages of its own would show that a partition is behind."""
+        self._until_up(self._assignment.refresh)
+        self._refreshed_at = time.monotonic()
 
     def _until_up(self, call: Callable[[], T]) -> T | None:
         """Repeat a call until the database and Kafka respond, and return its result. Return None if the loop stops."""
