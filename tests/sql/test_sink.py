@@ -695,6 +695,32 @@ def test_many_processes_apply_each_message_once(events: Engine, new_engine: Call
 # Settings
 
 
+def test_a_restored_database_that_lacks_the_consumer(events: Engine) -> None:
+    """The next new consumer got its number, and took its messages for applied."""
+    sink = SqlSink(events, None, "billing", "message_id", message_id="id")
+    with events.begin() as connection:
+        connection.execute(text("UPDATE fencepost_consumers SET name = :name"), {"name": as_stored(events, "audit")})
+    events.dispose()  # as a restart of the server does
+    other = SqlSink(events, None, "audit", "message_id", message_id="id")
+    calls: list[Callable[[], Any]] = [
+        lambda: sink.handle({"id": ["a"]}, lambda *_: None),
+        lambda: sink.skip({"t-0": 5}),
+        lambda: sink.begin_positions({"t-0": 5}),
+        lambda: sink.forget_positions("t-0"),
+        lambda: sink.reap(1, by="processed_time", force=True),
+        sink.positions,
+    ]
+    for call in calls:
+        with pytest.raises(fp.PolicyError, match="consumer 'billing' is no longer in this database .* of 'audit'"):
+            call()
+    assert other.handle({"id": ["a"]}, lambda *_: None).rows_kept == 1
+    assert other.positions() == {}
+
+
+def as_stored(engine: Engine, name: str) -> str | bytes:
+    return name.encode() if engine.dialect.name == "mariadb" else name
+
+
 def test_a_consumer_keeps_its_settings(events: Engine) -> None:
     SqlSink(events, "events", "billing")
     with pytest.raises(

@@ -228,6 +228,25 @@ class Consumer:
         settings = json.loads(row.settings)
         return Consumer(database, row.id, name, bool(settings.get("timestamp"))), STORAGES[settings["claim"]]
 
+    def check_known(self, connection: Connection) -> None:
+        """Check once per connection that the number still means this consumer: a database that was restored, or a
+        replica that lags, may lack it, and give its number to the next new consumer.
+
+        Raises:
+            PolicyError: The number belongs to no consumer, or to another one.
+        """
+        known: set[tuple[int, str]] = connection.info.setdefault("fencepost_consumers", set())
+        if (self.id, self.name) in known:
+            return
+        found = connection.execute(select(CONSUMERS.c.name).where(CONSUMERS.c.id == self.id)).scalar_one_or_none()
+        if found != self.name:
+            raise PolicyError(
+                f"consumer {self.name!r} is no longer in this database (its number {self.id} is now of {found!r}): the "
+                "database was restored from an older backup, or a replica lacks the last transactions. Nothing of this "
+                "call was applied. Create the SqlSink again"
+            )
+        known.add((self.id, self.name))
+
     def horizon_ms(self, connection: Connection) -> int | None:
         """Return the timestamp above which rows can be judged, in ms. It does not rise during this transaction."""
         if not self.keeps_time:
@@ -290,6 +309,7 @@ class Consumer:
 
     def positions(self, connection: Connection) -> dict[str, int]:
         """Return the position of each source."""
+        self.check_known(connection)
         query = select(POSITIONS.c.source, POSITIONS.c.position).where(POSITIONS.c.consumer == self.id)
         return {it.source: it.position for it in connection.execute(query.order_by(POSITIONS.c.source))}
 
@@ -297,6 +317,7 @@ class Consumer:
         """Store these positions for sources without a position. Return the positions of all these sources."""
         if not positions:
             return {}
+        self.check_known(connection)
         now_ms = self.database.now_ms(connection)
         for source in sorted(positions):
             row = {"consumer": self.id, "source": source, "position": positions[source], "changed_ms": now_ms}
@@ -311,6 +332,7 @@ class Consumer:
         Raises:
             StateConflictError: A position is not the expected one.
         """
+        self.check_known(connection)
         if not expected:
             return
         query = (
@@ -337,6 +359,7 @@ class Consumer:
 
     def forget_positions(self, connection: Connection, sources: list[str]) -> None:
         """Delete the positions of these sources."""
+        self.check_known(connection)
         connection.execute(
             delete(POSITIONS).where(POSITIONS.c.consumer == self.id, POSITIONS.c.source.in_(sorted(sources)))
         )

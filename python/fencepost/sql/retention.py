@@ -167,6 +167,7 @@ def _delete_behind(consumer: Consumer, storage: Storage, age: str, until_ms: int
     while True:
 
         def delete_piece(connection: Connection, after: tuple[object, ...] | None = after) -> list[tuple[object, ...]]:
+            consumer.check_known(connection)
             query = select(*columns).where(*behind).order_by(*columns).limit(_PIECE_ROWS).with_for_update()
             # The condition on the first column helps MariaDB, which cannot use an index range on several columns.
             piece = () if after is None else (key > after, lead >= after[0])
