@@ -305,8 +305,7 @@ def test_a_driver_that_wakes_up_late(bucket: Tables, monkeypatch: pytest.MonkeyP
         real(sink, *arguments)
 
     monkeypatch.setattr(DeltaSink, "_put", others_first)
-    with pytest.raises((fp.SinkChangedError, fp.StateConflictError)):
-        bucket.job().run()
+    assert bucket.job().run().version == 1  # not an error that asks to restore the table
     assert others == [1, 2]
     bucket.near().run()
     bucket.check(2)
