@@ -157,7 +157,7 @@ def test_columns_that_are_missing_or_taken_are_refused() -> None:
     with pytest.raises(fp.BatchError, match=r"column 'k': missing; .* v$"):
         Router(2, key="k").deal(pa.table({"v": [1]}))
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array(["x"])], names=["k", "v", "v"])
-    with pytest.raises(fp.BatchError, match="column .v.: .* more than once"):
+    with pytest.raises(fp.BatchError, match=r"column .v.: .* more than once"):
         Router(2, key="k").deal(twice)
     with pytest.raises(fp.BatchError, match="column 'seq': the producer writes pid, epoch, partition, seq"):
         Router(2).deal(pa.table({"seq": [1]}))

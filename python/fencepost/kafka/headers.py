@@ -7,8 +7,8 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from fencepost.kafka.finding import Finding
 from fencepost.kafka.source import Segment
