@@ -50,8 +50,12 @@ def claimed(requests: IdempotentRequests, key: str = KEY) -> RequestClaim:
 
 def let_pass(engine: Engine, column: str) -> None:
     """As if the time that the column names had passed."""
+    set_time(engine, column, 1)
+
+
+def set_time(engine: Engine, column: str, time_ms: int) -> None:
     with engine.begin() as connection:
-        connection.execute(text(f"UPDATE fencepost_requests SET {column} = 1"))
+        connection.execute(text(f"UPDATE fencepost_requests SET {column} = {time_ms}"))
 
 
 def test_a_response_is_replayed_byte_for_byte(requests: IdempotentRequests, engine: Engine) -> None:
@@ -95,6 +99,15 @@ def test_a_request_in_flight_is_not_begun_again(requests: IdempotentRequests, en
         requests.claim(SCOPE, KEY, BODY)
     claim.release()
     claimed(requests)
+
+
+def test_a_lease_of_a_clock_that_was_set_back_does_not_block_a_request(
+    requests: IdempotentRequests, engine: Engine
+) -> None:
+    claimed(requests)
+    set_time(engine, "leased_until_ms", int(time.time() + 10 * 86_400) * 1000)
+    assert claimed(requests).complete(insert("order", CREATED)) == CREATED
+    assert effects(engine) == ["order"]
 
 
 @pytest.mark.parametrize("call", ["step", "complete", "renew"])

@@ -64,6 +64,7 @@ Progress = Callable[[str, int, int], None]
 OnReset = Literal["stop", "report"]
 Layout = Literal["run", "delta"]
 ROLES = ("pid", "epoch", "partition", "seq", "timestamp")
+_AFTER_CONFLICT_MS = 1000
 
 
 class DedupJob:
@@ -394,7 +395,7 @@ class DedupJob:
 
         It also pauses after a run that could read none of the new files. Ends after the current run when `stop` is set.
         Raises the errors of `run`, except StateConflictError: if another run decided first, the next check continues
-        after it.
+        after it, a second later at most.
         """
         if self.slice.files is not None:
             raise ValueError("files= names the files of one run, so there is nothing to watch")
@@ -403,6 +404,7 @@ class DedupJob:
             try:
                 report = self.run(progress)
             except StateConflictError:
+                stop.wait(min(interval_ms, _AFTER_CONFLICT_MS) / 1000)
                 continue
             if report.version is not None:
                 yield report

@@ -64,6 +64,7 @@ REQUESTS = Table(
     **INNODB,
 )
 _PIECE = 1000
+_DAY_MS = 24 * 3600 * 1000
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
@@ -161,7 +162,9 @@ class IdempotentRequests:
                 raise KeyReusedError(f"key {key!r} was used for another request: send this one with a new key")
             if found.status is not None:
                 return _response(found)
-            if found.owner != owner and found.leased_until_ms > now:
+            # A lease that ends much later: the clock was set back since.
+            is_leased = now < found.leased_until_ms <= now + max(self.lease_ms, _DAY_MS)
+            if found.owner != owner and is_leased:
                 raise RequestInFlightError(
                     f"key {key!r}: the same request is being processed: repeat it later",
                     lease_left_ms=found.leased_until_ms - now,
