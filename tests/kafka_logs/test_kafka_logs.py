@@ -473,6 +473,23 @@ def test_every_truncation_leaves_the_rows_before_it(tmp_path: Path) -> None:
     assert errors == 2 * (len(data) + 1 - len(starts))
 
 
+def test_a_batch_whose_changed_pid_is_that_of_an_aborted_transaction_is_damage(tmp_path: Path) -> None:
+    folder = tmp_path / "orders-0"
+    with kafka.PartitionLog(folder) as log:
+        log.append(6, 0, 0, [b"aborted"], transactional=True)
+        log.append(7, 0, 0, [b"committed"], transactional=True)
+        log.append_marker(7, 1, "commit")
+        log.append_marker(6, 1, "abort")
+    batch = pa.table(kafka.read_batches(folder)).to_pylist()[1]
+    path = folder / batch["segment"]
+    data = bytearray(path.read_bytes())
+    data[batch["position"] + 50] ^= 1  # the last byte of the pid
+    path.write_bytes(data)
+    with pytest.raises(fp.SourceError, match="CRC-32C") as info:
+        pa.table(kafka.read_records(folder))
+    assert info.value.position == batch["position"]
+
+
 def test_every_flipped_byte_is_an_error_or_outside_the_checksum(tmp_path: Path) -> None:
     """Base offset and leader epoch are covered by no checksum; whatever they become, nothing breaks."""
     data, path = small_segment(), tmp_path / "segment"

@@ -167,8 +167,13 @@ impl RecordScan {
                     if self.view.ends_at(&header) {
                         return Ok(Some(false));
                     }
-                    if !self.view.is_before(header.last_offset()) && !self.view.is_aborted(&header) {
-                        self.batch = open_batch(scan, header, &mut self.decompressor)?;
+                    let position = scan.position();
+                    if !self.view.is_before(header.last_offset()) {
+                        // Also a batch that counts as aborted: one changed bit makes it another producer's.
+                        let records = checked(scan, &header, self.decompressor.bytes_max())?;
+                        if !self.view.is_aborted(&header) {
+                            self.batch = open_batch(records, header, position, &mut self.decompressor)?;
+                        }
                     }
                     if self.batch.is_none() {
                         scan.advance(&header);
@@ -204,37 +209,38 @@ impl RecordScan {
     }
 }
 
-/// Checks and decompresses a batch. `None` if it has no data.
+/// The bytes of the next batch after its header, verified by its checksum.
+fn checked<'a>(scan: &'a mut SegmentScan, header: &BatchHeader, bytes_max: usize) -> Result<&'a [u8]> {
+    let position = scan.position();
+    if header.bytes() > bytes_max as u64 {
+        let bytes = header.bytes();
+        let reason = format!("a batch has {bytes} bytes, more than the limit {bytes_max} (batch_bytes_max)");
+        return Err(Error::new(Kind::TooLarge, position, reason));
+    }
+    let batch = scan.batch(header)?;
+    let (found, declared) = (crc32c::crc32c(&batch[CHECKED_FROM..]), header.crc);
+    if found != declared {
+        let reason = format!("the batch has the CRC-32C {found:08x}, but declares {declared:08x}: damaged");
+        return Err(Error::new(Kind::Checksum, position, reason));
+    }
+    Ok(&batch[HEADER_BYTES..])
+}
+
+/// Decompresses the records of a batch. `None` if it has no data.
 fn open_batch(
-    scan: &mut SegmentScan,
+    records: &[u8],
     header: BatchHeader,
+    position: u64,
     decompressor: &mut Decompressor,
 ) -> Result<Option<OpenBatch>> {
-    let position = scan.position();
     let fail = |kind, reason: String| Err(Error::new(kind, position, reason));
-    if header.bytes() > decompressor.bytes_max() as u64 {
-        let (bytes, most) = (header.bytes(), decompressor.bytes_max());
-        return fail(
-            Kind::TooLarge,
-            format!("a batch has {bytes} bytes, more than the limit {most} (batch_bytes_max)"),
-        );
-    }
-    let batch = scan.batch(&header)?;
-    let found = crc32c::crc32c(&batch[CHECKED_FROM..]);
-    if found != header.crc {
-        let declared = header.crc;
-        return fail(
-            Kind::Checksum,
-            format!("the batch has the CRC-32C {found:08x}, but declares {declared:08x}: damaged"),
-        );
-    }
     if header.is_control() || header.count == 0 {
         return Ok(None);
     }
     match header.compression() {
         Some(Compression::None) => {}
         Some(compression) => {
-            if let Err((kind, reason)) = decompressor.run(compression, &batch[HEADER_BYTES..]) {
+            if let Err((kind, reason)) = decompressor.run(compression, records) {
                 return fail(kind, format!("the batch: {reason}"));
             }
             let bytes = decompressor.bytes().len() as i64;
