@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,19 @@ def test_a_driver_that_comes_late_changes_nothing(
         late.sink._commit(decisions[0], "applied")
     assert stored(events) == expected(0, 1, 2)
     assert version(events) == (3, "applied")
+
+
+def test_a_version_of_another_copy_of_the_state_is_not_taken_for_its_own(
+    events: Engine, make: Callable[..., DedupJob], tmp_path: Path
+) -> None:
+    land_some(tmp_path, 0)
+    job = make()
+    job.run()
+    decision = job.state.version(1)
+    assert job.sink._commit(decision, "applied") == "applied"
+    with pytest.raises(fp.SinkChangedError, match="another copy of this state"):
+        job.sink._commit(replace(decision, attempt="other"), "applied")
+    assert stored(events) == expected(0)
 
 
 def test_many_drivers_at_once(events: Engine, make: Callable[..., DedupJob], tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ from fencepost.lake.plan import groups_of_files
 from fencepost.sql import rows as bulk
 from fencepost.sql.columns import INNODB, Int64, key_text
 from fencepost.sql.database import Database, outages
-from fencepost.sql.migrations import Part
+from fencepost.sql.migrations import Migration, Part
 from fencepost.sql.target import Target
 from fencepost.sql.upserts import insert_if_missing
 from fencepost.state.commit import NewRows, Tasks, in_turn
@@ -61,7 +61,7 @@ from fencepost.state.sinks import RunFolders, check_not_ahead, without_rows
 from fencepost.state.versions import State
 
 TABLES = MetaData()
-PART = Part("versions", 1, TABLES)
+PART = Part("versions", 2, TABLES, {2: Migration(("ALTER TABLE fencepost_versions ADD COLUMN attempt VARCHAR(64)",))})
 VERSIONS = Table(
     "fencepost_versions",
     TABLES,
@@ -70,6 +70,8 @@ VERSIONS = Table(
     Column("version", Int64, nullable=False),
     Column("status", String(16), nullable=False),
     Column("changed_ms", Int64, nullable=False),
+    # The attempt whose decision moved the row. Null before the first one, and if an earlier package moved it.
+    Column("attempt", String(64)),
     **INNODB,
 )
 _BATCH_ROWS = 65_536
@@ -301,6 +303,11 @@ class StagedTable(RunFolders):
                 "cannot be written. Restore the row"
             )
         if row.version == number:
+            if row.attempt not in (None, decision.attempt):
+                raise SinkChangedError(
+                    f"{self!r}: version {number} in the table was made with another copy of this state, so rows of "
+                    "this copy's version may be missing. Delete this copy, and use the other one"
+                )
             return str(row.status)
         if row.version > number and (status := self.status(decision)):
             return status  # Other processes have finished this version and later ones.
@@ -317,7 +324,7 @@ class StagedTable(RunFolders):
                 self._insert_files(connection, decision)
         clock = text(Database(connection.engine).clock)
         moved = update(VERSIONS).where(mine, VERSIONS.c.version == number - 1)
-        connection.execute(moved.values(version=number, status=wanted, changed_ms=clock))
+        connection.execute(moved.values(version=number, status=wanted, changed_ms=clock, attempt=decision.attempt))
         # On MariaDB a drop would commit the transaction. There `collect_garbage` drops the tables.
         for name, _ in staged if not Database(connection.engine).kind.commits_ddl else ():
             connection.execute(self._drop(connection, name))

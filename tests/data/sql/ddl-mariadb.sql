@@ -135,9 +135,10 @@ CREATE TABLE fencepost_versions (
     version BIGINT NOT NULL,
     status VARCHAR(16) NOT NULL,
     changed_ms BIGINT NOT NULL,
+    attempt VARCHAR(64),
     PRIMARY KEY (sink)
 )ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
-INSERT INTO fencepost_schema (part, version) VALUES ('versions', 1);
+INSERT INTO fencepost_schema (part, version) VALUES ('versions', 2);
 CREATE TABLE fencepost_tasks (
     task VARBINARY(64) NOT NULL,
     owner VARCHAR(320) NOT NULL,

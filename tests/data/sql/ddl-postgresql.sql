@@ -137,9 +137,10 @@ CREATE TABLE fencepost_versions (
     version BIGINT NOT NULL,
     status VARCHAR(16) NOT NULL,
     changed_ms BIGINT NOT NULL,
+    attempt VARCHAR(64),
     PRIMARY KEY (sink)
 );
-INSERT INTO fencepost_schema (part, version) VALUES ('versions', 1);
+INSERT INTO fencepost_schema (part, version) VALUES ('versions', 2);
 CREATE TABLE fencepost_tasks (
     task VARCHAR(64) NOT NULL,
     owner VARCHAR(320) NOT NULL,
