@@ -266,7 +266,7 @@ def test_a_version_of_another_copy_of_the_state_is_not_taken_for_its_own(
     job.run()
     decision = job.state.version(1)
     assert job.sink._commit(decision, "applied") == "applied"
-    with pytest.raises(fp.SinkChangedError, match="another copy of this state"):
+    with pytest.raises(fp.SinkError, match="another copy of this state"):
         job.sink._commit(replace(decision, attempt="other"), "applied")
     assert stored(events) == expected(0)
 

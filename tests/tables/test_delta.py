@@ -331,8 +331,10 @@ def test_two_copies_of_a_state_do_not_take_each_other_s_version_for_their_own(
     monkeypatch.setattr(DeltaSink, "_write", write)
     land(tmp_path / "source", "2.parquet", make_rows(2, 1))
     for _ in range(2):
-        with pytest.raises(fp.SinkChangedError, match="version 2 in the table was made with another copy"):
+        with pytest.raises(fp.SinkError, match="version 2 in the table was made with another copy"):
             run_alone(tmp_path)
+    with pytest.raises(fp.SinkError, match="another copy"):  # the next run would write rows of the other version again
+        state_of(tmp_path).abandon(2)
 
 
 @pytest.mark.parametrize("first", [True, False])

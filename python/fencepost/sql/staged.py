@@ -57,7 +57,7 @@ from fencepost.sql.upserts import insert_if_missing
 from fencepost.state.commit import NewRows, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs
 from fencepost.state.disk import Disk
-from fencepost.state.sinks import RunFolders, check_not_ahead, without_rows
+from fencepost.state.sinks import RunFolders, check_attempt, check_not_ahead, without_rows
 from fencepost.state.versions import State
 
 TABLES = MetaData()
@@ -303,11 +303,7 @@ class StagedTable(RunFolders):
                 "cannot be written. Restore the row"
             )
         if row.version == number:
-            if row.attempt not in (None, decision.attempt):
-                raise SinkChangedError(
-                    f"{self!r}: version {number} in the table was made with another copy of this state, so rows of "
-                    "this copy's version may be missing. Delete this copy, and use the other one"
-                )
+            check_attempt(repr(self), decision, row.attempt)
             return str(row.status)
         if row.version > number and (status := self.status(decision)):
             return status  # Other processes have finished this version and later ones.

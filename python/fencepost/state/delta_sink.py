@@ -43,7 +43,7 @@ from fencepost.state.hive import hive_folders, hive_values
 from fencepost.state.placing import CopyItem
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
-from fencepost.state.sinks import MARKER, RunFolders, check_not_ahead, number_of, without_rows
+from fencepost.state.sinks import MARKER, RunFolders, check_attempt, check_not_ahead, number_of, without_rows
 from fencepost.state.stores import LocalStore, RemoteStore, Store, load_provider, unavailable
 
 if TYPE_CHECKING:
@@ -311,18 +311,22 @@ class DeltaSink:
 
     def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
         """Write one transaction, then the side tables (see `Sink`)."""
-        status = self.own.status(decision)
-        if status is not None and decision.sink_version is not None:
-            self._check_attempt(decision, self._open())
-        return self._show(decision, status or self._commit(decision, APPLIED, tasks), tasks)
+        return self._show(decision, self._status(decision) or self._commit(decision, APPLIED, tasks), tasks)
 
     def fence(self, decision: Decision) -> str:
         """Write a transaction without rows with the version's number (see `Sink`)."""
         try:
-            status = self.own.status(decision) or self._commit(decision, ABANDONED, in_turn)
+            status = self._status(decision) or self._commit(decision, ABANDONED, in_turn)
         except SinkChangedError:
             status = ABANDONED  # the table was replaced, so nobody can write the version to it
         return self._show(decision, status, in_turn)
+
+    def _status(self, decision: Decision) -> str | None:
+        """Return the status of the version by its side tables. None: it is not finished. Raises SinkError."""
+        status = self.own.status(decision)
+        if status is not None and decision.sink_version is not None:
+            self._check_attempt(decision, self._open())
+        return status
 
     def _show(self, decision: Decision, status: str, tasks: Tasks) -> str:
         """Do what follows the transaction, for either status."""
@@ -351,7 +355,7 @@ class DeltaSink:
                     "it, or abandon the version (`fencepost state abandon`)"
                 )
             last = table.transactions.get(state)
-            if last is not None and last > number and (status := self.own.status(decision)):
+            if last is not None and last > number and (status := self._status(decision)):
                 return status  # other drivers have finished this version and later ones
             if last == number:
                 is_abandoned = table.transactions.get(state + ABANDONED_APP) == number
@@ -393,20 +397,13 @@ class DeltaSink:
         self._remember(table)
 
     def _check_attempt(self, decision: Decision, table: Table | None) -> None:
-        """Raise an error if the commit of the version is of another attempt, which only a copy of the state can make.
-
-        Earlier versions of this package did not write the attempt.
-        """
+        """Raise SinkError if the commit of the version is of another attempt (see `check_attempt`)."""
         first, last = (decision.sink_version or {}).get("version", -1) + 1, table.version if table else -1
         wanted = {"fencepost.state": self.own.owner(), "fencepost.version": str(decision.version)}
         for _, actions in read_commits(self.store, first, last):
             info = info_of(actions or ())
-            is_mine = info.get("fencepost.attempt", decision.attempt) == decision.attempt
-            if not is_mine and wanted.items() <= info.items():
-                raise SinkChangedError(
-                    f"{self.location}: version {decision.version} in the table was made with another copy of this "
-                    "state, so rows of this copy's version may be missing. Delete this copy, and use the other one"
-                )
+            if wanted.items() <= info.items():
+                check_attempt(self.location, decision, info.get("fencepost.attempt"))
 
     def can_still_write(self, table: Table, decision: Decision) -> bool:
         """Return whether the version may be written after changes by others: always, because it only adds rows."""

@@ -29,7 +29,7 @@ from fencepost.state.iceberg_tables import NamedTable, columns_of, history, plai
 from fencepost.state.placing import CopyItem
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
-from fencepost.state.sinks import RunFolders, check_not_ahead, number_of, without_rows
+from fencepost.state.sinks import RunFolders, check_attempt, check_not_ahead, number_of, without_rows
 from fencepost.state.stores import RemoteStore, is_local
 
 if TYPE_CHECKING:
@@ -302,10 +302,11 @@ class IcebergSink:
             self._check_same(table, decision)
             mark = _mark_of(table, state) or Mark(0, APPLIED, 0, 0)
             if mark.version == number:
-                self._check_attempt(table, mark, decision)
+                self._check_attempt(table, decision)
                 self._seal(table)
                 return mark.status
             if mark.version > number:
+                self._check_attempt(table, decision)
                 return wanted  # other writers have continued; the side tables show this version's status
             if mark.version != number - 1:
                 text = f"version {number} can only follow {number - 1}, but the newest in the table is {mark.version}"
@@ -325,18 +326,12 @@ class IcebergSink:
                     f"table would list them ({error}). Restore them, or abandon the version (`fencepost state abandon`)"
                 ) from None
 
-    def _check_attempt(self, table: Table, mark: Mark, decision: Decision) -> None:
-        """Raise an error if the snapshot of the version is of another attempt, which only a copy of the state can make.
-
-        Earlier versions of this package did not write the attempt.
-        """
-        snapshot = table.snapshot_by_id(mark.snapshot)
-        about = snapshot.summary.additional_properties if snapshot is not None and snapshot.summary is not None else {}
-        if about.get(f"{PREFIX}attempt", decision.attempt) != decision.attempt:
-            raise SinkChangedError(
-                f"{self.location}: version {decision.version} in the table was made with another copy of this state, "
-                "so rows of this copy's version may be missing. Delete this copy, and use the other one"
-            )
+    def _check_attempt(self, table: Table, decision: Decision) -> None:
+        """Raise SinkError if a snapshot of the version is of another attempt (see `check_attempt`)."""
+        for snapshot in table.snapshots():
+            about = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+            if _version_of(snapshot, str(self.owner())) == decision.version:
+                check_attempt(self.location, decision, about.get(f"{PREFIX}attempt"))
 
     def _write(self, table: Table, decision: Decision, wanted: str, state: str) -> None:
         """Write the table's next snapshot, or raise CommitFailedException if another one was first."""

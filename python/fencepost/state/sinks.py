@@ -418,6 +418,19 @@ def check_not_ahead(sink: object, version: int, decided: int) -> None:
         )
 
 
+def check_attempt(sink: object, decision: Decision, found: str | None) -> None:
+    """Raise SinkError if another attempt made this version in a table, which only a copy of the state can do.
+
+    `found`: the attempt. None: earlier versions of this package did not record it. Not SinkChangedError: nobody may
+    abandon the version, because the table has it.
+    """
+    if found not in (None, decision.attempt):
+        raise SinkError(
+            f"{sink}: version {decision.version} in the table was made with another copy of this state, so rows of "
+            "this copy's version may be missing. Delete this copy, and use the other one"
+        )
+
+
 def check_owner(sink: str | Path, owner: str | None, state: str, settings: Settings | None) -> None:
     """Raise SinkError for a sink of another state. `owner`: the id in its marker."""
     if settings is None:
