@@ -171,7 +171,7 @@ def _state_table() -> str:
         line = curve.find("random", "any_order", entries)
         assert line is not None, entries
         row, read = median(line["ns_a_row"]), median(line["ns_a_bare_read"])
-        return f"{row:.0f}; {row / read:.1f} ×"
+        return f"{row:.0f} ({row / read:.1f} ×)"
 
     def built(entries: int) -> str:
         line = curve.find("build", "any_order", entries)
@@ -182,7 +182,7 @@ def _state_table() -> str:
         return f"{curve.bytes_an_entry('any_order', entries):.1f}"
 
     lines = {
-        "random keys, ns per row; multiple of a plain read": random,
+        "random keys, ns per row (multiple of a plain read)": random,
         "bytes per entry": weighed,
         "built from an empty table, ns per entry": built,
     }
