@@ -53,7 +53,7 @@ fn entry((pid, first_offset, last_offset, last_stable_offset): (i64, i64, i64, i
     AbortedTransaction { pid, first_offset, last_offset, last_stable_offset }
 }
 
-/// Kafka's UnifiedLogTest.testTransactionIndexUpdated, row K64.16 of the rules.
+/// Kafka's UnifiedLogTest.testTransactionIndexUpdated.
 #[test]
 fn the_index_of_kafka_own_test() {
     let mut log = Written::default();
