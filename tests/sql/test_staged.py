@@ -266,8 +266,9 @@ def test_a_version_of_another_copy_of_the_state_is_not_taken_for_its_own(
     job.run()
     decision = job.state.version(1)
     assert job.sink._commit(decision, "applied") == "applied"
-    with pytest.raises(fp.SinkError, match="another copy of this state"):
-        job.sink._commit(replace(decision, attempt="other"), "applied")
+    for call in (lambda it: job.sink._commit(it, "applied"), job.sink.apply, job.sink.fence):
+        with pytest.raises(fp.SinkError, match="another copy of this state"):
+            call(replace(decision, attempt="other"))
     assert stored(events) == expected(0)
 
 

@@ -252,6 +252,13 @@ class StagedTable(RunFolders):
         """See `Sink`. Move the row of `fencepost_versions` to the version, without writing rows."""
         return self._show(decision, self.status(decision) or self._commit(decision, ABANDONED))
 
+    def status(self, decision: Decision) -> str | None:
+        """See `RunFolders`. The folder of a version without side files is the same for each attempt; the row is not."""
+        found = super().status(decision)
+        if found is not None and (row := self._row()) is not None and row.version == decision.version:
+            check_attempt(repr(self), decision, row.attempt)
+        return found
+
     def collect_garbage(self, done: int) -> None:
         """See `Sink`. Also drop staging tables of losing attempts."""
         super().collect_garbage(done)
