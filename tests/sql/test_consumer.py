@@ -296,6 +296,29 @@ def test_a_replica_that_lacks_the_last_transactions(
     assert stored(orders) == truth(cluster)
 
 
+def test_an_outage_without_new_messages_is_one_too(orders: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop stays a member of the group, and its metrics show the outage."""
+    monkeypatch.setattr(loop_module, "_REFRESH_EVERY_S", 0)
+    cluster = Cluster()
+    client = FakeClient(cluster, [P0])
+    loop = new_loop(new_sink(orders), client)
+    real, tries = loop._assignment.refresh, iter([fp.StoreError("away")] * 2)
+
+    def refresh() -> None:
+        for error in tries:
+            raise error
+        real()
+        monkeypatch.setattr(loop_module, "_REFRESH_EVERY_S", 600)
+        cluster.send("orders", *map(order, range(3)))
+
+    monkeypatch.setattr(loop._assignment, "refresh", refresh)
+    client.when_idle = lambda: loop.stop() if stored(orders) else None
+    loop.run()
+    assert stored(orders) == truth(cluster)
+    assert client.polls_while_paused >= 2
+    assert (loop.metrics()["outages"], loop.metrics()["is_paused"]) == (1, False)
+
+
 def test_partitions_move_in_an_outage(orders: Engine) -> None:
     """One partition is revoked and its messages are applied by another process; one partition is assigned."""
     cluster = Cluster()

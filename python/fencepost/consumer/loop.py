@@ -256,9 +256,7 @@ class ConsumerLoop:
             # The client does not return these messages again. Keep those of partitions that have not moved.
             items = self._still_mine(items)
         if self._assignment.is_paused:
-            logger.warning("the database responds again")
             self._refresh()
-            self._assignment.resume()
 
     def _apply_in_parts(self, items: list[Item]) -> None:
         """Apply the messages in one transaction. If it fails, split them at the message in the error, or in halves."""
@@ -378,8 +376,18 @@ class ConsumerLoop:
 
     def _refresh(self) -> None:
         """Continue at the positions in the database. Only messages of its own would show that a partition is behind."""
-        self._until_up(self._assignment.refresh)
+        pause_s = _PAUSE_MIN_S
+        while not self._stop.is_set():
+            try:
+                self._assignment.refresh()
+                break
+            except OUTAGES as error:
+                self._wait_for_the_database(error, pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
         self._refreshed_at = time.monotonic()
+        if self._assignment.is_paused:
+            logger.warning("the database responds again")
+            self._assignment.resume()
 
     def _until_up(self, call: Callable[[], T]) -> T | None:
         """Repeat a call until the database and Kafka respond, and return its result. Return None if the loop stops."""
