@@ -558,7 +558,7 @@ def test_checksums_detect_every_batch_that_was_changed(name: str, tmp_path: Path
         (found,) = kafka.audit(folder, checksums=True).partitions
         told = {(Path(it.path).name, it.position) for it in found.damage if it.kind == "content"}
         assert told == {(row["segment"], row["position"]) for row in bent} - {
-            (Path(it.path).name, it.position) for it in unseen.damage
+            (Path(it.path).name, it.position) for it in unseen.damage if it.kind != "gap"
         }
         assert found.count_findings()["damage"] >= len(bent)
         assert "content" not in {it.kind for it in unseen.damage}
