@@ -190,7 +190,8 @@ impl StateTable {
     ///         timestamps reads one per row: integers in milliseconds, or Arrow timestamps of any unit, rounded down to
     ///         milliseconds. Writable arrays (NumPy's flag ``writeable``) are copied first. Other arrays must not
     ///         change during the call.
-    ///     columns: A Columns, or the name of a preset (``Columns.preset``). Default: the columns of the policy.
+    ///     columns: A Columns, or the name of a preset (``Columns.preset``). Default: the columns of the policy. The
+    ///         table stores values, not names of columns, so use columns of the same meaning in each call.
     ///
     /// Returns:
     ///     Verdicts with one verdict per row.
