@@ -223,8 +223,27 @@ def test_rows_that_no_filter_supports_leave_the_table() -> None:
         table = StateTable("any_order")
         try:
             assert len(fp.deduplicate(some, table=table)) == 4
-        except BaseException:  # a panic of Rust is no Exception
+        except BaseException:  # a panic of Rust is not an Exception
             assert len(table) == 0
+
+
+class Unhashable(pa.ExtensionType):  # as all types that Python code defines
+    def __init__(self) -> None:
+        super().__init__(pa.int64(), "fencepost.test")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> Unhashable:
+        return cls()
+
+
+def test_columns_of_extension_types_stay() -> None:
+    payload = pa.ExtensionArray.from_storage(Unhashable(), pa.array(range(len(ROWS))))
+    rows = ROWS.append_column("more", payload)
+    for some in (rows, rows.to_batches()[0]):
+        assert fp.deduplicate(some, table=StateTable("any_order")).schema == rows.schema
 
 
 def test_subclasses_keep_their_class() -> None:
