@@ -160,7 +160,7 @@ class Assignment:
     # Seek and pause
 
     def refresh(self) -> None:
-        """Continue at the positions in the database, after another process has moved one.
+        """Continue at the positions in the database, where another process or a failover may have moved one.
 
         Raises:
             PolicyError: The database no longer has the position of an assigned partition.
@@ -174,7 +174,7 @@ class Assignment:
                     f"restart the consumer, which then begins at start={self._start!r}"
                 )
             if position != partition.position:
-                logger.warning("%s: another process has moved the position to %d", partition.source, position)
+                logger.warning("%s: position %d was moved to %d", partition.source, partition.position, position)
                 self._read_again(partition, position)
 
     def read_again(self) -> None:
