@@ -336,13 +336,17 @@ def test_a_table_is_the_sink_of_one_state(
     database_url: str, events: Engine, make: Callable[..., DedupJob], tmp_path: Path
 ) -> None:
     land_some(tmp_path, 0)
-    make().run()
+    job = make()
+    job.run()
     other = StagedTable(database_url, "events", tmp_path / "other-sink")
     with pytest.raises(fp.SinkError, match="belongs to another state"):
         DedupJob(tmp_path / "source", tmp_path / "other-state", other).run()
     land_some(tmp_path, 1)
+    first = job.state.version(1)
+    assert not other.is_reverted(first)
     with events.begin() as connection:
         connection.execute(text("UPDATE fencepost_versions SET version = 0"))
+    assert other.is_reverted(first)
     with pytest.raises(fp.SinkChangedError, match="its newest version is 0, but versions up to 1 were written"):
         make().run()
     with events.begin() as connection:

@@ -205,8 +205,12 @@ class StagedTable(RunFolders):
 
     def shown(self, decision: Decision) -> int:
         """See `Sink`. Does not detect rows that other programs have deleted."""
+        return 0 if self.is_reverted(decision) else len(decision.outputs)
+
+    def is_reverted(self, decision: Decision) -> bool:
+        """See `Sink`. The database may have been restored from a backup."""
         row = self._row()
-        return len(decision.outputs) if row is not None and row.version >= decision.version else 0
+        return row is None or row.version < decision.version
 
     # Rows
 
