@@ -178,7 +178,7 @@ class Call:
     def arrival(self) -> list[Column]:
         """The order of the rows in a task; empty to keep their order."""
         keys, after = (
-            [self.identity[name] for name in names] for names in (_keys(self.columns), _after_key(self.columns))
+            [self.identity[name] for name in names] for names in (self.columns.keys, _after_key(self.columns))
         )
         if self.order:
             return [*keys, *self.order, *after]
@@ -268,10 +268,6 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _keys(columns: Columns) -> tuple[str, ...]:
-    return (*columns.parts("pid"), *columns.parts("partition"))
-
-
 def _after_key(columns: Columns) -> tuple[str, ...]:
     return (columns.seq,) if columns.epoch is None else (columns.epoch, columns.seq)
 
@@ -315,7 +311,7 @@ def _shuffle(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> Da
     if not _is_deterministic(df, content):
         content = list(identity.values())
     spread = functions.when(is_untracked(df, columns, identity), functions.xxhash64(*content))
-    return df.repartition(*(identity[name] for name in _keys(columns)), spread)
+    return df.repartition(*(identity[name] for name in columns.keys), spread)
 
 
 def is_untracked(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> Column:
@@ -348,7 +344,7 @@ def _place(columns: Columns, identity: dict[str, Column]) -> Column:
     its pointer and compares rows only if these numbers are equal. A pid is equal in thousands of rows. This number is
     equal only in copies and in collisions of two 32-bit hashes.
     """
-    key = functions.xxhash64(*(identity[name] for name in _keys(columns)))
+    key = functions.xxhash64(*(identity[name] for name in columns.keys))
     seq = identity[columns.seq].cast("long").bitwiseAND(functions.lit(0xFFFF_FFFF))
     return functions.shiftleft(key, 32).bitwiseOR(seq)
 
@@ -410,7 +406,7 @@ def _is_deterministic(df: DataFrame, columns: Iterable[Column]) -> bool:
 
 def _check_keys(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> None:
     """Raise BatchError for a key that is in two tasks, by reading the key columns only."""
-    keys = [identity[name].alias(f"key_{place}") for place, name in enumerate(_keys(columns))]
+    keys = [identity[name].alias(f"key_{place}") for place, name in enumerate(columns.keys)]
     tracked = df.where(~is_untracked(df, columns, identity)).select(*keys, functions.spark_partition_id().alias("task"))
     # Group by a struct: grouping by the columns would make Spark read a bucketed table by buckets, only in this query.
     key = functions.struct(*(column for column in tracked.columns if column != "task"))
@@ -420,11 +416,11 @@ def _check_keys(df: DataFrame, columns: Columns, identity: dict[str, Column]) ->
     spread = tasks.where("first_task < last_task").first()
     if spread is not None:
         key, first, last = spread
-        found = ", ".join(f"{name}={value!r}" for name, value in zip(_keys(columns), key, strict=True))
+        found = ", ".join(f"{name}={value!r}" for name, value in zip(columns.keys, key, strict=True))
         raise BatchError(
             f"the key {found} is in two tasks (for example {first} and {last}), which would judge it twice: "
             "leave out co_located=True, or read the files so that each task gets whole keys",
-            column=", ".join(_keys(columns)),
+            column=", ".join(columns.keys),
         )
 
 

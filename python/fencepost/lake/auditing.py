@@ -357,7 +357,7 @@ class _KeyTypes:
 
     def __init__(self, reading: _Reading) -> None:
         self.reading = reading
-        self.names = [*reading.columns.parts("pid"), *reading.columns.parts("partition")]
+        self.names = reading.columns.keys
         self.known: list[str] = []
         self.first = ""
 

@@ -57,8 +57,7 @@ def check_types(
                 raise BatchError(f"{paths_of(exchange)[0]}: {text}", column=field.name)
             if field.name not in expected:
                 expected[field.name], first[field.name] = type_name(field.type), exchange
-    keys = (*columns.parts("pid"), *columns.parts("partition"))
-    return {**known, **{name: expected[name] for name in keys if name in expected}}, misfits
+    return {**known, **{name: expected[name] for name in columns.keys if name in expected}}, misfits
 
 
 _NAMES = ("integer", "string", "binary")

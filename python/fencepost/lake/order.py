@@ -48,7 +48,7 @@ class _SpanNumbers:
     def of(spans: pa.Table, policy: Policy) -> _SpanNumbers:
         columns = policy.columns
         return _SpanNumbers(
-            [_as_numbers(spans[name]) for name in (*columns.parts("pid"), *columns.parts("partition"))],
+            [_as_numbers(spans[name]) for name in columns.keys],
             np.zeros(len(spans), np.int64) if columns.epoch is None else spans[columns.epoch].to_numpy(),
             spans[columns.seq].to_numpy(),
             spans[LENGTH].to_numpy(),

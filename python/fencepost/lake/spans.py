@@ -60,7 +60,7 @@ def joined(spans: pa.Table, policy: Policy) -> pa.Table:
 def _join(spans: pa.Table, of_span: Numbers, offsets: Numbers, counts: Numbers, policy: Policy) -> pa.Table:
     """Merge `counts` rows of each of these spans, beginning at `offsets`."""
     columns = policy.columns
-    names = [*columns.parts("pid"), *columns.parts("partition"), *([columns.epoch] if columns.epoch else [])]
+    names = [*columns.keys, *([columns.epoch] if columns.epoch else [])]
     spans = spans.select([*names, columns.seq, LENGTH, FILE, ROW])
     entries = sparse_numbers(pa.table(key_columns(spans, policy, by_epoch=True)))[of_span]
     seqs = spans[columns.seq].to_numpy().astype(np.int64)[of_span] + offsets
