@@ -60,8 +60,8 @@ fn put_units(kind: &DataType, units: &mut String) {
     units.push(',');
 }
 
-/// Adds what tells Spark in which calendar it must read the dates of a file: whether a version before 3.0 or 3.1 wrote it,
-/// or a later one with its old calendar.
+/// Adds the metadata by which Spark chooses the calendar for the dates of a file: whether a version before 3.0 or 3.1
+/// wrote it, or a later one with the old calendar.
 pub(crate) fn put_calendar(pair: &KeyValue, text: &mut Vec<u8>) {
     let value = pair.value.as_deref().unwrap_or_default();
     match pair.key.strip_prefix("org.apache.spark.") {
