@@ -62,7 +62,7 @@ def deduplicate(
     rows = opened(rows)
     try:
         return _kept_rows(rows, names, columns, table, is_last=is_last)
-    except (FencepostError, TypeError):  # before any change
+    except (FencepostError, NotImplementedError, TypeError):  # before any change, also if no filter supports a column
         raise
     except BaseException as error:
         if not is_last:
