@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import fencepost as fp
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -180,3 +181,33 @@ def template_of(world: Path, versions: int, run: Callable[[Path], int | None]) -
         shutil.copytree(template, world, copy_function=os.link)  # the ledger knows inodes
 
     return restore_world
+
+
+def check_copies_of_a_state(
+    root: Path, sink: Any, make: Callable[[Path], DedupJob], open_state: Callable[[Path], state.State]
+) -> None:
+    """Two copies of a state check their table before either writes. The rows of the slower one were lost.
+
+    `sink`: the class of the sink. `make`: returns a job with a state in this folder.
+    """
+    land(root / "source", "0.parquet", make_rows(0, 1))
+    make(root / "state").run()
+    shutil.copytree(root / "state", root / "copy")
+    land(root / "source", "1.parquet", make_rows(1, 1))
+    late = land(root / "source", "2.parquet", make_rows(2, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        real = sink._write
+
+        def write(*arguments: Any) -> None:
+            patch.undo()
+            late.rename(root / "2.parquet")
+            assert make(root / "copy").run().version == 2
+            (root / "2.parquet").rename(late)
+            real(*arguments)
+
+        patch.setattr(sink, "_write", write)
+        slower = [make(root / "state").run] * 2
+        for call in (*slower, lambda: open_state(root).abandon(2)):
+            with pytest.raises(fp.SinkError, match="version 2 in the table was made with another copy"):
+                call()
+    assert open_state(root).done() == 1

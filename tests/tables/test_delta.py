@@ -27,6 +27,7 @@ from fencepost.state.delta_sink import DeltaSink
 from support.lake import (
     SCHEMA,
     Crash,
+    check_copies_of_a_state,
     crash_at,
     first_of_each,
     hashes,
@@ -311,30 +312,11 @@ def test_a_paused_driver_does_not_apply_a_version_again(tmp_path: Path, monkeypa
     assert [it[""] for it in transactions(tmp_path)] == [0, 1, 2, 3]
 
 
-def test_two_copies_of_a_state_do_not_take_each_other_s_version_for_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both checked the table before either wrote. The rows of the slower one were lost."""
-    land(tmp_path / "source", "0.parquet", make_rows(0, 1))
-    run_alone(tmp_path)
-    shutil.copytree(tmp_path / "state", tmp_path / "copy")
-    land(tmp_path / "source", "1.parquet", make_rows(1, 1))
-    real, late = DeltaSink._write, tmp_path / "source" / "2.parquet"
+def test_two_copies_of_a_state_do_not_take_each_other_s_version_for_their_own(tmp_path: Path) -> None:
+    def make(folder: Path) -> DedupJob:
+        return DedupJob(tmp_path / "source", folder, tmp_path / "sink", layout="delta")
 
-    def write(sink: DeltaSink, *arguments: Any) -> None:
-        monkeypatch.undo()
-        late.rename(tmp_path / "2.parquet")
-        assert DedupJob(tmp_path / "source", tmp_path / "copy", tmp_path / "sink", layout="delta").run().version == 2
-        (tmp_path / "2.parquet").rename(late)
-        real(sink, *arguments)
-
-    monkeypatch.setattr(DeltaSink, "_write", write)
-    land(tmp_path / "source", "2.parquet", make_rows(2, 1))
-    for _ in range(2):
-        with pytest.raises(fp.SinkError, match="version 2 in the table was made with another copy"):
-            run_alone(tmp_path)
-    with pytest.raises(fp.SinkError, match="another copy"):  # the next run would write rows of the other version again
-        state_of(tmp_path).abandon(2)
+    check_copies_of_a_state(tmp_path, DeltaSink, make, state_of)
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.utils.config import Config
 from support.iceberg import NAME, catalog_of, crash, expected_of, files_of, properties_of, rows_of, versions_of
-from support.lake import SCHEMA, Crash, land, land_some, make_rows
+from support.lake import SCHEMA, Crash, check_copies_of_a_state, land, land_some, make_rows
 from support.s3_server import BUCKET, serve_s3
 from support.secret_runs import SECRETS, ProcessEngine, contents_of, files_with, start_killed
 
@@ -469,30 +468,12 @@ def test_a_zombie_that_wakes_when_the_version_is_done(
 
 
 def test_two_copies_of_a_state_do_not_take_each_other_s_version_for_their_own(
-    tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, catalog: SqlCatalog
 ) -> None:
-    """Both checked the table before either wrote. The rows of the slower one were lost."""
-    land(tmp_path / "source", "0.parquet", make_rows(0, 1))
-    run_alone(tmp_path)
-    shutil.copytree(tmp_path / "state", tmp_path / "copy")
-    land(tmp_path / "source", "1.parquet", make_rows(1, 1))
-    real, late = IcebergSink._write, tmp_path / "source" / "2.parquet"
+    def make(folder: Path) -> DedupJob:
+        return DedupJob(tmp_path / "source", folder, NAME, sink_options=properties_of(tmp_path), settle_ms=0)
 
-    def write(sink: IcebergSink, *arguments: Any) -> None:
-        monkeypatch.setattr(IcebergSink, "_write", real)
-        late.rename(tmp_path / "2.parquet")
-        copy = DedupJob(tmp_path / "source", tmp_path / "copy", NAME, sink_options=properties_of(tmp_path), settle_ms=0)
-        assert copy.run().version == 2
-        (tmp_path / "2.parquet").rename(late)
-        real(sink, *arguments)
-
-    monkeypatch.setattr(IcebergSink, "_write", write)
-    land(tmp_path / "source", "2.parquet", make_rows(2, 1))
-    for _ in range(2):
-        with pytest.raises(fp.SinkError, match="version 2 in the table was made with another copy"):
-            run_alone(tmp_path)
-    with pytest.raises(fp.SinkError, match="another copy"):  # the next run would write rows of the other version again
-        state_of(tmp_path).abandon(2)
+    check_copies_of_a_state(tmp_path, IcebergSink, make, state_of)
 
 
 def test_retries_of_the_library_would_double_rows(
