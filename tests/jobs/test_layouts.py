@@ -226,7 +226,7 @@ def test_views_as_other_writers_of_arrow_store_them(tmp_path: Path, kind: pa.Dat
     rows = pa.table({"pid": [7] * 4, "epoch": [0] * 4, "partition": [0] * 4, "seq": [0, 1, 1, 2], "note": column})
     land(tmp_path / "source", "a.parquet", rows.set_column(4, "note", column.cast(kind)))
     if how == "partition_by" and kind == pa.binary_view():
-        with pytest.raises(fp.BatchError, match="must be text, an integer or a date"):
+        with pytest.raises(fp.BatchError, match="must be text"):
             make(tmp_path, partition_by="note").run()
         return
     make(tmp_path, **{how: "note"}).run()

@@ -711,7 +711,7 @@ def test_a_restored_database_that_lacks_the_consumer(events: Engine) -> None:
         sink.positions,
     ]
     for call in calls:
-        with pytest.raises(fp.PolicyError, match=r"consumer 'billing' is no longer in this database .* of 'audit'"):
+        with pytest.raises(fp.PolicyError, match=r"consumer 'billing' is no longer .* of 'audit'"):
             call()
     assert other.handle({"id": ["a"]}, lambda *_: None).rows_kept == 1
     assert other.positions() == {}

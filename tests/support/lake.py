@@ -208,6 +208,6 @@ def check_copies_of_a_state(
         patch.setattr(sink, "_write", write)
         slower = [make(root / "state").run] * 2
         for call in (*slower, lambda: open_state(root).abandon(2)):
-            with pytest.raises(fp.SinkError, match="version 2 in the table was made with another copy"):
+            with pytest.raises(fp.SinkError, match=r"version 2 .* made with another copy"):
                 call()
     assert open_state(root).done() == 1

@@ -217,8 +217,8 @@ def test_no_bucket_and_no_server(endpoint: str, monkeypatch: pytest.MonkeyPatch)
         ("file://host/x", "file://host/x: a file:// URI has three slashes"),
         ("s3://key:word@bucket/x", "s3://...@bucket/x: the URI contains"),
         ("S3://bucket/x", "S3://bucket/x: unknown store S3://"),
-        ("dbfs:/x", "dbfs:/x: neither a path nor a URI. A URI has dbfs://"),
-        (Path("s3://key:word@bucket/x"), "s3:/...@bucket/x: neither a path nor a URI"),
+        ("dbfs:/x", "dbfs:/x: neither a path"),
+        (Path("s3://key:word@bucket/x"), "s3:/...@bucket/x: neither a path"),
     ],
 )
 def test_invalid_uris_are_refused(uri: str | Path, message: str) -> None:
@@ -233,7 +233,7 @@ def test_a_uri_with_one_slash_is_not_a_folder_here(tmp_path: Path, monkeypatch: 
     (tmp_path / "source").mkdir()
     for uri in ("file:/data", Path("s3://bucket/x")):
         for places in ((uri, "state", "sink"), ("source", uri, "sink"), ("source", "state", uri)):
-            with pytest.raises(fp.StoreError, match="neither a path nor a URI"):
+            with pytest.raises(fp.StoreError, match="neither a path"):
                 DedupJob(*places).run()
     assert [it.name for it in tmp_path.iterdir()] == ["source"]
     assert stores.absolute("./file:/data") == f"{tmp_path}/file:/data"
