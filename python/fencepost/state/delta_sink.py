@@ -114,8 +114,8 @@ class DeltaSink:
         """The table's id, if recorded."""
         self._placed: set[str] = set()
         """Attempts whose files the current commit has moved to their final locations."""
-        self._fitting: dict[str, int] = {}
-        """By attempt, the newest version of the table that is known to take its files."""
+        self._fitting: dict[str, tuple[Action, Action]] = {}
+        """By attempt, the protocol and metadata of the table that are known to take its files."""
 
     # Everything except rows
 
@@ -442,9 +442,8 @@ class DeltaSink:
         Otherwise readers would not see the values of a column that is gone. `changed`: the actions by which this commit
         changes the columns. Raises SinkError.
         """
-        since = self._fitting.get(decision.attempt, (decision.sink_version or {}).get("version", 0))
-        commits = (actions for _, actions in read_commits(self.store, since + 1, table.version))
-        if any(it is None or any(kind in ("protocol", "metaData") for kind, _ in it) for it in commits):
+        found, known = (table.protocol, table.metadata), self._fitting.get(decision.attempt)
+        if self._is_changed(table, decision) if known is None else found != known:
             after = dataclasses.replace(table, metadata=changed[0]["metaData"]) if changed else table
             try:
                 self._check_files(after, decision)
@@ -455,7 +454,12 @@ class DeltaSink:
                     f"{error.message}. The table was changed after version {decision.version} was decided. Change it "
                     "back and run again, or abandon the version (`fencepost state abandon`)"
                 ) from None
-        self._fitting[decision.attempt] = table.version
+        self._fitting[decision.attempt] = found
+
+    def _is_changed(self, table: Table, decision: Decision) -> bool:
+        """Return whether a commit since the decision may have changed the table's columns or settings."""
+        commits = read_commits(self.store, (decision.sink_version or {}).get("version", 0) + 1, table.version)
+        return any(it is None or any(kind in ("protocol", "metaData") for kind, _ in it) for _, it in commits)
 
     def _check_files(self, table: Table, decision: Decision) -> None:
         """Raise an error if the table does not take a version's placed files as it is."""
