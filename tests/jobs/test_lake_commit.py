@@ -19,6 +19,7 @@ from fencepost import state
 from fencepost.lake import DedupJob, LocalEngine
 from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import LocalStore
+from fencepost.state.versions import State
 from support.lake import (
     IDENTITY,
     Crash,
@@ -404,6 +405,25 @@ def test_leftovers_that_cannot_be_removed_fail_no_run(
     land_some(tmp_path, [4])
     assert make_job(tmp_path).run().version == 3
     assert not left.exists()
+
+
+def test_leftovers_that_cannot_be_removed_do_not_hide_the_error_of_an_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_world(tmp_path)
+
+    def fail(*_: Any) -> None:
+        raise fp.StateConflictError("another process has moved the position")
+
+    def clear(*_: Any) -> None:
+        raise PermissionError(errno.EACCES, "not yours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "decide", fail)
+        patch.setattr(LocalStore, "clear", clear)
+        with pytest.raises(fp.StateConflictError, match="moved the position"):
+            make_job(tmp_path).run()
+    assert make_job(tmp_path).run().version == 2
 
 
 def test_folders_inside_each_other(tmp_path: Path) -> None:

@@ -233,9 +233,13 @@ class Run:
         return True
 
     def discard(self) -> None:
-        """Remove what this attempt has prepared."""
-        if self.job.state.discard(self.version, self.attempt):
-            self.outputs.remove()
+        """Remove what this attempt has prepared.
+
+        What cannot be removed is collected later: another error may have ended the attempt, and that one counts.
+        """
+        with suppress(OSError, StoreError):
+            if self.job.state.discard(self.version, self.attempt):
+                self.outputs.remove()
 
     # Helpers for the steps
 

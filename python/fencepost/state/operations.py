@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
-from fencepost.errors import PolicyError, SinkError, SnapshotError, StateConflictError
+from fencepost.errors import PolicyError, SinkError, SnapshotError, StateConflictError, StoreError
 from fencepost.state import operation_tasks
 from fencepost.state.changelog import corrections, read_piece
 from fencepost.state.commit import Sink, commit, conflict, has_lost_race, recover
@@ -451,9 +451,10 @@ class _Attempt:
         return decision
 
     def _discard(self) -> None:
-        """Remove what the attempt has prepared."""
-        if self.state.discard(self.version, self.attempt):
-            self.sink.discard(self.version, self.attempt)
+        """Remove what the attempt has prepared. See `Run.discard`."""
+        with suppress(OSError, StoreError):
+            if self.state.discard(self.version, self.attempt):
+                self.sink.discard(self.version, self.attempt)
 
 
 def _sink_of(state: State) -> Sink:
