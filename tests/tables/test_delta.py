@@ -378,6 +378,17 @@ def test_a_rollback_without_a_restore_would_double_rows(tmp_path: Path) -> None:
         state_of(tmp_path).rollback(1)
 
 
+def test_a_rollback_is_undone_with_its_restore(tmp_path: Path) -> None:
+    with_two_versions(tmp_path)
+    newest = table_of(tmp_path).version()
+    restore(tmp_path, 1)
+    state_of(tmp_path).rollback(1)
+    restore(tmp_path, newest)
+    state_of(tmp_path).rollback(2)
+    assert make_job(tmp_path).run().version is None
+    polars.testing.assert_frame_equal(rows_of(tmp_path), expected_of(tmp_path))
+
+
 def drop(root: Path) -> None:
     shutil.rmtree(root / "sink" / "_delta_log")
 
