@@ -79,9 +79,10 @@ class PolicyError(FencepostError):
 class CapacityError(FencepostError):
     """The call could exceed the limit of a state table, or of the buffer of a producer. Nothing has changed.
 
-    What to do: for a table, evict old entries, or start a table with a higher limit. A new table does not recognize
-    repeats of earlier rows, unless it takes over the old entries (`merge`). For a producer, call again when more
-    batches are acknowledged or have failed, or raise the limit.
+    What to do: for a table, evict or forget old entries. The table then no longer recognizes their repeats. Or use a
+    new table with a higher limit. With a higher `entries_max`, it can take over the old entries (`merge`). A higher
+    `intervals_max` is another policy, so the new table cannot. For a producer, call again when more batches are
+    acknowledged or have failed, or raise the limit.
     """
 
     code = "FP103"
