@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -183,7 +184,10 @@ with fp.SequencedProducer(transport, name="t", coordinator=coordinator, topic="o
         assert os.waitpid(child, 0)[1] == 0
 print(transport.log, coordinator.calls[-1])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:-1] == [*["True"] * 6, "{0: [1]} commit"]
 
