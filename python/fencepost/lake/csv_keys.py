@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -36,8 +37,7 @@ def with_keys(
 
     def batches() -> Iterator[pa.RecordBatch]:
         rows = 0
-        batch: pa.RecordBatch | None = first
-        while batch is not None:
+        for batch in chain([first], reader):
             columns = batch.columns
             for place in places:
                 texts, where = columns[place], f"{source}: column '{schema.names[place]}'"
@@ -48,7 +48,6 @@ def with_keys(
                         raise _not_an_integer(texts, rows, where, source)
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
             rows += len(batch)
-            batch = next(iter(reader), None)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -39,13 +40,11 @@ def with_times(
 
     def batches() -> Iterator[pa.RecordBatch]:
         rows = 0
-        batch: pa.RecordBatch | None = first if first is not empty else None
-        while batch is not None:
+        for batch in chain([first], reader) if first is not empty else ():
             columns = with_fields(batch, [column]).columns
             columns[at] = _rebuilt(_times(columns[at], kind, f"{source}: column '{column}'", rows, source))
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
             rows += len(batch)
-            batch = next(iter(reader), None)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 

@@ -65,6 +65,14 @@ class TaskState(NamedTuple):
     """Number of consecutive failed runs."""
 
 
+def lease_max_ms(lease_ms: int) -> int:
+    """Return the longest time for which a lease can still be valid. If it ends later, the clock was set back since.
+
+    `lease_ms`: the duration of this process's leases. Another process may have a longer one.
+    """
+    return max(lease_ms, _DAY_MS)
+
+
 class Leases:
     """The leases of one daemon. Every method raises StoreError if the database does not respond."""
 
@@ -76,10 +84,10 @@ class Leases:
         """Take the lease of a task if it is due and no daemon runs it. Return the owner, or None without a lease."""
         owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:16]}"
         row = dict.fromkeys(("leased_until_ms", "due_ms", "finished_ms", "succeeded_ms", "failures"), 0)
-        # A run that ended in the future, or a lease of more than a day: the clock was set back since. The minute is
-        # longer than this statement waits for a lock.
+        # A run that ended in the future: the clock was set back since. The minute is longer than this statement waits
+        # for a lock.
         is_due = (TASKS.c.due_ms <= self._now) | (TASKS.c.finished_ms > self._now + _MINUTE_MS)
-        is_stale = TASKS.c.leased_until_ms > self._now + max(self.lease_ms, _DAY_MS)
+        is_stale = TASKS.c.leased_until_ms > self._now + lease_max_ms(self.lease_ms)
         is_free = is_due & ((TASKS.c.leased_until_ms <= self._now) | is_stale)
         may_take = (TASKS.c.task == task) & (is_free | (TASKS.c.owner == owner))
         taken = update(TASKS).where(may_take).values(owner=owner, leased_until_ms=self._now + self.lease_ms)

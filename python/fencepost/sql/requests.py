@@ -39,6 +39,7 @@ from fencepost.errors import FencedError, KeyReusedError, PolicyError, RequestIn
 from fencepost.inputs import is_text
 from fencepost.sql.columns import INNODB, Int64, LongBinary, LongText, key_text
 from fencepost.sql.database import IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, Database, run
+from fencepost.sql.leases import lease_max_ms
 from fencepost.sql.migrations import Part
 from fencepost.sql.outbound import derived_key
 from fencepost.sql.upserts import insert_if_missing
@@ -64,7 +65,6 @@ REQUESTS = Table(
     **INNODB,
 )
 _PIECE = 1000
-_DAY_MS = 24 * 3600 * 1000
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
@@ -162,8 +162,7 @@ class IdempotentRequests:
                 raise KeyReusedError(f"key {key!r} was used for another request: send this one with a new key")
             if found.status is not None:
                 return _response(found)
-            # A lease that ends much later: the clock was set back since.
-            is_leased = now < found.leased_until_ms <= now + max(self.lease_ms, _DAY_MS)
+            is_leased = now < found.leased_until_ms <= now + lease_max_ms(self.lease_ms)
             if found.owner != owner and is_leased:
                 raise RequestInFlightError(
                     f"key {key!r}: the same request is being processed: repeat it later",

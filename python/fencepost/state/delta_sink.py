@@ -112,10 +112,10 @@ class DeltaSink:
         """The table that `check` found."""
         self._id: str | None = None
         """The table's id, if recorded."""
-        self._placed: set[str] = set()
-        """Attempts whose files the current commit has moved to their final locations."""
-        self._fitting: dict[str, tuple[Action, Action]] = {}
-        """By attempt, the protocol and metadata of the table that are known to take its files."""
+        self._has_placed = False
+        """Whether the current commit has moved the files to their final locations."""
+        self._fitting: tuple[Action, Action] | None = None
+        """The protocol and metadata of the table that are known to take the files of the current commit."""
 
     # Everything except rows
 
@@ -343,7 +343,8 @@ class DeltaSink:
     def _commit(self, decision: Decision, wanted: str, tasks: Tasks) -> str:
         """Write the version's transaction unless it exists. Returns its status: `wanted`, or that of another writer."""
         state, number = str(self.own.owner()), decision.version
-        self._placed.discard(decision.attempt)  # since a try that failed, VACUUM may have removed its files
+        # Not what a failed commit of this attempt knew: since then, VACUUM may have removed its files.
+        self._has_placed, self._fitting = False, None
         seen = decision.sink_version
         if seen is None:
             return wanted  # there is no table yet, and no rows for it
@@ -419,9 +420,9 @@ class DeltaSink:
         }
         commit = heading(decision, state, wanted, about, now_ms)
         if wanted == APPLIED:
-            if decision.attempt not in self._placed:
+            if not self._has_placed:
                 self._place(decision, tasks)
-                self._placed.add(decision.attempt)
+                self._has_placed = True
             changed = self._changed_columns(table, decision)
             self._check_still_fits(table, changed, decision)
             commit += [*changed, *self._added(decision, now_ms)]
@@ -442,8 +443,8 @@ class DeltaSink:
         Otherwise readers would not see the values of a column that is gone. `changed`: the actions by which this commit
         changes the columns. Raises SinkError.
         """
-        found, known = (table.protocol, table.metadata), self._fitting.get(decision.attempt)
-        if self._is_changed(table, decision) if known is None else found != known:
+        found = (table.protocol, table.metadata)
+        if self._is_changed(table, decision) if self._fitting is None else found != self._fitting:
             after = dataclasses.replace(table, metadata=changed[0]["metaData"]) if changed else table
             try:
                 self._check_files(after, decision)
@@ -454,7 +455,7 @@ class DeltaSink:
                     f"{error.message}. The table was changed after version {decision.version} was decided. Change it "
                     "back and run again, or abandon the version (`fencepost state abandon`)"
                 ) from None
-        self._fitting[decision.attempt] = found
+        self._fitting = found
 
     def _is_changed(self, table: Table, decision: Decision) -> bool:
         """Return whether a commit since the decision may have changed the table's columns or settings."""

@@ -67,8 +67,6 @@ class IcebergSink:
         self.named = NamedTable(uri, options)
         self.disk = disk
         self._known: RunFolders | RunPrefixes | None = None
-        self._placed: set[str] = set()
-        """Attempts whose files the current commit has moved to their final locations."""
 
     @property
     def location(self) -> str:
@@ -296,7 +294,7 @@ class IcebergSink:
         from pyiceberg.exceptions import CommitFailedException
 
         state, number = str(self.owner()), decision.version
-        self._placed.discard(decision.attempt)  # since a try that failed, others may have removed its files as orphans
+        has_placed = False  # since a commit of this attempt that failed, others may have removed its files as orphans
         while True:
             table = self._table()
             self._check_same(table, decision)
@@ -312,9 +310,9 @@ class IcebergSink:
                 text = f"version {number} can only follow {number - 1}, but the newest in the table is {mark.version}"
                 raise SinkChangedError(f"{self.location}: {text}")
             try:
-                if wanted == APPLIED and decision.attempt not in self._placed:
+                if wanted == APPLIED and not has_placed:
                     self._place(table, decision, tasks)
-                    self._placed.add(decision.attempt)
+                    has_placed = True
                 self._write(table, decision, wanted, state)
             except (CommitFailedException, FileNotFoundError) as error:
                 if self._table().metadata_location != table.metadata_location:
