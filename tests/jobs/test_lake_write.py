@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import errno
+import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ import polars as pl
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+from fencepost.lake import LocalEngine
+from fencepost.state.disk import Disk
 from fencepost.state.scratch import FolderScratch
-from support.lake import hashes, land, make_job
+from support.lake import hashes, land, land_some, make_job
 
 ROWS = 1000
 UTC = datetime.UTC
@@ -21,14 +26,14 @@ UTC = datetime.UTC
 def wide_rows() -> pa.Table:
     """Rows of which the second half repeats the first, with payload of many types."""
     half = list(range(ROWS // 2))
-    time = [datetime.datetime(2024, 1, 1, tzinfo=UTC) + datetime.timedelta(microseconds=row) for row in range(ROWS)]
+    at = [datetime.datetime(2024, 1, 1, tzinfo=UTC) + datetime.timedelta(microseconds=row) for row in range(ROWS)]
     columns: dict[str, pa.Array] = {
         "pid": pa.array([7] * ROWS, pa.int64()),
         "epoch": pa.array([0] * ROWS, pa.int16()),
         "partition": pa.array([0] * ROWS, pa.int32()),
         "seq": pa.array(half + half, pa.int32()),
-        "at": pa.array(time, pa.timestamp("us", tz="Europe/Berlin")),
-        "day": pa.array([moment.date() for moment in time], pa.date32()),
+        "at": pa.array(at, pa.timestamp("us", tz="Europe/Berlin")),
+        "day": pa.array([moment.date() for moment in at], pa.date32()),
         "kind": pa.array([f"kind {row % 3}" for row in range(ROWS)]).dictionary_encode(),
         "price": pa.array([decimal.Decimal(row) / 100 for row in range(ROWS)], pa.decimal128(9, 2)),
         "uuid": pa.array([row.to_bytes(16) for row in range(ROWS)], pa.binary(16)),
@@ -46,6 +51,10 @@ def wide_rows() -> pa.Table:
 
 def written(root: Path) -> Path:
     return root / "sink" / "run=1" / "part-00000.parquet"
+
+
+def written_files(root: Path) -> list[Path]:
+    return sorted((root / "sink" / "run=1").glob("part-*.parquet"))
 
 
 @pytest.mark.parametrize(
@@ -74,6 +83,45 @@ def test_an_output_is_like_its_input(tmp_path: Path, options: dict[str, Any]) ->
         old, new = (file.metadata.row_group(0).column(number) for file in (before, after))
         assert (new.path_in_schema, new.compression) == (old.path_in_schema, old.compression)
         assert new.has_dictionary_page == old.has_dictionary_page, old.path_in_schema
+
+
+@pytest.mark.parametrize("options", [{}, {"target_file_bytes": 1}], ids=["as they are", "laid out"])
+def test_outputs_are_on_the_disk_before_the_version_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Their syncs, which go on while the next file is written, are slower than everything else."""
+    land_some(tmp_path, [0, 1, 2, 3])
+    real, synced = Disk.seal, []
+
+    def seal(disk: Disk, path: Path) -> None:
+        if path.name.startswith("part-"):
+            time.sleep(0.05)
+            synced.append(path.name)
+        elif path.name == "log":
+            outputs = [it for it in (tmp_path / "sink").rglob("part-*.parquet") if it.parent.name != "_missing"]
+            assert len(synced) == len(outputs)
+        real(disk, path)
+
+    monkeypatch.setattr(Disk, "seal", seal)
+    make_job(tmp_path, sync=True, engine=LocalEngine(1), **options).run()
+    assert len(synced) == len(written_files(tmp_path)) >= 4
+
+
+def test_an_output_that_cannot_be_synced_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    land_some(tmp_path, [0, 1, 2, 3])
+    real, calls = Disk.seal, itertools.count()
+
+    def seal(disk: Disk, path: Path) -> None:
+        if path.name.startswith("part-") and next(calls) == 1:
+            raise OSError(errno.EIO, "the disk is gone")
+        real(disk, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "seal", seal)
+        with pytest.raises(OSError, match="disk is gone"):
+            make_job(tmp_path, sync=True, engine=LocalEngine(1)).run()
+    assert not list((tmp_path / "state" / "log").glob("*"))
+    assert make_job(tmp_path, sync=True).run().kept == sum(map(len, map(pq.read_table, written_files(tmp_path))))
 
 
 def test_old_spark_timestamps_stay(tmp_path: Path) -> None:

@@ -219,14 +219,15 @@ def arrange(places: Places, item: ArrangeItem) -> Written:
     refused_rows = refused_by_file(places, item.files)
     written = Written()
     first = 0
-    for end in item.ends:
-        try:
-            _Batch(places, item, range(first, end), refused_rows, written).write()
-        except ChangedError:
-            raise
-        except SourceError as error:
-            written.damaged[error.path or files.full_path(first)] = error.message
-        first = end
+    with places.writing() as places:
+        for end in item.ends:
+            try:
+                _Batch(places, item, range(first, end), refused_rows, written).write()
+            except ChangedError:
+                raise
+            except SourceError as error:
+                written.damaged[error.path or files.full_path(first)] = error.message
+            first = end
     return written
 
 

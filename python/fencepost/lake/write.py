@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -102,6 +103,12 @@ class Places:
     outputs: Scratch
     """Where tasks write output for the sink."""
 
+    @contextmanager
+    def writing(self) -> Iterator[Places]:
+        """See `Scratch.writing`."""
+        with self.outputs.writing() as outputs:
+            yield replace(self, outputs=outputs)
+
 
 def write(places: Places, item: WriteItem) -> Written:
     """Write the kept rows of some files, or of a part of one.
@@ -112,22 +119,23 @@ def write(places: Places, item: WriteItem) -> Written:
     refused_rows = refused_by_file(places, item)
     written = Written()
     vectors = VectorFile() if item.in_place == "vectors" else None
-    for place in range(len(item.files)):
-        try:
-            if item.in_place and not len(refused_rows[place]):
-                continue
-            if vectors is not None:
-                _mark(places, item, place, refused_rows[place], written, vectors)
-            else:
-                write_file(places, item, place, refused_rows[place], written)
-        except ChangedError:
-            raise
-        except SourceError as error:  # check the other files, too, so that the run plans again only once
-            written.damaged[item.files.full_path(place)] = error.message
-    if vectors is not None and written.marked:
-        with places.outputs.new(vectors.name, lasts=True) as path:
-            path.write_bytes(vectors.content)
-        written.vectors.append((item.first, vectors.name, len(vectors.content)))
+    with places.writing() as places:
+        for place in range(len(item.files)):
+            try:
+                if item.in_place and not len(refused_rows[place]):
+                    continue
+                if vectors is not None:
+                    _mark(places, item, place, refused_rows[place], written, vectors)
+                else:
+                    write_file(places, item, place, refused_rows[place], written)
+            except ChangedError:
+                raise
+            except SourceError as error:  # check the other files, too, so that the run plans again only once
+                written.damaged[item.files.full_path(place)] = error.message
+        if vectors is not None and written.marked:
+            with places.outputs.new(vectors.name, lasts=True) as path:
+                path.write_bytes(vectors.content)
+            written.vectors.append((item.first, vectors.name, len(vectors.content)))
     return written
 
 

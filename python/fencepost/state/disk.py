@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,22 @@ class Disk:
                 os.fsync(handle)
             finally:
                 os.close(handle)
+
+    @contextmanager
+    def sealing(self) -> Iterator[Callable[[Path], object]]:
+        """Yield a function that seals files in another thread, while the caller writes the next. Afterwards, all of
+        them are sealed. Raises OSError if one could not be."""
+        if not self.sync:
+            yield self.seal
+            return
+        pool = ThreadPoolExecutor(1)
+        sealed: list[Future[None]] = []
+        try:
+            yield lambda path: sealed.append(pool.submit(self.seal, path))
+            for it in sealed:
+                it.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def make_folder(self, path: Path, within: Path | None = None) -> None:
         """Create a folder and missing parents durably.

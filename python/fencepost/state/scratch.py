@@ -7,10 +7,10 @@ a unique random name, so nothing is ever replaced.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 from uuid import uuid4
@@ -41,6 +41,9 @@ class Scratch(Protocol):
         `lasts`: durably, except for its name. Otherwise it need not outlive the attempt.
         """
 
+    def writing(self) -> AbstractContextManager[Scratch]:
+        """Yield this scratch for a task that writes files that last. They are durable after the block."""
+
     def copy(self, origin: RemoteStore, name: str, size: int, target: str) -> bool:
         """See `RemoteStore.copy`."""
 
@@ -66,6 +69,8 @@ class FolderScratch:
 
     folder: str
     disk: Disk
+    seal: Callable[[Path], object] | None = None
+    """Within `writing`: seals a file, but not at once."""
 
     def make(self) -> None:
         self.disk.make_folder(Path(self.folder))
@@ -75,7 +80,12 @@ class FolderScratch:
         path = Path(self.folder, name)
         yield path
         if lasts:
-            self.disk.seal(path)
+            (self.seal or self.disk.seal)(path)
+
+    @contextmanager
+    def writing(self) -> Iterator[FolderScratch]:
+        with self.disk.sealing() as seal:
+            yield replace(self, seal=seal)
 
     def copy(self, origin: RemoteStore, name: str, size: int, target: str) -> bool:
         return False
@@ -126,6 +136,10 @@ class PrefixScratch:
             path = Path(folder, name)
             yield path
             self.store.upload(path, self._name(name))
+
+    @contextmanager
+    def writing(self) -> Iterator[PrefixScratch]:
+        yield self  # `new` returns after its upload
 
     def copy(self, origin: RemoteStore, name: str, size: int, target: str) -> bool:
         return self.store.copy(origin, name, size, self._name(target))
