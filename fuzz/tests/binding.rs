@@ -5,9 +5,9 @@ mod inputs;
 
 use arrow_array::ffi_stream::{ArrowArrayStreamReader, FFI_ArrowArrayStream};
 use arrow_array::{ArrayRef, Int16Array, Int32Array, Int64Array, RecordBatch, RecordBatchIterator, StringArray};
-use fencepost_columns::{ColumnNames, restore, without_panic};
+use fencepost_columns::{ColumnNames, missing_batches, restore, without_panic};
 use fencepost_core::Epochs;
-use fencepost_fuzz::binding::{apply, missing_of, scan};
+use fencepost_fuzz::binding::{apply, scan};
 use fencepost_fuzz::{Named, POLICIES, binding, bounded};
 use fencepost_lake::{ParquetFile, ReadAt};
 use fencepost_testkit::pair::Rules;
@@ -108,7 +108,7 @@ fn the_corpus_is_restored() {
         let (snapshot, delta) = bytes.split_at(delta);
         let deltas: &[&[u8]] = &[delta];
         let table = restore(snapshot, deltas[usize::from(delta.is_empty())..].iter().copied()).expect("its own bytes");
-        holes += missing_of(&table).iter().map(RecordBatch::num_rows).sum::<usize>();
+        holes += missing_batches(&table).iter().map(RecordBatch::num_rows).sum::<usize>();
     }
     assert!(holes > 5, "{holes}");
 }

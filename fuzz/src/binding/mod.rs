@@ -8,5 +8,5 @@ mod rows;
 
 pub use calls::{apply, scan};
 pub use file::{OPTIONS, end_at_panics_of_ours, parquet};
-pub use restored::{missing_of, restore};
+pub use restored::restore;
 pub use rows::{rows, spans};

@@ -1,6 +1,6 @@
 use crate::memory::bounded;
 use arrow_array::RecordBatch;
-use fencepost_columns::{Failure, entries_batches, has_epochs, insert_entries, missing_batches};
+use fencepost_columns::{Failure, entries_batches, insert_entries, missing_batches};
 use fencepost_core::StateTable;
 
 /// What a call may hold whatever the bytes are, and for each of them.
@@ -24,9 +24,9 @@ fn check(bytes: &[u8]) {
     // Each range and entry names its key in full.
     let keys = &table.keys();
     let key_bytes = |pid: i64, partition: i32| 64 + keys.pid.bytes_of(pid) + keys.partition.bytes_of(partition.into());
-    let named: usize = table.missing().map(|it| key_bytes(it.pid, it.partition)).sum();
-    let missing = bounded(limit + 8 * named, || missing_of(&table));
-    assert_eq!(missing.iter().map(|batch| batch.num_rows()).sum::<usize>(), table.missing().count());
+    let named: usize = table.missing().iter().map(|it| key_bytes(it.pid, it.partition)).sum();
+    let missing = bounded(limit + 8 * named, || missing_batches(&table));
+    assert_eq!(missing.iter().map(|batch| batch.num_rows()).sum::<usize>(), table.missing().len());
     let named: usize = table.entries().map(|it| 64 * (1 + it.holes.len()) + key_bytes(it.pid, it.partition)).sum();
     let entries = bounded(limit + 8 * named, || entries_batches(&table));
     let empty = StateTable::new(table.policy()).expect("a policy that a table has");
@@ -47,11 +47,6 @@ fn check(bytes: &[u8]) {
             assert!(is_wide || text.contains("is outside 0..="), "its own entries: {text}");
         }
     }
-}
-
-/// As `StateTable.missing`.
-pub fn missing_of(table: &StateTable) -> Vec<RecordBatch> {
-    missing_batches(table.keys(), has_epochs(table), table.missing())
 }
 
 /// As `StateTable.from_entries`: puts entries into an empty table.

@@ -1,13 +1,13 @@
 use super::calls::{apply, apply_spans, check};
 use super::columns::Form;
-use super::restored::{insert, missing_of};
+use super::restored::insert;
 use crate::bytes::Bytes;
 use crate::memory::bounded;
 use crate::operations::POLICIES;
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
 use arrow_cast::cast;
 use arrow_schema::{DataType, Field, Schema};
-use fencepost_columns::{ColumnNames, entries_batches, restore};
+use fencepost_columns::{ColumnNames, entries_batches, missing_batches, restore};
 use fencepost_core::StateTable;
 use fencepost_testkit::pair::Rules;
 use std::sync::Arc;
@@ -39,8 +39,8 @@ pub fn rows(bytes: &[u8]) {
     let entries = entries_batches(&table);
     let again = insert(stream.rules.table(), entries.clone()).expect("its own entries");
     assert!(entries_batches(&again) == entries, "entries do not come back");
-    let missing: usize = missing_of(&table).iter().map(RecordBatch::num_rows).sum();
-    assert_eq!(missing, table.missing().count());
+    let missing: usize = missing_batches(&table).iter().map(RecordBatch::num_rows).sum();
+    assert_eq!(missing, table.missing().len());
 }
 
 /// Any bytes as spans: judged like their rows one by one.

@@ -7,7 +7,7 @@ use crate::verdicts::Verdicts;
 use arrow_array::BooleanArray;
 use fencepost_columns::{
     Call, ColumnNames, Failure, Identity, apply_and_keep, entries_batches, has_epochs, insert_entries, judge_and_keep,
-    keep, missing_batches, restore,
+    keep, listed_batches, missing_batches, restore,
 };
 use fencepost_core::{self as core, KeyKind, Partitions, Policy, Untracked};
 use pyo3::exceptions::PyTypeError;
@@ -337,7 +337,7 @@ impl StateTable {
     /// The columns are the key columns, epoch (int16), first_seq, last_seq and count (int64). The table is empty if the
     /// policy has gaps="normal".
     fn missing(&self, py: Python<'_>) -> PyResult<PyTable> {
-        let batches = self.with(py, |table| Ok(missing_batches(table.keys(), has_epochs(table), table.missing())))?;
+        let batches = self.with(py, |table| Ok(missing_batches(table)))?;
         PyTable::try_new(batches.clone(), batches[0].schema())
     }
 
@@ -425,7 +425,7 @@ impl StateTable {
                 (self.lock()?, theirs)
             };
             let overlap = ours.merge(&theirs)?;
-            Ok(missing_batches(ours.keys(), has_epochs(&ours), overlap.into_iter()))
+            Ok(listed_batches(ours.keys(), has_epochs(&ours), overlap.into_iter()))
         });
         let overlap = overlap.map_err(|failure: Failure| failure.raise(py))?;
         PyTable::try_new(overlap.clone(), overlap[0].schema())

@@ -96,16 +96,44 @@ fn identity_columns(
     has_epochs: bool,
     of: impl Iterator<Item = (i64, i32, i16)>,
 ) -> Vec<(Field, ArrayRef)> {
-    let (mut pids, mut partitions, mut epochs) = (Vec::new(), Vec::new(), Vec::new());
-    of.for_each(|(pid, partition, epoch)| {
-        pids.push(pid);
-        partitions.push(i64::from(partition));
-        epochs.push(has_epochs.then_some(epoch));
-    });
-    let mut columns = key_columns("pid", &keys.pid, DataType::Int64, &pids);
-    columns.extend(key_columns("partition", &keys.partition, DataType::Int32, &partitions));
-    columns.push((Field::new("epoch", DataType::Int16, !has_epochs), Arc::new(Int16Array::from(epochs))));
-    columns
+    let mut identities = Identities::with_capacity(of.size_hint().0);
+    of.for_each(|key| identities.push(key));
+    identities.columns(keys, has_epochs)
+}
+
+/// Pids, partitions and epochs of rows.
+struct Identities {
+    pids: Vec<i64>,
+    partitions: Vec<i64>,
+    epochs: Vec<i16>,
+}
+
+impl Identities {
+    fn with_capacity(rows: usize) -> Identities {
+        Identities {
+            pids: Vec::with_capacity(rows),
+            partitions: Vec::with_capacity(rows),
+            epochs: Vec::with_capacity(rows),
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, (pid, partition, epoch): (i64, i32, i16)) {
+        self.pids.push(pid);
+        self.partitions.push(partition.into());
+        self.epochs.push(epoch);
+    }
+
+    fn columns(self, keys: &Keys, has_epochs: bool) -> Vec<(Field, ArrayRef)> {
+        let mut columns = key_columns("pid", &keys.pid, DataType::Int64, &self.pids);
+        columns.extend(key_columns("partition", &keys.partition, DataType::Int32, &self.partitions));
+        let epochs = match has_epochs {
+            true => Int16Array::from(self.epochs),
+            false => Int16Array::new_null(self.epochs.len()),
+        };
+        columns.push((Field::new("epoch", DataType::Int16, !has_epochs), Arc::new(epochs)));
+        columns
+    }
 }
 
 /// Maximum number of rows of a batch, and of bytes of its keys: Arrow's strings have 32-bit offsets.
@@ -141,10 +169,88 @@ pub(crate) fn bytes_of_key(keys: &Keys, pid: i64, partition: i32) -> usize {
     keys.pid.bytes_of(pid).saturating_add(keys.partition.bytes_of(partition.into()))
 }
 
-/// Missing ranges as batches of [`missing_batch`].
-pub fn missing_batches(keys: &Keys, has_epochs: bool, missing: impl Iterator<Item = Missing>) -> Vec<RecordBatch> {
-    let weight = |it: &Missing| bytes_of_key(keys, it.pid, it.partition);
-    in_batches(missing, weight, |some| missing_batch(keys, has_epochs, some))
+/// All missing ranges of a table as batches: key columns, epoch, first_seq, last_seq, count. There is at least one
+/// batch, which can be empty.
+pub fn missing_batches(table: &StateTable) -> Vec<RecordBatch> {
+    let mut batches = MissingBatches::new(table.keys(), has_epochs(table), table.holes());
+    table.for_each_missing(|range| batches.push(&range));
+    batches.finish()
+}
+
+/// Some missing ranges as batches like those of [`missing_batches`].
+pub fn listed_batches(keys: &Keys, has_epochs: bool, missing: impl Iterator<Item = Missing>) -> Vec<RecordBatch> {
+    let mut batches = MissingBatches::new(keys, has_epochs, missing.size_hint().0);
+    missing.for_each(|range| batches.push(&range));
+    batches.finish()
+}
+
+/// Appends each value directly to its column, because a table with many gaps has millions of ranges.
+struct MissingBatches<'a> {
+    keys: &'a Keys,
+    has_epochs: bool,
+    batches: Vec<RecordBatch>,
+    next: MissingColumns,
+    /// In the next batch.
+    key_bytes: usize,
+}
+
+/// The columns of a batch.
+struct MissingColumns {
+    identities: Identities,
+    first_seq: Vec<i64>,
+    last_seq: Vec<i64>,
+    count: Vec<i64>,
+}
+
+impl MissingColumns {
+    fn with_capacity(rows: usize) -> MissingColumns {
+        let numbers = || Vec::with_capacity(rows);
+        let identities = Identities::with_capacity(rows);
+        MissingColumns { identities, first_seq: numbers(), last_seq: numbers(), count: numbers() }
+    }
+}
+
+impl<'a> MissingBatches<'a> {
+    /// `ranges`: the expected number of ranges.
+    fn new(keys: &'a Keys, has_epochs: bool, ranges: usize) -> MissingBatches<'a> {
+        let next = MissingColumns::with_capacity(ranges.min(BATCH_ROWS));
+        MissingBatches { keys, has_epochs, batches: Vec::new(), next, key_bytes: 0 }
+    }
+
+    #[inline]
+    fn push(&mut self, range: &Missing) {
+        let key_bytes = bytes_of_key(self.keys, range.pid, range.partition);
+        let rows = self.next.count.len();
+        if rows == BATCH_ROWS || (rows > 0 && self.key_bytes.saturating_add(key_bytes) > BATCH_BYTES) {
+            self.end_batch(rows);
+        }
+        self.key_bytes = self.key_bytes.saturating_add(key_bytes);
+        let next = &mut self.next;
+        next.identities.push((range.pid, range.partition, range.epoch));
+        next.first_seq.push(range.first_seq);
+        next.last_seq.push(range.last_seq);
+        next.count.push(range.count as i64);
+    }
+
+    /// `rows`: the expected number of rows of the batch that follows.
+    #[cold]
+    fn end_batch(&mut self, rows: usize) {
+        let new = MissingColumns::with_capacity(rows);
+        let MissingColumns { identities, first_seq, last_seq, count } = std::mem::replace(&mut self.next, new);
+        let mut columns = identities.columns(self.keys, self.has_epochs);
+        for (name, values) in [("first_seq", first_seq), ("last_seq", last_seq), ("count", count)] {
+            columns.push((Field::new(name, DataType::Int64, false), Arc::new(Int64Array::from(values))));
+        }
+        self.batches.push(batch(columns, HashMap::new()));
+        self.key_bytes = 0;
+    }
+
+    fn finish(mut self) -> Vec<RecordBatch> {
+        if self.batches.is_empty() || !self.next.count.is_empty() {
+            self.end_batch(0);
+        }
+        self.batches
+    }
 }
 
 /// Stale rows as batches: key columns, epoch, count.
@@ -157,15 +263,6 @@ pub(crate) fn stale_batches(keys: &Keys, has_epochs: bool, stale: &[Stale]) -> V
 pub fn producers_batches(keys: &Keys, entries: impl Iterator<Item = ProducerEntry>) -> Vec<RecordBatch> {
     let weight = |it: &ProducerEntry| bytes_of_key(keys, it.pid, it.partition);
     in_batches(entries, weight, |some| producers_batch(keys, some))
-}
-
-/// Key columns, epoch, first_seq, last_seq, count.
-fn missing_batch(keys: &Keys, has_epochs: bool, missing: &[Missing]) -> RecordBatch {
-    let mut columns = identity_columns(keys, has_epochs, missing.iter().map(|it| (it.pid, it.partition, it.epoch)));
-    columns.push(ints("first_seq", missing.iter().map(|it| it.first_seq)));
-    columns.push(ints("last_seq", missing.iter().map(|it| it.last_seq)));
-    columns.push(ints("count", missing.iter().map(|it| it.count as i64)));
-    batch(columns, HashMap::new())
 }
 
 fn stale_batch(keys: &Keys, has_epochs: bool, stale: &[Stale]) -> RecordBatch {

@@ -22,7 +22,7 @@ mod verdicts;
 #[cfg(test)]
 mod tests;
 
-pub use arrow_out::{has_epochs, missing_batches, producers_batches};
+pub use arrow_out::{has_epochs, listed_batches, missing_batches, producers_batches};
 pub use batches::{BatchCall, BatchNames, Produced, judge_batches, origin_of};
 pub use failure::Failure;
 pub use identity::{ColumnNames, Identity};

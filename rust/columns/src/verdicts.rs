@@ -1,6 +1,6 @@
 //! The result of a call.
 
-use crate::arrow_out::{batch, has_epochs, missing_batches, stale_batches};
+use crate::arrow_out::{batch, has_epochs, listed_batches, stale_batches};
 use arrow_array::builder::Int64Builder;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, UInt8Array};
 use arrow_buffer::{BooleanBuffer, Buffer, ScalarBuffer};
@@ -49,7 +49,7 @@ impl Verdicts {
     pub fn of_batches(judged: BrokerJudged, keys: &Keys) -> Verdicts {
         let BrokerJudged { verdicts, counts, expected, offsets } = judged;
         Verdicts {
-            missing: listed(missing_batches(keys, true, std::iter::empty())),
+            missing: listed(listed_batches(keys, true, std::iter::empty())),
             stale: stale_batches(keys, true, &[]),
             verdict: UInt8Array::new(ScalarBuffer::from(verdicts), None),
             counts,
@@ -122,7 +122,7 @@ fn missing_of(judged: Judged, table: &StateTable) -> Listed {
     let has_epochs = has_epochs(table);
     let names = table.keys().pid.dictionary.len() + table.keys().partition.dictionary.len();
     let is_short = judged.opened() < names / KEYS_A_RANGE;
-    let list = move |keys: &Keys| missing_batches(keys, has_epochs, judged.missing(keys));
+    let list = move |keys: &Keys| listed_batches(keys, has_epochs, judged.missing(keys));
     if is_short {
         return listed(list(table.keys()));
     }

@@ -1,6 +1,7 @@
 //! Entries by key: in the slots of lines, or in the overflow if they do not fit.
 
 use crate::fast_path::{self, FastOutcome, Slot};
+use crate::holes::Holes;
 use crate::judge::{FullEntry, PlainEntry, PlainRules, Rules, Sink, Span};
 use crate::keys::Key;
 use crate::lines::{EntryKey, LinePlace, Lines, Partitions, Place, RowLine, Searches};
@@ -93,6 +94,19 @@ impl<L: RowLine> Shelf<L> {
             Slot::Inline(entry) => visit(key.pid, key.partition, &entry.into()),
             Slot::Overflow(number) => visit(key.pid, key.partition, self.in_overflow(number)),
         });
+    }
+
+    /// The holes of every entry that has some, in arbitrary order. They are in the overflow.
+    pub(crate) fn all_holes(&self) -> Vec<(Key, &Holes)> {
+        let mut found = Vec::new();
+        self.lines.for_each(|key, held| {
+            let Slot::Overflow(number) = held else { return };
+            let entry = self.in_overflow(number);
+            if !entry.holes.is_empty() {
+                found.push(((key.pid, key.partition, entry.epoch), &entry.holes));
+            }
+        });
+        found
     }
 
     /// Number of holes of all entries.

@@ -13,6 +13,7 @@ use crate::holes::Holes;
 use crate::judge::{FullEntry, Rules};
 use crate::keys::{Key, Keys};
 use crate::lines::Partitions;
+use crate::order::Renumbering;
 use crate::parallel::{in_parallel, threads};
 use crate::prefetch::CHUNK;
 use crate::repeats::{KeyColumns, KeyedRows, Repeats, find_repeats};
@@ -265,8 +266,8 @@ impl StateTable {
     pub fn positions(&self) -> u128 {
         let mut sum = 0;
         with_shelf!(&self.store, shelf => shelf.for_each(|_, _, entry| {
-            let holes: u128 = entry.holes.iter().map(|(first, last)| first.abs_diff(last) as u128 + 1).sum();
-            sum += entry.first.abs_diff(entry.last) as u128 + 1 - holes;
+            sum += entry.first.abs_diff(entry.last) as u128 + 1;
+            entry.holes.for_each(|first, last, _| sum -= first.abs_diff(last) as u128 + 1);
         }));
         sum
     }
@@ -290,23 +291,36 @@ impl StateTable {
 
     /// Every entry, in the order of pid, partition and epoch (by value, see [`Keys`]).
     pub fn entries(&self) -> Entries<'_> {
-        self.entries_where(Vec::with_capacity(self.len()), |_| true)
-    }
-
-    /// Every range that is missing, in the order of pid, partition, epoch (by value) and position.
-    pub fn missing(&self) -> impl Iterator<Item = Missing> + '_ {
-        let reports_missing = self.rules.reports_missing();
-        let entries = self.entries_where(Vec::new(), |entry| reports_missing && !entry.holes.is_empty());
-        entries.flat_map(move |Entry { pid, partition, epoch, holes, .. }| {
-            holes.into_iter().map(move |hole| missing_of(&self.rules, (pid, partition, epoch), (hole.first, hole.last)))
-        })
-    }
-
-    fn entries_where(&self, mut keys: Vec<Key>, is_included: impl Fn(&FullEntry) -> bool) -> Entries<'_> {
-        with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, entry| {
-            keys.extend(is_included(entry).then_some((pid, partition, entry.epoch)));
-        }));
+        let mut keys = Vec::with_capacity(self.len());
+        with_shelf!(&self.store, shelf => {
+            shelf.for_each(|pid, partition, entry| keys.push((pid, partition, entry.epoch)));
+        });
         Entries::new(self, keys)
+    }
+
+    /// Visits every range that is missing, in the order of pid, partition, epoch (by value) and position.
+    pub fn for_each_missing(&self, mut visit: impl FnMut(Missing)) {
+        if !self.rules.reports_missing() {
+            return;
+        }
+        let mut found = with_shelf!(&self.store, shelf => shelf.all_holes());
+        let numbers = Renumbering::new(&self.keys, |visit| found.iter().for_each(|(key, _)| visit(key.0, key.1)));
+        found.sort_unstable_by_key(|((pid, partition, epoch), _)| (numbers.key(*pid, *partition), *epoch));
+        for (key, holes) in found {
+            holes.for_each(|first, last, _| visit(missing_of(&self.rules, key, (first, last))));
+        }
+    }
+
+    /// The ranges of [`StateTable::for_each_missing`].
+    pub fn missing(&self) -> Vec<Missing> {
+        let mut missing = Vec::new();
+        self.for_each_missing(|range| missing.push(range));
+        missing
+    }
+
+    /// Number of holes of all entries. If the policy reports holes, this is the number of missing ranges.
+    pub fn holes(&self) -> usize {
+        with_shelf!(&self.store, shelf => shelf.holes()) as usize
     }
 
     /// The entries of up to [`CHUNK`] keys that exist.
@@ -651,20 +665,22 @@ impl StateTable {
             if self.policy().admit == Admit::Next { self.rules.seq(position) } else { position }
         };
         let timed = |timestamp| self.keeps_timestamp.then_some(timestamp);
-        let hole = |(first, last, timestamp)| Hole { first, last, timestamp: timed(timestamp) };
+        let mut holes = Vec::with_capacity(state.holes.len());
+        state.holes.for_each(|first, last, timestamp| holes.push(Hole { first, last, timestamp: timed(timestamp) }));
         Entry {
             pid,
             partition,
             epoch: state.epoch,
             first: as_reported(state.first),
             last: as_reported(state.last),
-            holes: state.holes.iter_timed().map(hole).collect(),
+            holes,
             final_range: state.final_range,
             last_timestamp: timed(state.last_timestamp),
         }
     }
 }
 
+#[inline]
 fn missing_of(rules: &Rules, (pid, partition, epoch): Key, (first, last): (i64, i64)) -> Missing {
     let count = (last - first) as u64 + 1;
     Missing { pid, partition, epoch, first_seq: rules.seq(first), last_seq: rules.seq(last), count }

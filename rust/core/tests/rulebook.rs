@@ -251,7 +251,7 @@ impl Door for CoreDoor {
     }
 
     fn open(&self) -> Vec<Missing> {
-        self.in_the_books_words(&self.table.missing().collect::<Vec<_>>())
+        self.in_the_books_words(&self.table.missing())
     }
 
     fn finals(&self) -> Vec<Missing> {

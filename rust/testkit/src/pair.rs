@@ -196,7 +196,7 @@ impl Pair {
     /// Compares the complete states.
     pub fn compare(&self) -> Result<(), String> {
         self.agree("the number of entries", &self.table.len(), &self.oracle.len())?;
-        let open: Vec<_> = self.table.missing().map(|it| of_core(&it)).collect();
+        let open: Vec<_> = self.table.missing().iter().map(of_core).collect();
         self.agree("what is missing", &open, &self.oracle.missing().iter().map(of_oracle).collect())?;
         if !self.rules.has_positions() {
             return Ok(());

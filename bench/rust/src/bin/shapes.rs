@@ -189,7 +189,7 @@ fn measure(stream: &Stream, policy: Policy, expected: ([u64; 2], u64, u64)) -> T
         assert_eq!(accepted, expected.0[pass], "accepted rows");
     }
     let (mut ranges, mut rows) = (0, 0);
-    table.missing().for_each(|missing| (ranges, rows) = (ranges + 1, rows + missing.count));
+    table.for_each_missing(|missing| (ranges, rows) = (ranges + 1, rows + missing.count));
     let is_reported = policy.admit != Admit::Next;
     assert_eq!((ranges, rows), if is_reported { (expected.1, expected.2) } else { (0, 0) }, "missing at the end");
     times

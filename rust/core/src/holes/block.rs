@@ -164,6 +164,16 @@ impl Block {
         }
     }
 
+    /// Visits every range, lowest first.
+    #[inline]
+    pub(super) fn for_each(&self, mut visit: impl FnMut(Interval)) {
+        match &self.body {
+            Body::Plain(items) => items.iter().for_each(|item| visit(self.timed(item))),
+            Body::Timed(items) => items.iter().for_each(|&range| visit(range)),
+            Body::Bits(bits) => bits.for_each(|run| visit(self.range(run))),
+        }
+    }
+
     /// Removes the lowest part that is in `first..=last`.
     #[inline]
     pub(super) fn take(&mut self, first: i64, last: i64) -> Option<(i64, i64)> {

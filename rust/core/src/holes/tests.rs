@@ -143,6 +143,9 @@ impl History {
         let expected = self.model.ranges();
         assert_eq!(self.holes.iter_timed().collect::<Vec<_>>(), expected);
         assert!(self.holes.iter().eq(expected.iter().map(|range| (range.0, range.1))));
+        let mut visited = Vec::new();
+        self.holes.for_each(|first, last, timestamp| visited.push((first, last, timestamp)));
+        assert_eq!(visited, expected);
         assert_eq!((self.holes.len(), self.holes.is_empty()), (expected.len(), expected.is_empty()));
         let (first, last) = self.range(self.world.positions);
         assert!(self.holes.within(first, last).eq(self.model.within(first, last)));

@@ -199,12 +199,12 @@ impl Rows {
         }
         let holes_before = self.hole_gap.len();
         let mut from = entry.first;
-        for (first, last, timestamp) in entry.holes.iter_timed() {
+        entry.holes.for_each(|first, last, timestamp| {
             self.hole_gap.push(first.wrapping_sub(from));
             self.hole_reach.push(last.wrapping_sub(first));
             self.hole_timestamp.push(timestamp);
             from = last;
-        }
+        });
         self.holes.resize(self.entries.len(), 0);
         self.holes.push((self.hole_gap.len() - holes_before) as i64);
     }
