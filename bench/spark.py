@@ -333,16 +333,19 @@ def copy_contestants(files: Path, landed: Answer, scratch: Path) -> list[Contest
 
 
 def _copy_contestant(name: str, files: Path, landed: Answer, scratch: Path) -> Contestant:
-    def copy(file: Path) -> None:
-        shutil.copyfile(file, scratch / "out" / file.name)
-        if name == COPY_SYNCED:
-            with (scratch / "out" / file.name).open("rb") as copied:
-                os.fsync(copied.fileno())
+    def copy(file: Path) -> Path:
+        return Path(shutil.copyfile(file, scratch / "out" / file.name))
+
+    def sync(copied: Path) -> None:
+        with copied.open("rb") as handle:
+            os.fsync(handle.fileno())
 
     def run() -> Path:
         (scratch / "out").mkdir(parents=True)
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(copy, files.iterdir()))
+        with ThreadPoolExecutor(THREADS) as copying, ThreadPoolExecutor(THREADS) as syncing:
+            copied = copying.map(copy, files.iterdir())
+            # Jobs also sync a file while they write the next.
+            list(syncing.map(sync, copied) if name == COPY_SYNCED else copied)
         return scratch / "out"
 
     return Contestant(name=name, threads=THREADS, run=run, expected=landed, answer=take_answer, role="limit")

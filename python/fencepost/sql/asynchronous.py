@@ -27,6 +27,9 @@ class AsyncSqlSink:
     `engine`: an AsyncEngine of PostgreSQL with psycopg 3 (postgresql+psycopg://...), or of SQLite with aiosqlite. The
     event loop's thread judges and converts rows: some milliseconds for 1000 rows. It does not block on the database.
 
+    If a call is cancelled, its transaction is rolled back. With aiosqlite, a call that is cancelled while a statement
+    runs can leave the database locked until Python's garbage collector has run.
+
         engine = create_async_engine("postgresql+psycopg://host/shop")
         sink = await AsyncSqlSink.open(engine, "orders", "billing")
         await sink.apply(rows)
