@@ -49,7 +49,11 @@ class Migration:
     def sql(self, dialect: Dialect) -> list[str]:
         """Return the statements, with the quotes of a dialect."""
         created = [create_sql(it, dialect, if_not_exists=True) for it in self.tables]
-        return created + [it.replace('"', dialect.identifier_preparer.initial_quote) for it in self.statements]
+        statements = self.statements
+        if dialect.name in ("mariadb", "mysql"):
+            # An upgrade that was interrupted before the version was stored repeats the statement.
+            statements = tuple(it.replace(" ADD COLUMN ", " ADD COLUMN IF NOT EXISTS ") for it in statements)
+        return created + [it.replace('"', dialect.identifier_preparer.initial_quote) for it in statements]
 
 
 def create_sql(table: Table, dialect: Dialect, *, if_not_exists: bool = False) -> str:
