@@ -717,6 +717,20 @@ def test_a_restored_database_that_lacks_the_consumer(events: Engine) -> None:
     assert other.positions() == {}
 
 
+def test_a_reap_of_a_consumer_that_a_restored_database_lacks(events: Engine) -> None:
+    """It raised the horizon of the next new consumer, whose rows were then FORGOTTEN."""
+    options: dict[str, Any] = {"claim": "message_id", "message_id": "id", "timestamp": "at"}
+    sink = SqlSink(events, None, "billing", **options)
+    with events.begin() as connection:
+        connection.execute(text("UPDATE fencepost_consumers SET name = :name"), {"name": as_stored(events, "audit")})
+    events.dispose()
+    other = SqlSink(events, None, "audit", **options)
+    with pytest.raises(fp.PolicyError, match=r"consumer 'billing' is no longer in this database .* of 'audit'"):
+        sink.reap(1000, force=True)
+    assert other.handle({"id": ["a"], "at": [5]}, lambda *_: None).rows_kept == 1
+    assert other.metrics()["horizon_ms"] is None
+
+
 def as_stored(engine: Engine, name: str) -> str | bytes:
     return name.encode() if engine.dialect.name == "mariadb" else name
 

@@ -59,6 +59,7 @@ def reap(
         warnings.warn(warning, RetentionWarning, stacklevel=3)
 
     def raise_horizon(connection: Connection) -> int:
+        consumer.check_known(connection)  # The horizon of another consumer would never decrease.
         clock = consumer.database.now_ms(connection)
         horizon = (clock if now_ms is None else now_ms) - retention_ms
         if not force:
