@@ -731,6 +731,22 @@ def test_a_reap_of_a_consumer_that_a_restored_database_lacks(events: Engine) -> 
     assert other.metrics()["horizon_ms"] is None
 
 
+def test_a_restored_database_that_lacks_the_first_claims_stores_their_types_again(events: Engine) -> None:
+    """The types were not stored, so 7 and "7" were two producers, and a repeat was applied again."""
+    sink = SqlSink(events, "events", "billing")
+    for _ in range(2):  # the second call has read the types
+        sink.apply(rows((7, 0, 0, 0)))
+    with events.begin() as connection:
+        connection.execute(CLAIMS.delete())
+        connection.execute(text("UPDATE fencepost_consumers SET key_types = NULL"))
+    events.dispose()
+    assert sink.apply(rows((7, 0, 0, 0))).rows_kept == 1
+    again = rows((7, 0, 0, 0))
+    texts = again.set_column(0, "pid", again["pid"].cast(pa.string()))
+    with pytest.raises(fp.BatchError, match="is of type string, but the claims of consumer 'billing' have type int64"):
+        SqlSink(events, "events", "billing").handle(texts, lambda *_: None)
+
+
 def as_stored(engine: Engine, name: str) -> str | bytes:
     return name.encode() if engine.dialect.name == "mariadb" else name
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
@@ -173,7 +173,6 @@ class Consumer:
     id: int
     name: str
     keeps_time: bool
-    _stored: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def open(database: Database, name: str, settings: Mapping[str, Any]) -> Consumer:
@@ -282,17 +281,20 @@ class Consumer:
 
         `names`: the names of these columns in the input, where they differ.
 
-        Committed types are permanent, so they are read once. Types that this transaction stores may be rolled back.
+        Committed types are permanent, so they are read once per connection. Types that this transaction stores may be
+        rolled back.
 
         Raises:
             BatchError: The keys have other types than the claims. Keys of different types can have the same text.
         """
-        known = self._stored.get("key_types")
+        # Per connection: a restored database, or a replica that lags, may lack the types.
+        stored: dict[tuple[int, str], str] = connection.info.setdefault("fencepost_key_types", {})
+        known = stored.get((self.id, self.name))
         if known is None:
             query = select(CONSUMERS.c.key_types).where(CONSUMERS.c.id == self.id)
             known = connection.execute(query).scalar_one()
             if known is not None:
-                self._stored["key_types"] = known
+                stored[self.id, self.name] = known
         if known is None:
             first = update(CONSUMERS).where(CONSUMERS.c.id == self.id, CONSUMERS.c.key_types.is_(None))
             connection.execute(first.values(key_types=json.dumps(dict(found), sort_keys=True)))
