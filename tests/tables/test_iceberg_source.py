@@ -181,6 +181,18 @@ def test_a_position_that_is_lost(tmp_path: Path, catalog: SqlCatalog, table: Tab
         run(tmp_path)
 
 
+def test_an_empty_table_whose_first_snapshot_expires(tmp_path: Path, catalog: SqlCatalog, table: Table) -> None:
+    """PyIceberg removes the id of the expired parent, so the second snapshot looks like the first."""
+    run(tmp_path)
+    append(catalog, 1)
+    append(catalog, 2)
+    first = catalog.load_table("db.events").snapshots()[0].snapshot_id
+    catalog.load_table("db.events").maintenance.expire_snapshots().by_id(first).commit()
+    with pytest.raises(fp.SourceError, match="was empty when it was read last, and its first snapshots expired"):
+        run(tmp_path)
+    assert state.open(tmp_path / "state").decided() == 1
+
+
 def test_a_table_that_was_taken_back(tmp_path: Path, catalog: SqlCatalog, table: Table) -> None:
     append(catalog, 1)
     append(catalog, 2)

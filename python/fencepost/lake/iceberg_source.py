@@ -14,7 +14,7 @@ from fencepost.errors import SourceError
 from fencepost.lake.asking import Ask, ask_facts, in_driver
 from fencepost.lake.files import Files
 from fencepost.lake.storage import LocalStorage, ObjectStorage, Storage
-from fencepost.state.iceberg_tables import NamedTable, history, plain_location
+from fencepost.state.iceberg_tables import NamedTable, history, is_first, plain_location
 from fencepost.state.stores import RemoteStore, is_local
 
 if TYPE_CHECKING:
@@ -126,13 +126,13 @@ def _snapshots_after(table: Table, uri: str, last: int | None) -> list[Snapshot]
         if snapshot.snapshot_id == last:
             return found[::-1]
         found.append(snapshot)
-    if last is None and not (found and found[-1].parent_snapshot_id is not None):
+    if last is None and (not found or is_first(table, found[-1])):
         return found[::-1]
-    raise SourceError(
-        f"{uri}: snapshot {last}, which was read last, is no longer in the table's history: it expired, "
-        f"or the table was rolled back. The rows added since are unknown: {NEW_STATE}",
-        path=uri,
-    )
+    lost = f"snapshot {last}, which was read last, is no longer in the table's history: it expired, or the table was "
+    lost += "rolled back"
+    if last is None:
+        lost = "the table was empty when it was read last, and its first snapshots expired since"
+    raise SourceError(f"{uri}: {lost}. The rows added since are unknown: {NEW_STATE}", path=uri)
 
 
 def _added_by(table: Table, uri: str, snapshot: Snapshot) -> Iterator[ManifestEntry]:

@@ -25,7 +25,7 @@ from fencepost.state import changelog
 from fencepost.state.commit import NewRows, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
 from fencepost.state.disk import Disk
-from fencepost.state.iceberg_tables import NamedTable, columns_of, history, plain_location, schema_of
+from fencepost.state.iceberg_tables import NamedTable, columns_of, history, is_first, plain_location, schema_of
 from fencepost.state.placing import CopyItem
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
@@ -508,12 +508,4 @@ def _follows_from(table: Table, snapshot: int, sequence: int | None) -> bool:
     # The snapshot is probably expired. Then the remaining history is newer than it and truncated.
     if sequence is None:
         return True
-    return bool(chain) and (chain[-1].sequence_number or 0) > sequence and not _is_first(table, chain[-1])
-
-
-def _is_first(table: Table, snapshot: Snapshot) -> bool:
-    """Return whether a snapshot never had a parent. PyIceberg removes the id of an expired one, so files count."""
-    return snapshot.parent_snapshot_id is None and all(
-        it.added_snapshot_id == snapshot.snapshot_id and not it.existing_files_count and not it.deleted_files_count
-        for it in snapshot.manifests(table.io)
-    )
+    return bool(chain) and (chain[-1].sequence_number or 0) > sequence and not is_first(table, chain[-1])

@@ -140,6 +140,14 @@ def history(table: Table) -> list[Snapshot]:
     return list(ancestors_of(table.current_snapshot(), table.metadata))
 
 
+def is_first(table: Table, snapshot: Snapshot) -> bool:
+    """Return whether a snapshot never had a parent. PyIceberg removes the id of an expired one, so files count."""
+    return snapshot.parent_snapshot_id is None and all(
+        it.added_snapshot_id == snapshot.snapshot_id and not it.existing_files_count and not it.deleted_files_count
+        for it in snapshot.manifests(table.io)
+    )
+
+
 def schema_of(table: Table) -> Any:
     """Return the Arrow schema of a table's rows, normalized by `columns_of`."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow
