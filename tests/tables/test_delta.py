@@ -520,6 +520,33 @@ def test_only_versions_that_were_not_rolled_back_count_as_shown(tmp_path: Path) 
     assert versions() == [1, 2]
 
 
+def test_a_restore_of_commits_that_are_no_longer_in_the_log(tmp_path: Path) -> None:
+    for seed in range(3):
+        land_some(tmp_path, [seed])
+        make_job(tmp_path).run()
+    restore(tmp_path, 1)
+    table_of(tmp_path).create_checkpoint()
+    for version in range(3):
+        (tmp_path / f"sink/_delta_log/{version:020}.json").unlink()
+    for version in (3, 2):
+        with pytest.raises(fp.SinkError, match=rf"no longer in the sink \(versions .*{version}\)"):
+            state_of(tmp_path).rollback(version)
+    state_of(tmp_path).rollback(1)  # the table still lists its files
+    make_job(tmp_path).run()
+    polars.testing.assert_frame_equal(rows_of(tmp_path), expected_of(tmp_path))
+
+
+def test_a_restore_of_commits_that_the_log_cannot_tell(tmp_path: Path) -> None:
+    with_two_versions(tmp_path)
+    restore(tmp_path, 1)
+    table_of(tmp_path).delete()  # as if the rows of version 1 were in another file
+    table_of(tmp_path).create_checkpoint()
+    for version in range(3):
+        (tmp_path / f"sink/_delta_log/{version:020}.json").unlink()
+    with pytest.raises(fp.SinkError, match="the log no longer shows whether rows of version 1"):
+        state_of(tmp_path).rollback(1)
+
+
 def test_a_restore_by_time_is_to_be_repeated_by_version(tmp_path: Path) -> None:
     with_two_versions(tmp_path)
     made = {it["version"]: it["timestamp"] for it in table_of(tmp_path).history()}

@@ -37,7 +37,17 @@ from fencepost.state.delta_columns import (
     new_table,
     with_columns,
 )
-from fencepost.state.delta_log import LOG, Action, Table, info_of, put_commit, read_commit, read_commits, read_table
+from fencepost.state.delta_log import (
+    LOG,
+    Action,
+    Table,
+    info_of,
+    live_files,
+    put_commit,
+    read_commit,
+    read_commits,
+    read_table,
+)
 from fencepost.state.disk import Disk
 from fencepost.state.hive import hive_folders, hive_values
 from fencepost.state.placing import CopyItem
@@ -232,7 +242,7 @@ class DeltaSink:
     def shown(self, decision: Decision) -> int:
         """Return the number of shown files (see `Sink`). Compaction may have moved their rows, so all count as shown
         unless a RESTORE reverted the version."""
-        return 0 if self.is_reverted(decision) else len(decision.outputs)
+        return 0 if not len(decision.outputs) or self.is_reverted(decision) else len(decision.outputs)
 
     def is_reverted(self, decision: Decision) -> bool:
         """See `Sink`."""
@@ -242,14 +252,30 @@ class DeltaSink:
         version, counts = table.version, True
         for at in range(version, -1, -1):
             actions = read_commit(self.store, at)
-            if actions is None:
-                break  # removed by cleanup, like all earlier ones, which no RESTORE reverted
+            if actions is None:  # removed by cleanup, like all earlier ones
+                return at > version and self._was_reverted(table, decision, version)
             commit, counts = info_of(actions), at <= version
             if commit.get("fencepost.state") == owner and commit.get("fencepost.version") == str(decision.version):
                 return not counts
             if counts and commit.get("operation") == "RESTORE":
                 version = min(version, self._restored_to(commit, at))
         return False
+
+    def _was_reverted(self, table: Table, decision: Decision, version: int) -> bool:
+        """Return whether a RESTORE to `version` reverted a version whose commit is no longer in the log."""
+        if decision.sink_version is None:
+            return False  # there was no table
+        if decision.sink_version.get("version", -1) >= version:
+            return True  # the table had this version before the commit
+        with log_errors(self.location, SinkError):
+            live = live_files(self.store, table.version)
+        if any(name in live for name in self.names(decision)):
+            return False
+        raise SinkError(
+            f"{self.location}: a RESTORE to version {version} removed rows, and the log no longer shows whether rows of "
+            f"version {decision.version} of the state are among them: RESTORE the table to a later version, or begin "
+            "again with a new state and a new sink"
+        )
 
     def _restored_to(self, commit: dict[str, Any], at: int) -> int:
         to = commit.get("operationParameters", {}).get("version")
