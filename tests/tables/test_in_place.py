@@ -84,6 +84,21 @@ def test_each_run_takes_out_what_is_not_kept(tmp_path: Path, way: str) -> None:
     assert bool(list((tmp_path / "table").glob("*.bin"))) == (way == "vectors")
 
 
+def test_a_deferred_file_is_read_after_a_commit_of_the_state(tmp_path: Path, way: str) -> None:
+    """The position stays before that commit, because nobody else has changed the table."""
+    append(tmp_path, 0, way=way)
+    append(tmp_path, 1, way=way)
+    newest = max((tmp_path / "table").glob("*.parquet"), key=os.path.getmtime)
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[:100])
+    assert make_job(tmp_path).run().rows == 300
+    newest.write_bytes(whole)
+    report = make_job(tmp_path).run()
+    assert (report.version, report.rows) == (2, 300)
+    assert_kept(tmp_path, 0, 1)
+    assert commits(tmp_path) == ["WRITE", "WRITE", "DEDUPLICATE", "DEDUPLICATE"]
+
+
 def test_nothing_new_changes_nothing(tmp_path: Path, way: str) -> None:
     append(tmp_path, 0, way=way)
     make_job(tmp_path).run()
