@@ -18,7 +18,7 @@ import polars.testing
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from fencepost import state
 from fencepost.lake import DedupJob, LocalEngine
@@ -518,6 +518,15 @@ def test_only_versions_that_were_not_rolled_back_count_as_shown(tmp_path: Path) 
     assert versions() == [1]
     restore(tmp_path, 2)
     assert versions() == [1, 2]
+
+
+def test_bounds_of_a_column_with_the_path_of_a_field(tmp_path: Path) -> None:
+    """Readers skip files by these bounds."""
+    rows = make_rows(0).append_column("payload.seq", pa.array(range(1_000, 1_000 + len(make_rows(0)))))
+    land(tmp_path / "source", "0.parquet", rows.append_column("payload", pa.array([{"seq": 1}] * len(rows))))
+    make_job(tmp_path).run()
+    query = QueryBuilder().register("sink", table_of(tmp_path)).execute('SELECT * FROM sink WHERE "payload.seq" > 500')
+    assert pa.table(query.read_all()).num_rows == len(expected_of(tmp_path))
 
 
 def test_a_restore_of_commits_that_are_no_longer_in_the_log(tmp_path: Path) -> None:

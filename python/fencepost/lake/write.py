@@ -254,11 +254,13 @@ def _bounds(file: Any) -> Bounds:
     integers = {it.name for it in file.schema_arrow if pa.types.is_signed_integer(it.type)}
     groups = [file.metadata.row_group(place) for place in range(file.metadata.num_row_groups)]
     found: Bounds = {}
-    for place in (it for it in range(len(file.schema)) if file.schema.column(it).path in integers):
+    paths = [file.schema.column(place).path for place in range(len(file.schema))]
+    for place, path in enumerate(paths):
+        if path not in integers or paths.count(path) > 1:  # a field of a struct may have the path of a column
+            continue
         statistics = [group.column(place).statistics for group in groups]
         if statistics and all(it is not None and it.has_min_max for it in statistics):
-            bounds = [min(it.min for it in statistics), max(it.max for it in statistics)]
-            found[file.schema.column(place).path] = bounds
+            found[path] = [min(it.min for it in statistics), max(it.max for it in statistics)]
     return found
 
 
