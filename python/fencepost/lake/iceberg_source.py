@@ -128,11 +128,17 @@ def _snapshots_after(table: Table, uri: str, last: int | None) -> list[Snapshot]
         found.append(snapshot)
     if last is None and (not found or is_first(table, found[-1])):
         return found[::-1]
-    lost = f"snapshot {last}, which was read last, is no longer in the table's history: it expired, or the table was "
-    lost += "rolled back"
     if last is None:
-        lost = "the table was empty when it was read last, and its first snapshots expired since"
-    raise SourceError(f"{uri}: {lost}. The rows added since are unknown: {NEW_STATE}", path=uri)
+        raise SourceError(
+            f"{uri}: the table was empty when it was read last, and its first snapshots expired since. The rows added "
+            f"since are unknown: {NEW_STATE}",
+            path=uri,
+        )
+    raise SourceError(
+        f"{uri}: snapshot {last}, which was read last, is no longer in the table's history: it expired, "
+        f"or the table was rolled back. The rows added since are unknown: {NEW_STATE}",
+        path=uri,
+    )
 
 
 def _added_by(table: Table, uri: str, snapshot: Snapshot) -> Iterator[ManifestEntry]:
