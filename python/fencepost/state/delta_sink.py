@@ -272,8 +272,8 @@ class DeltaSink:
         if any(name in live for name in self.names(decision)):
             return False
         raise SinkError(
-            f"{self.location}: a RESTORE to version {version} removed rows, and the log no longer shows whether rows of "
-            f"version {decision.version} of the state are among them: RESTORE the table to a later version, or begin "
+            f"{self.location}: a RESTORE to version {version} removed rows, and the log no longer shows whether rows "
+            f"of version {decision.version} of the state are among them: RESTORE the table to a later version, or begin "
             "again with a new state and a new sink"
         )
 

@@ -34,7 +34,6 @@ from fencepost.state.stores import RemoteStore, is_local
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
-    from pyiceberg.table.snapshots import Snapshot
 
     from fencepost.state.versions import State
 
