@@ -273,8 +273,8 @@ class DeltaSink:
             return False
         raise SinkError(
             f"{self.location}: a RESTORE to version {version} removed rows, and the log no longer shows whether rows "
-            f"of version {decision.version} of the state are among them: RESTORE the table to a later version, or begin "
-            "again with a new state and a new sink"
+            f"of version {decision.version} of the state are among them: RESTORE the table to a later version, or "
+            "begin again with a new state and a new sink"
         )
 
     def _restored_to(self, commit: dict[str, Any], at: int) -> int:
