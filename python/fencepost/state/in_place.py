@@ -97,8 +97,8 @@ class InPlace(DeltaSink):
         """Return whether the version may still be written (see `DeltaSink`).
 
         The files that lose rows and the table's settings must be unchanged. Also, nobody may have removed rows: a kept
-        copy of a removed row could be among them. Commits of this state do not count: they keep a copy, and the source
-        does not move its position past them.
+        copy of a removed row could be among them. Commits of this state that the decision has seen do not count: they
+        keep a copy, and the source does not move its position past them.
         """
         marked, own = set(decision.marked.path), self.own.owner()
         if not marked:
@@ -107,7 +107,8 @@ class InPlace(DeltaSink):
         for version, actions in read_commits(self.store, min(looked, read) + 1, table.version):
             if actions is None or any(kind in ("protocol", "metaData") for kind, _ in actions):
                 return False
-            if ("txn", own) in ((kind, action.get("appId")) for kind, action in actions):
+            is_own = ("txn", own) in ((kind, action.get("appId")) for kind, action in actions)
+            if is_own and version <= looked:
                 continue
             removed = [action for kind, action in actions if kind == "remove" and version > read]
             if any(it.get("dataChange", True) or unquote(it["path"]) in marked for it in removed):
