@@ -725,7 +725,7 @@ def test_a_reap_of_a_consumer_that_a_restored_database_lacks(events: Engine) -> 
         connection.execute(text("UPDATE fencepost_consumers SET name = :name"), {"name": as_stored(events, "audit")})
     events.dispose()
     other = SqlSink(events, None, "audit", **options)
-    with pytest.raises(fp.PolicyError, match=r"consumer 'billing' is no longer in this database .* of 'audit'"):
+    with pytest.raises(fp.PolicyError, match=r"consumer 'billing' is no longer .* of 'audit'"):
         sink.reap(1000, force=True)
     assert other.handle({"id": ["a"], "at": [5]}, lambda *_: None).rows_kept == 1
     assert other.metrics()["horizon_ms"] is None
@@ -743,7 +743,7 @@ def test_a_restored_database_that_lacks_the_first_claims_stores_their_types_agai
     assert sink.apply(rows((7, 0, 0, 0))).rows_kept == 1
     again = rows((7, 0, 0, 0))
     texts = again.set_column(0, "pid", again["pid"].cast(pa.string()))
-    with pytest.raises(fp.BatchError, match="is of type string, but the claims of consumer 'billing' have type int64"):
+    with pytest.raises(fp.BatchError, match=r"type string.* have type int64"):
         SqlSink(events, "events", "billing").handle(texts, lambda *_: None)
 
 

@@ -538,7 +538,7 @@ def test_a_restore_of_commits_that_are_no_longer_in_the_log(tmp_path: Path) -> N
     for version in range(3):
         (tmp_path / f"sink/_delta_log/{version:020}.json").unlink()
     for version in (3, 2):
-        with pytest.raises(fp.SinkError, match=rf"no longer in the sink \(versions .*{version}\)"):
+        with pytest.raises(fp.SinkError, match=rf"no longer in the .*\(versions .*{version}\)"):
             state_of(tmp_path).rollback(version)
     state_of(tmp_path).rollback(1)  # the table still lists its files
     make_job(tmp_path).run()
@@ -552,7 +552,7 @@ def test_a_restore_of_commits_that_the_log_cannot_tell(tmp_path: Path) -> None:
     table_of(tmp_path).create_checkpoint()
     for version in range(3):
         (tmp_path / f"sink/_delta_log/{version:020}.json").unlink()
-    with pytest.raises(fp.SinkError, match="the log no longer shows whether rows of version 1"):
+    with pytest.raises(fp.SinkError, match=r"no longer shows .* version 1"):
         state_of(tmp_path).rollback(1)
 
 

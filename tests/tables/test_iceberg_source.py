@@ -188,7 +188,7 @@ def test_an_empty_table_whose_first_snapshot_expires(tmp_path: Path, catalog: Sq
     append(catalog, 2)
     first = catalog.load_table("db.events").snapshots()[0].snapshot_id
     catalog.load_table("db.events").maintenance.expire_snapshots().by_id(first).commit()
-    with pytest.raises(fp.SourceError, match="was empty when it was read last, and its first snapshots expired"):
+    with pytest.raises(fp.SourceError, match=r"was empty .* first snapshots expired"):
         run(tmp_path)
     assert state.open(tmp_path / "state").decided() == 1
 
