@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import resource
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from deltalake import DeltaTable
 from fencepost import cli, lake
 from fencepost import state as states
-from fencepost.lake import DedupJob, applied_files, dataset
+from fencepost.lake import DedupJob, applied_files, arranging, dataset
 from fencepost.state.sinks import RunFolders
 from support.lake import RetryingEngine, hashes, land, make_rows
 from support.parquet_files import NESTED, everything
@@ -320,6 +321,32 @@ def test_a_damaged_file_is_left_out_and_the_others_are_put_together(tmp_path: Pa
     report = make(tmp_path, target_file_bytes=LARGE, settle_ms=0).run()
     assert [it[0] for it in report.quarantined] == ["002.parquet"]
     assert [len(it) for it in outputs(tmp_path).values()] == [150]
+
+
+def test_a_disk_that_is_full_at_the_end_of_an_output_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last bytes are lost without an error of the writer. The run planned again and again."""
+    land_files(tmp_path, range(2))
+    make(tmp_path, "0", target_file_bytes=LARGE).run()
+    size = (tmp_path / "sink0/run=1/part-00000.parquet").stat().st_size
+    real, before = arranging.arrange_rows, resource.getrlimit(resource.RLIMIT_FSIZE)
+    calls: list[int] = []
+
+    def write(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        assert len(calls) < 3, "planned again"
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, before[1]))
+        try:
+            return real(*arguments, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arranging, "arrange_rows", write)
+        with pytest.raises(OSError, match="Is the disk full"):
+            make(tmp_path, target_file_bytes=LARGE).run()
+    assert make(tmp_path, target_file_bytes=LARGE).run().kept == len(kept(tmp_path)) == 100
 
 
 def test_rollback_takes_a_laid_out_version_back(tmp_path: Path) -> None:
