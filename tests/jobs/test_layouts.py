@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import json
 import resource
 from collections.abc import Iterable
@@ -344,8 +345,9 @@ def test_a_disk_that_is_full_at_the_end_of_an_output_ends_the_run(
 
     with monkeypatch.context() as patch:
         patch.setattr(arranging, "arrange_rows", write)
-        with pytest.raises(OSError, match="Is the disk full"):
+        with pytest.raises(OSError, match=r"part-00000-.*\.parquet") as found:
             make(tmp_path, target_file_bytes=LARGE).run()
+    assert found.value.errno == errno.EFBIG
     assert make(tmp_path, target_file_bytes=LARGE).run().kept == len(kept(tmp_path)) == 100
 
 

@@ -273,19 +273,9 @@ class _Batch:
         with ExitStack() as stack:
             new = [str(stack.enter_context(outputs.new(name, lasts=True))) for name in names]
             asked = [(path, *ranges) for path, (_, ranges) in zip(new, targets, strict=True)]
-            try:
-                done = retry(
-                    lambda: arrange_rows(
-                        paths, asked, objects=objects, without=self.arrangement.without, metadata=metadata
-                    )
-                )
-            except SourceError as error:
-                if error.path not in new:
-                    raise
-                # The writer reads the footer back. It does not see that its last bytes failed to be written. No file of
-                # the source is damaged, so to leave one out and plan again would never end.
-                text = f"{error.path}: was not written as a whole ({error.message}). Is the disk full?"
-                raise OSError(text) from error
+            done = retry(
+                lambda: arrange_rows(paths, asked, objects=objects, without=self.arrangement.without, metadata=metadata)
+            )
             for member, crc in zip(self.sources, done.source_crc, strict=True):
                 check_footer(self.item, member, crc)
         for place, (folder, _) in enumerate(targets):

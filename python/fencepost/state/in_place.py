@@ -100,9 +100,10 @@ class InPlace(DeltaSink):
         copy of a removed row could be among them. Commits of this state that the decision has seen do not count: they
         keep a copy, and the source does not move its position past them.
         """
-        marked, own = set(decision.marked.path), self.own.owner()
+        marked = set(decision.marked.path)
         if not marked:
             return True
+        own = self.own.owner()
         looked, read = ((it or {}).get("version", -1) for it in (decision.sink_version, decision.source_position))
         for version, actions in read_commits(self.store, min(looked, read) + 1, table.version):
             if actions is None or any(kind in ("protocol", "metaData") for kind, _ in actions):

@@ -10,8 +10,8 @@ use crate::error::{Error, Fault, Result, guard};
 use crate::file::ParquetFile;
 use crate::pages::Pages;
 use crate::rewrite::{
-    Chunk, Output, copy_bloom_filter, copy_chunk, group_of, has_every_offset_index, indexes_of, write_bloom_filter,
-    write_footer, writing,
+    Chunk, Output, WriteError, copy_bloom_filter, copy_chunk, group_of, has_every_offset_index, indexes_of,
+    write_bloom_filter, write_footer, writing,
 };
 use parquet::basic::Type;
 use parquet::column::reader::{get_column_reader, get_typed_column_reader};
@@ -27,7 +27,7 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::{SerializedPageWriter, TrackedWrite};
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type as SchemaType};
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -437,8 +437,11 @@ impl<'a> Shared<'a> {
         let column_indexes = self.has_column_index.then_some(file.column_indexes);
         let offset_indexes = self.has_offset_index.then_some(file.offset_indexes);
         let path = &file.target.path;
-        write_footer(metadata, file.groups, column_indexes, offset_indexes, file.out)
-            .map_err(|error| writing(path, &error))?;
+        let written = write_footer(metadata, file.groups, column_indexes, offset_indexes, file.out);
+        if let Some(error) = file.failed.take() {
+            return Err(Error::Sink { path: path.clone(), error });
+        }
+        written.map_err(|error| writing(path, &error))?;
         let made = ParquetFile::open(path)?;
         Ok(Arranged {
             rows: made.rows(),
@@ -732,6 +735,7 @@ fn value_starts(definitions: &[i16], level_at: &[usize], level_max: i16) -> Vec<
 struct NewFile<'t> {
     target: &'t Target,
     out: TrackedWrite<Output>,
+    failed: WriteError,
     groups: Vec<RowGroupMetaData>,
     column_indexes: Vec<Vec<ColumnIndexMetaData>>,
     offset_indexes: Vec<Vec<OffsetIndexMetaData>>,
@@ -741,22 +745,20 @@ struct NewFile<'t> {
 
 impl<'t> NewFile<'t> {
     fn create(target: &'t Target) -> Result<NewFile<'t>> {
-        let sink = |error| Error::Sink { path: target.path.clone(), error };
-        let file = OpenOptions::new().write(true).create_new(true).open(&target.path).map_err(sink)?;
-        let mut out = TrackedWrite::new(Output { file, failed: None });
-        out.write_all(b"PAR1").map_err(sink)?;
+        let (mut out, failed) = Output::create(&target.path)?;
+        out.write_all(b"PAR1").map_err(|error| Error::Sink { path: target.path.clone(), error })?;
         let (groups, column_indexes, offset_indexes) = (vec![], vec![], vec![]);
-        Ok(NewFile { target, out, groups, column_indexes, offset_indexes, copied: 0, gathered: 0 })
+        Ok(NewFile { target, out, failed, groups, column_indexes, offset_indexes, copied: 0, gathered: 0 })
     }
 
     /// The error of a writer: the original error of the system, if writers replaced it.
-    fn writing(&mut self, error: &ParquetError) -> Error {
+    fn writing(&self, error: &ParquetError) -> Error {
         let error = writing(&self.target.path, error);
         self.sink_error(error)
     }
 
-    fn sink_error(&mut self, error: Error) -> Error {
-        match (self.out.inner_mut().failed.take(), error) {
+    fn sink_error(&self, error: Error) -> Error {
+        match (self.failed.take(), error) {
             (Some(original), Error::Sink { path, .. }) => Error::Sink { path, error: original },
             (_, error) => error,
         }

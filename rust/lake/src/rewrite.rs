@@ -22,6 +22,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The result of [`rewrite`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,14 +66,12 @@ pub fn rewrite(
         return Err(Error::Ranges(format!("{}: {problem}", file.path().display())));
     }
     let file = file.with_page_indexes()?;
-    let sink = |error| Error::Sink { path: target.into(), error };
-    let out = OpenOptions::new().write(true).create_new(true).open(target).map_err(sink)?;
-    let mut out = Output { file: out, failed: None };
+    let (out, failed) = Output::create(target)?;
     let written = guard(file.path(), file.source(), || {
         let mut rewrite = Rewrite {
             file: &file,
             target,
-            out: TrackedWrite::new(&mut out),
+            out,
             groups: vec![],
             column_indexes: vec![],
             offset_indexes: vec![],
@@ -84,11 +83,10 @@ pub fn rewrite(
         rewrite.write_groups(rows, keeps, can_continue)?;
         rewrite.finish()
     });
-    // The original error of the system, before writers replace it. A writer that is dropped does not report an error of
-    // its last bytes.
-    let written = match out.failed.take() {
+    // The original error of the system, before writers replace it.
+    let written = match failed.take() {
         Some(error) if !matches!(written, Err(Error::Source { .. } | Error::Read { .. } | Error::Stopped)) => {
-            Err(sink(error))
+            Err(Error::Sink { path: target.into(), error })
         }
         _ => written,
     };
@@ -104,7 +102,6 @@ pub fn rewrite(
         })
     });
     if written.is_err() {
-        drop(out);
         // A failure to remove the incomplete target is not reported, because it does no harm.
         let _ = fs::remove_file(target);
     }
@@ -121,10 +118,10 @@ pub(crate) fn has_every_offset_index(file: &ParquetFile) -> bool {
     })
 }
 
-struct Rewrite<'a, 'b> {
+struct Rewrite<'a> {
     file: &'a ParquetFile,
     target: &'a Path,
-    out: TrackedWrite<&'b mut Output>,
+    out: TrackedWrite<Output>,
     groups: Vec<RowGroupMetaData>,
     column_indexes: Vec<Vec<ColumnIndexMetaData>>,
     offset_indexes: Vec<Vec<OffsetIndexMetaData>>,
@@ -141,7 +138,7 @@ pub(crate) struct Chunk {
     pub(crate) offset_index: Option<OffsetIndexMetaData>,
 }
 
-impl Rewrite<'_, '_> {
+impl Rewrite<'_> {
     fn write_groups(&mut self, rows: &RowRanges, keeps: bool, can_continue: &mut dyn FnMut() -> bool) -> Result<()> {
         self.out.write_all(b"PAR1").map_err(|error| self.sink(error))?;
         let mut start = 0;
@@ -376,8 +373,32 @@ pub(crate) fn writing(target: &Path, error: &ParquetError) -> Error {
 
 /// A file that stores the error of a failed write.
 pub(crate) struct Output {
-    pub(crate) file: File,
-    pub(crate) failed: Option<io::Error>,
+    file: File,
+    failed: WriteError,
+}
+
+/// The error of a failed write. It outlives the writer: one that is dropped does not report an error of its last bytes.
+#[derive(Clone, Default)]
+pub(crate) struct WriteError(Arc<Mutex<Option<io::Error>>>);
+
+impl WriteError {
+    pub(crate) fn take(&self) -> Option<io::Error> {
+        self.lock().take()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<io::Error>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Output {
+    /// Creates the file, which must not exist.
+    pub(crate) fn create(path: &Path) -> Result<(TrackedWrite<Output>, WriteError)> {
+        let file = OpenOptions::new().write(true).create_new(true).open(path);
+        let file = file.map_err(|error| Error::Sink { path: path.into(), error })?;
+        let failed = WriteError::default();
+        Ok((TrackedWrite::new(Output { file, failed: failed.clone() }), failed))
+    }
 }
 
 impl Write for Output {
@@ -385,7 +406,7 @@ impl Write for Output {
         self.file.write(bytes).map_err(|error| {
             let copy = io::Error::new(error.kind(), error.to_string());
             if error.kind() != io::ErrorKind::Interrupted {
-                self.failed = Some(error);
+                *self.failed.lock() = Some(error);
             }
             copy
         })
