@@ -268,44 +268,78 @@ def read_view(
 
     Raises SourceError.
     """
+    transactions = _Transactions(log, salvages, lacks_markers) if isolation == "read_committed" else None
     first = len(log.segments) - 1
-    if isolation == "read_committed" or is_live:
+    if transactions is not None or is_live:
         first = sum((it.base_offset or 0) <= since for it in log.segments[1:])
-    index = TransactionIndex()
     stream = _native.kafka_batches([it.parts for it in log.segments[first:]], reports=is_live or salvages)
     log_end, is_thinned = log.segments[-1].base_offset or 0, False
     sizes: dict[str, int] = {}
-    undecided, read_end = None, 0
     for batch in stream:
         rows = pa.record_batch(batch)
+        log_end = rows["last_offset"][-1].as_py() + 1
+        is_thinned = is_thinned or _are_thinned(rows)
         if is_live:
             sizes[rows["segment"][-1].as_py()] = rows["position"][-1].as_py() + rows["bytes"][-1].as_py()
-        is_thinned = is_thinned or _are_thinned(rows)
-        if isolation == "read_committed":
-            possible, impossible = without_impossible(rows, log.segments)
-            if impossible and not salvages:
-                raise _error_of(impossible[0])
-            pieces = _cut_at_gaps(possible, read_end) if lacks_markers and undecided is None else [possible]
-            for place, piece in enumerate(pieces):
-                undecided = index.first_unstable_offset(None) if place and undecided is None else undecided
-                # A batch header whose records were compacted away belongs to a transaction decided long ago.
-                holds = pc.or_(pc.greater(piece["count"], 0), pc.is_valid(piece["control"]))
-                index.apply(pa.table(piece.filter(holds)), _COLUMNS)
-            read_end = possible["last_offset"][-1].as_py() + 1 if len(possible) else read_end
-        log_end = rows["last_offset"][-1].as_py() + 1
+        if transactions is not None:
+            transactions.add(rows)
     if not salvages:
         _check_live(stream, log)
-    aborted = _as_tuples(pa.table(index.aborted(None)))
-    unstable = index.first_unstable_offset(None)
-    if isolation == "read_committed" and not log.is_folder:
-        aborted += _aborted_beside(log.segments[0], index, log_end, options)
-        unstable = None
-    # Headers of a segment that seems to overlap are not read, so its transactions are unknown.
-    unread = {it.path for it in stream.findings if it.kind == "overlap" and isolation == "read_committed"}
-    begins = [it.base_offset for it in log.segments if it.path in unread]
-    end = min(it for it in (log_end, unstable, undecided, *begins) if it is not None)
+    aborted: list[tuple[int, int, int]] = []
+    ends = [log_end]
+    if transactions is not None:
+        aborted = transactions.aborted(log_end, options)
+        ends += [*transactions.undecided(), *_unread(stream, log)]
     gaps = tuple(it.reason for it in stream.findings if it.kind == "gap") if is_live or salvages else ()
-    return View(log, log.segments[0].base_offset or 0, log_end, end, tuple(aborted), gaps, is_thinned, sizes)
+    start = log.segments[0].base_offset or 0
+    return View(log, start, log_end, min(ends), tuple(aborted), gaps, is_thinned, sizes)
+
+
+class _Transactions:
+    """The transactions of a partition, from the headers of its batches in order of offsets."""
+
+    def __init__(self, log: Log, salvages: bool, lacks_markers: bool) -> None:
+        """`salvages`, `lacks_markers`: see `read_view`."""
+        self._log, self._salvages, self._lacks_markers = log, salvages, lacks_markers
+        self._index = TransactionIndex()
+        self._end = 0
+        self._open_at_gap: int | None = None
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add headers. Raises SourceError for impossible ones, unless they are skipped."""
+        possible, impossible = without_impossible(rows, self._log.segments)
+        if impossible and not self._salvages:
+            raise _error_of(impossible[0])
+        knows_all = not self._lacks_markers or self._open_at_gap is not None
+        for place, piece in enumerate([possible] if knows_all else _cut_at_gaps(possible, self._end)):
+            if place and self._open_at_gap is None:
+                self._open_at_gap = self._index.first_unstable_offset(None)
+            # A batch header whose records were compacted away belongs to a transaction decided long ago.
+            holds = pc.or_(pc.greater(piece["count"], 0), pc.is_valid(piece["control"]))
+            self._index.apply(pa.table(piece.filter(holds)), _COLUMNS)
+        if len(possible):
+            self._end = possible["last_offset"][-1].as_py() + 1
+
+    def aborted(self, log_end: int, options: Options) -> list[tuple[int, int, int]]:
+        """Return (pid, first offset, last offset) of each aborted transaction."""
+        found = _as_tuples(pa.table(self._index.aborted(None)))
+        if not self._log.is_folder:
+            found += _aborted_beside(self._log.segments[0], self._index, log_end, options)
+        return found
+
+    def undecided(self) -> list[int]:
+        """Return offsets of transactions whose outcome is unknown, the first one among them.
+
+        A segment that was named alone has none: `aborted` has checked that the index beside it has all outcomes.
+        """
+        unstable = self._index.first_unstable_offset(None) if self._log.is_folder else None
+        return [it for it in (unstable, self._open_at_gap) if it is not None]
+
+
+def _unread(stream: KafkaStream, log: Log) -> list[int]:
+    """Return where segments begin that seem to overlap. Their headers are not read: their transactions are unknown."""
+    paths = {it.path for it in stream.findings if it.kind == "overlap"}
+    return [it.base_offset for it in log.segments if it.path in paths and it.base_offset is not None]
 
 
 def _cut_at_gaps(rows: pa.RecordBatch, end: int) -> list[pa.RecordBatch]:
