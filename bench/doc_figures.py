@@ -87,12 +87,12 @@ def _dataframes() -> str:
         "`deduplicate(df)` over files": spark.FILES.name,
         "`deduplicate(df)` of another frame": spark.SHUFFLED.name,
         "`deduplicate(df, co_located=True)`": spark.CO_LOCATED.name,
-        "Spark reads and writes the rows only": spark.SCAN_AND_WRITE.name,
+        "Spark only reads and writes the rows": spark.SCAN_AND_WRITE.name,
         "`DedupJob`, default settings": spark.SYNCED,
     }
     table = "\n".join(f"| {what} | {cells(name)} |" for what, name in lines.items())
     return (
-        f"Measured with {_millions(rows)} rows of 90 bytes (`bench/results/spark.md`):\n\n"
+        f"Measured with {rows / 1e6:.1f} M rows, each with a payload of 90 bytes (`bench/results/spark.md`):\n\n"
         f"| | no output | no output, gaps between all sequences | to Parquet |\n|---|---:|---:|---:|\n{table}\n"
     )
 
