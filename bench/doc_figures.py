@@ -159,7 +159,7 @@ def _times_of_the_disk() -> str:
     store, disk = its[stores.STORE].median, its[stores.LOCAL].median
     return (
         f"On this server, a run took {store / disk:.1f} times as long as on the local disk "
-        f"({store:.1f} s and {disk:.1f} s)"
+        f"({store:.2f} s and {disk:.2f} s)"
     )
 
 
