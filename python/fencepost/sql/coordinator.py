@@ -233,7 +233,7 @@ class TransactionCoordinator:
 
         Raises:
             UndoneError: `work` ignored an error by which the database undid everything, or ended the database
-                transaction. Nothing is decided.
+                transaction. If `work` committed it, the decision is committed, too. Otherwise nothing is decided.
             TransactionAbortableError: A position that `add_offsets` staged has moved. Nothing has changed: abort.
             FencedError: Another producer has taken over. A transaction that was not committed before is aborted.
             TransactionStateError: No transaction is open, or it was aborted because it exceeded its time-out.
