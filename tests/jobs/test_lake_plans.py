@@ -351,6 +351,14 @@ def test_the_changelog_has_the_final_ranges_when_a_shard_is_processed(tmp_path: 
     assert told(tmp_path) == still_missing(tmp_path) != Counter()
 
 
+def test_the_clock_of_files_that_one_task_reads_is_the_newest_time_even_if_it_is_zero(tmp_path: Path) -> None:
+    for name, newest in (("1.parquet", 0), ("2.parquet", -5_000)):
+        land(tmp_path / "source", name, timed(1, [-newest], [newest]))
+    make_job(tmp_path, max_idle_ms=1_000).run()
+    decided = state.open(tmp_path / "state").version(1)
+    assert (decided.clock_ms, decided.horizon_ms) == (0, -1_000)
+
+
 def test_a_row_of_the_far_future_evicts_no_producer(tmp_path: Path) -> None:
     source = tmp_path / "source"
     options = {"max_idle_ms": 10_000, "shards": 1}

@@ -192,7 +192,7 @@ class Scanned:
         self.row_range = read.row_range if read else (0, 0)
         newest = read.scan.newest_timestamp if read else None
         if newest is not None:
-            self.newest_ms = max(newest, self.newest_ms or newest)
+            self.newest_ms = newest if self.newest_ms is None else max(newest, self.newest_ms)
 
     def _number_of(self, schema: pa.Schema) -> int:
         if schema not in self.schemas:
