@@ -132,6 +132,35 @@ def test_producers_of_a_csv_file_are_those_that_it_spells(devices: list[str], tm
     assert sorted(lake.dataset(f"{tmp_path}/clean").to_table()["pid"].to_pylist()) == sorted(devices)
 
 
+@pytest.mark.parametrize("devices", [["2026-11-20", "2026-11-20T00:00:00", "2026-11-20 00:00:00"], ["2026-11-20", "x"]])
+def test_producers_of_json_files_are_those_that_they_spell(devices: list[str], tmp_path: Path) -> None:
+    """A reader that infers types takes some texts for times, and several texts are the same time."""
+    for name, some in (("a", ["x", "y"]), ("b", devices)):
+        rows = [{"pid": it, "epoch": 0, "partition": 0, "seq": 0} for it in some]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    both = {*devices, "x", "y"}
+    assert lake.audit(tmp_path / "b.jsonl").counts == {"ACCEPTED": len(devices)}
+    assert lake.audit(f"{tmp_path}/*.jsonl").counts["ACCEPTED"] == len(both)
+    assert cli.main(["dedup", f"{tmp_path}/*.jsonl", f"{tmp_path}/state", f"{tmp_path}/clean", "-q", "--no-sync"]) == 0
+    assert set(lake.dataset(f"{tmp_path}/clean").to_table()["pid"].to_pylist()) == both
+
+
+@pytest.mark.parametrize("first", ["x", 7])
+@pytest.mark.parametrize("is_field", [False, True])
+@pytest.mark.parametrize("pids", [[2**63, 2**63 + 1], [1.0, 2**53, 2**53 + 1]])
+def test_numbers_of_producers_that_are_rounded_are_an_error(
+    first: str | int, is_field: bool, pids: list[float], tmp_path: Path
+) -> None:
+    for name, some in (("a", [first]), ("b", pids)):
+        rows = [
+            {"epoch": 0, "partition": 0, "seq": 0, **({"at": {"pid": it}} if is_field else {"pid": it})} for it in some
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pid = "at.pid" if is_field else "pid"
+    with pytest.raises(SourceError, match=rf"b\.jsonl: column '{pid}': not convertible"):
+        lake.audit(f"{tmp_path}/*.jsonl", columns=Columns(pid=pid))
+
+
 @pytest.mark.parametrize("ids", [["7", "", "", "8"], ["x", "", "", "007"]])
 def test_an_empty_field_is_no_producer(ids: list[str], tmp_path: Path) -> None:
     path = tmp_path / "events.csv"

@@ -100,11 +100,13 @@ def _opened(
         else:
             ending = _ending(place)
             reader = _read(ending, pa.input_stream(place, compression="detect"), [*texts, *keys])
-            if timestamp is not None and ending in _INFERRING_READERS and is_time(reader.schema, timestamp):
-                # the type that the first block suggests may be too narrow for the next ones
+            timed = [name for name in (timestamp, *keys) if name is not None and is_time(reader.schema, name)]
+            if timed and ending in _INFERRING_READERS:
+                # The type that the first block suggests may be too narrow for the next ones. Keys that look like times
+                # stay texts.
                 file = pa.input_stream(place, compression="detect")
                 known = reader.schema.names
-                reader = _INFERRING_READERS[ending](file, [*([*texts, *keys] if ending in CSV else ()), timestamp])
+                reader = _INFERRING_READERS[ending](file, [*([*texts, *keys] if ending in CSV else ()), *timed])
                 if reader.schema.names != known:  # the reader of JSON puts the named columns first
                     reader = _in_order(reader, known)
     rows = pa.RecordBatchReader.from_batches(reader.schema, _checked(reader, name))
@@ -131,19 +133,44 @@ def _converted(
     # "007" is a number in a file without other texts
     texts = [field.name for field in schema if field.type == pa.string()]
     for batch in _opened(path, timestamp, keys, texts=texts):
+        for name in keys:
+            _check_key(name, batch.schema, schema, path, first)
         columns = []
         for field in schema:
             if field.name not in batch.schema.names:
                 text = f"{path}: column '{field.name}': missing; {first} has it"
                 raise SourceError(text, path=path)
             try:
-                if field.name in keys and batch.column(field.name).type == pa.string() != field.type:
-                    raise pa.ArrowInvalid("it has other texts than integers without leading zeros")
                 columns.append(batch.column(field.name).cast(field.type))
             except pa.ArrowException as error:
-                text = f"{path}: column '{field.name}': not convertible to {field.type}, its type in {first}: {error}"
-                raise SourceError(text, path=path) from error
+                raise _not_convertible(field.name, field.type, path, first, str(error)) from error
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _check_key(name: str, found: pa.Schema, wanted: pa.Schema, path: str, first: str) -> None:
+    """Raise SourceError if a cast could make different keys equal. `name`: a column, or a field of one."""
+    kind, target = _type_of(name, found), _type_of(name, wanted)
+    if kind is None or target is None or kind == target:
+        return
+    if pa.types.is_floating(kind) or pa.types.is_temporal(kind):
+        raise _not_convertible(name, target, path, first, f"it is of type {kind}")
+    if pa.types.is_integer(target) and not (pa.types.is_integer(kind) or pa.types.is_null(kind)):
+        raise _not_convertible(name, target, path, first, "it has other texts than integers without leading zeros")
+
+
+def _type_of(name: str, schema: pa.Schema) -> pa.DataType | None:
+    """Return the type of a column or field without its dictionary, or None if there is none."""
+    if name in schema.names:
+        kind = schema.field(name).type
+        return kind.value_type if pa.types.is_dictionary(kind) else kind
+    head, _, rest = name.partition(".")
+    if not rest or head not in schema.names or not pa.types.is_struct(schema.field(head).type):
+        return None
+    return _type_of(rest, pa.schema(list(schema.field(head).type)))
+
+
+def _not_convertible(name: str, kind: pa.DataType, path: str, first: str, why: str) -> SourceError:
+    return SourceError(f"{path}: column '{name}': not convertible to {kind}, its type in {first}: {why}", path=path)
 
 
 def _checked(reader: Any, name: str) -> Iterator[pa.RecordBatch]:
