@@ -93,8 +93,8 @@ def _kept_rows(rows: Any, names: Sequence[str], columns: Columns | None, table: 
     if is_a(rows, "pandas", "DataFrame"):
         import numpy as np
 
-        # pandas cannot filter every type: fail before the table is updated.
-        rows.iloc[:1][np.zeros(len(rows.iloc[:1]), bool)]
+        # pandas cannot filter every type, nor every column of some types: fail before the table is updated.
+        rows[np.zeros(len(rows), bool)]
         # Pass the identity columns only: pandas would convert all columns, and cannot convert some.
         heads = {*names, *(name.partition(".")[0] for name in names if name not in rows.columns)}
         is_complete = heads <= set(rows.columns) or has_fields(names, rows.columns)

@@ -213,6 +213,20 @@ def test_a_frame_that_pandas_cannot_filter_leaves_the_table() -> None:
     assert (len(kept), notes) == (1, [])  # nothing to restore
 
 
+def test_chunks_that_pandas_cannot_join_leave_the_table() -> None:
+    """pandas joins the chunks of a column to filter it; Arrow cannot join these dictionaries."""
+    chunks = [pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array([word, None])) for word in "ab"]
+    zeros = {name: [0] * 6 for name in ("pid", "epoch", "partition")}
+    rows = pa.table({**zeros, "seq": [0, 1, 2, 2, 3, 4], "note": pa.chunked_array(chunks)})
+    frame = rows.to_pandas(types_mapper=pd.ArrowDtype)
+    table = StateTable("any_order")
+    try:
+        kept = fp.deduplicate(frame, table=table)
+    except pa.ArrowInvalid:
+        kept = fp.deduplicate(rows, table=table)
+    assert len(kept) == 5
+
+
 def test_rows_that_no_filter_supports_leave_the_table() -> None:
     """pyarrow cannot filter views, and Arrow for Rust cannot import slices of structs in structs."""
     inner = pa.StructArray.from_arrays([pa.array(range(9))], names=["a"])
