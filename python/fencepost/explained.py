@@ -17,7 +17,7 @@ from fencepost._native import StateTable
 from fencepost.auditor import CALL_ROWS, identity, pieces
 from fencepost.errors import BatchError
 from fencepost.inputs import opened
-from fencepost.policy import Columns
+from fencepost.policy import Columns, Policy
 from fencepost.verdict import Verdict
 
 ADDED = ("verdict", "kept_row", "reason")
@@ -29,7 +29,14 @@ REASONS = {
     Verdict.UNTRACKED: "has no producer",
     Verdict.FORGOTTEN: "older than what is still remembered",
 }
-"""The reason for each verdict. A repeat whose first row has a number names it instead."""
+"""The reason for each verdict (`reasons`). A repeat whose first row has a number names it instead."""
+
+
+def reasons(policy: Policy) -> dict[Verdict, str]:
+    """Return the reason for each verdict of a policy."""
+    if policy.takes_late_for_repeats:
+        return REASONS | {Verdict.DUPLICATE: "not above the highest number, so it counts as a repeat"}
+    return REASONS
 
 
 def explain_rows(rows: Any, columns: Columns, table: StateTable) -> Any:
@@ -45,7 +52,7 @@ def explain_rows(rows: Any, columns: Columns, table: StateTable) -> Any:
     found = {
         "verdict": _texts({it: it.name for it in Verdict}, codes),
         "kept_row": kept,
-        "reason": _reasons(codes, kept),
+        "reason": _with_rows(_texts(reasons(table.policy), codes), kept),
     }
     return _joined(rows, package, found)
 
@@ -68,9 +75,10 @@ def _kept_rows(rows: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Array:
     return pa.array(found, mask=(found < 0) | (codes != Verdict.DUPLICATE))
 
 
-def _reasons(codes: npt.NDArray[np.uint8], kept: pa.Array) -> pa.Array:
+def _with_rows(texts: pa.Array, kept: pa.Array) -> pa.Array:
+    """Return the reasons, with the number of the row that a repeat repeats."""
     known = pc.binary_join_element_wise("repeats row ", kept.cast(pa.string()), "")
-    return pc.if_else(kept.is_valid(), known, _texts(REASONS, codes))
+    return pc.if_else(kept.is_valid(), known, texts)
 
 
 def _texts(texts: dict[Verdict, str], codes: npt.NDArray[np.uint8]) -> pa.Array:

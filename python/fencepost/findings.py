@@ -235,7 +235,10 @@ class AuditReport(Report):
         if self.ignored:
             yield ignored_line(self.ignored)
         for name, count in self.counts.items():
-            yield f"  {name}", f"{count:,}", f"{count / self.rows:.2%}{_NOTES.get(name, '')}"
+            note = _NOTES.get(name, "")
+            if name == "DUPLICATE" and self.rules.takes_late_for_repeats:
+                note += ", or not above the highest number"
+            yield f"  {name}", f"{count:,}", f"{count / self.rows:.2%}{note}"
         yield "missing", f"{self.missing_rows:,}", f"rows that never came, in {self.missing_ranges:,} ranges"
         yield "stale epoch", f"{self.stale_epoch:,}", "rows of producers that a later epoch had replaced"
         yield "resets", f"{len(self.resets):,}", "keys whose numbers start again under another epoch"

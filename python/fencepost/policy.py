@@ -251,6 +251,11 @@ class Policy:
         is_bound = self.max_jump is not None or self.reach is not None
         return self.admit != "any" or self.epochs == "fence" or is_bound or not is_long
 
+    @property
+    def takes_late_for_repeats(self) -> bool:
+        """Whether a new row below the highest is a DUPLICATE, as a repeat is."""
+        return self.admit == "forward" and self.late == "duplicate"
+
     def replace(self, **fields: Any) -> Policy:
         """Return a copy with other values for some fields. Raises PolicyError for an unknown field."""
         known = {field.name for field in dataclasses.fields(self)}

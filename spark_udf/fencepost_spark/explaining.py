@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from fencepost import BatchError, Columns, Policy
-from fencepost.explained import REASONS
+from fencepost.explained import reasons
 from fencepost.verdict import Verdict
 from pyspark.sql import Column, DataFrame, functions
 
@@ -57,7 +57,7 @@ def explain(
     use_driver_python(df.sparkSession)
     code = unused_name(df, "code")
     names = _text({it: it.name for it in Verdict}, code).alias("verdict")
-    return judge(call, verify, code).select("*", names, _text(REASONS, code).alias("reason")).drop(code)
+    return judge(call, verify, code).select("*", names, _text(reasons(call.rules), code).alias("reason")).drop(code)
 
 
 def _text(texts: dict[Verdict, str], code: str) -> Column:

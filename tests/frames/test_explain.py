@@ -82,6 +82,18 @@ def test_against_a_table_that_is_not_advanced() -> None:
     assert table.snapshot() == before
 
 
+def test_a_late_row_is_not_said_to_repeat_another() -> None:
+    """Under this policy it counts as a repeat, although it may be new."""
+    rows = pa.table({"pid": [1] * 4, "seq": [5, 3, 5, 6]})
+    columns = Columns(epoch=None, partition=None)
+    reasons = fp.explain(rows, "watermark", columns)["reason"].to_pylist()
+    assert (reasons[0], *reasons[2:]) == ("new", "repeats row 0", "new")
+    assert "not above the highest" in reasons[1]
+    report = fp.audit(rows, "watermark", columns)
+    assert "not above the highest" in str(report)
+    assert "late rows count as" in report.to_html()
+
+
 def test_the_kept_row_is_in_the_newest_lap() -> None:
     rules = Policy.any_order().replace(wrap=4)
     seq = [0, 1, 2, 3, 0, 1, 0]

@@ -77,6 +77,8 @@ class _Audit:
             notes.append(f"Distances are estimated from a sample of {share(report.distance_share)} of the repeats.")
         if unseen:
             notes.append(f"{plural(unseen, 'repeat')} of rows that are not in this data have no distance.")
+        if report.rules.takes_late_for_repeats:
+            notes.append("Under this policy, late rows count as repeats, although they may be new.")
         if not self.repeats:
             return Section(
                 "repeats", "How many rows are there twice?", "None", self._of_rows("No row came twice"), "good"
