@@ -279,7 +279,7 @@ def _is_epoch(column: pa.ChunkedArray) -> bool:
     """Return whether a column can be an epoch: 16-bit integers. Texts, UUIDs and boot times cannot."""
     if not pa.types.is_integer(column.type):
         return False
-    bounds = pc.min_max(column.cast(pa.int64())).as_py()
+    bounds = pc.min_max(column).as_py()
     return bounds["min"] is None or (bounds["min"] >= -1 and bounds["max"] < 1 << 15)
 
 

@@ -156,7 +156,7 @@ def identity(rows: pa.Table, columns: Columns, keep: tuple[str, ...] = ()) -> pa
     """Return the identity columns under their names in verdicts: pid or pid_0 …, partition …, epoch, seq, timestamp.
 
     Integers become int64 and timestamps milliseconds. Text and bytes keep their type; dictionaries, views and extension
-    types are unpacked.
+    types are unpacked. Rows without a producer may have integers that int64 does not hold: they become any others.
     """
     named = {f"{role}{suffix}": rows[name] for role in ("pid", "partition") for suffix, name in _parts(columns, role)}
     if columns.epoch is not None:
@@ -185,7 +185,7 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
         kind = pa.string()
     elif kind in (pa.large_binary(), pa.binary_view()) or pa.types.is_fixed_size_binary(kind):
         kind = pa.binary()
-    return column if column.type == kind else column.cast(kind)
+    return column if column.type == kind else column.cast(kind, safe=False)
 
 
 def _unpacked(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -198,7 +198,7 @@ def _milliseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return milliseconds since 1970, rounded down, as the table reads them."""
     column = _unpacked(column)
     if not pa.types.is_timestamp(column.type):
-        return column.cast(pa.int64())
+        return column.cast(pa.int64(), safe=False)
     ticks = column.cast(pa.int64())
     per_ms = {"s": 1 / 1000, "ms": 1, "us": 1_000, "ns": 1_000_000}[column.type.unit]
     if per_ms < 1:

@@ -825,6 +825,18 @@ def test_timestamps_of_untracked_rows_are_not_read() -> None:
     assert len(table) == 0
 
 
+@pytest.mark.parametrize("name", ["epoch", "partition", "seq", "timestamp"])
+def test_reports_on_integers_of_untracked_rows_that_int64_does_not_hold(name: str) -> None:
+    rows = pa.table({it: [0, 0, 0] for it in (*TYPES, "timestamp")})
+    rows = rows.set_column(rows.column_names.index("pid"), "pid", pa.array([7, None, 7], pa.int64()))
+    rows = rows.set_column(rows.column_names.index(name), name, pa.array([0, 2**64 - 1, 0], pa.uint64()))
+    columns = fp.Columns(timestamp="timestamp")
+    assert len(fp.deduplicate(rows, columns=columns)) == 2
+    assert fp.audit(rows, columns=columns).counts == {"ACCEPTED": 1, "DUPLICATE": 1, "UNTRACKED": 1}
+    assert fp.explain(rows, columns=columns)["verdict"].to_pylist() == ["ACCEPTED", "UNTRACKED", "DUPLICATE"]
+    assert fp.advise(rows, columns).rows == 3
+
+
 def test_a_timestamp_that_is_not_kept_is_not_read() -> None:
     rows = ROWS.append_column("timestamp", pa.array(["no time"] * len(ROWS)))
     for columns in (None, fp.Columns(timestamp="timestamp"), fp.Columns(timestamp="nowhere")):

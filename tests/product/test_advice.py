@@ -134,6 +134,12 @@ def test_a_named_producer_gets_the_boot_id_too(named: dict[str, Any]) -> None:
     assert fp.advise(rows, named | {"epoch": None}).policy.columns.pid == named["pid"]
 
 
+def test_ids_of_sessions_that_int64_does_not_hold_are_named() -> None:
+    rows = pa.table({"device": ["a", "a"], "session": pa.array([2**64 - 1, 5], pa.uint64()), "seq": [0, 0]})
+    with pytest.raises(fp.BatchError, match=r"column 'session', row 0: value 18446744073709551615"):
+        fp.advise(rows)
+
+
 def test_missing_columns_are_named_with_the_existing_ones() -> None:
     with pytest.raises(fp.PolicyError, match=r"a sequence number.*`seq`.*device, value"):
         fp.advise({"device": np.arange(3), "value": np.arange(3)})
