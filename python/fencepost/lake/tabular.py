@@ -134,7 +134,10 @@ def _converted(
     texts = [field.name for field in schema if field.type == pa.string()]
     for batch in _opened(path, timestamp, keys, texts=texts):
         for name in keys:
-            _check_key(name, batch.schema, schema, path, first)
+            kind, target = _type_of(name, batch.schema), _type_of(name, schema)
+            if kind is not None and target is not None and (why := _why_unequal(kind, target)):
+                text = f"{path}: column '{name}': not convertible to {target}, its type in {first}: {why}"
+                raise SourceError(text, path=path)
         columns = []
         for field in schema:
             if field.name not in batch.schema.names:
@@ -143,19 +146,20 @@ def _converted(
             try:
                 columns.append(batch.column(field.name).cast(field.type))
             except pa.ArrowException as error:
-                raise _not_convertible(field.name, field.type, path, first, str(error)) from error
+                text = f"{path}: column '{field.name}': not convertible to {field.type}, its type in {first}: {error}"
+                raise SourceError(text, path=path) from error
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _check_key(name: str, found: pa.Schema, wanted: pa.Schema, path: str, first: str) -> None:
-    """Raise SourceError if a cast could make different keys equal. `name`: a column, or a field of one."""
-    kind, target = _type_of(name, found), _type_of(name, wanted)
-    if kind is None or target is None or kind == target:
-        return
+def _why_unequal(kind: pa.DataType, target: pa.DataType) -> str | None:
+    """Return why a cast of keys could make different ones equal, or None if it cannot."""
+    if kind == target:
+        return None
     if pa.types.is_floating(kind) or pa.types.is_temporal(kind):
-        raise _not_convertible(name, target, path, first, f"it is of type {kind}")
+        return f"it is of type {kind}"
     if pa.types.is_integer(target) and not (pa.types.is_integer(kind) or pa.types.is_null(kind)):
-        raise _not_convertible(name, target, path, first, "it has other texts than integers without leading zeros")
+        return "it has other texts than integers without leading zeros"
+    return None
 
 
 def _type_of(name: str, schema: pa.Schema) -> pa.DataType | None:
@@ -167,10 +171,6 @@ def _type_of(name: str, schema: pa.Schema) -> pa.DataType | None:
     if not rest or head not in schema.names or not pa.types.is_struct(schema.field(head).type):
         return None
     return _type_of(rest, pa.schema(list(schema.field(head).type)))
-
-
-def _not_convertible(name: str, kind: pa.DataType, path: str, first: str, why: str) -> SourceError:
-    return SourceError(f"{path}: column '{name}': not convertible to {kind}, its type in {first}: {why}", path=path)
 
 
 def _checked(reader: Any, name: str) -> Iterator[pa.RecordBatch]:
