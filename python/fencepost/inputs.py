@@ -72,11 +72,25 @@ def with_fields(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
         if name in batch.schema.names or not path or head not in batch.schema.names:
             continue
         try:
-            batch = batch.append_column(name, pc.struct_field(batch.column(head), path.split(".")))
+            steps = path.split(".")
+            is_nothing = _is_null_within(batch.schema.field(head).type, steps)
+            field = pa.nulls(len(batch)) if is_nothing else pc.struct_field(batch.column(head), steps)
+            batch = batch.append_column(name, field)
         except pa.ArrowException as error:
             kind = batch.schema.field(head).type
             raise BatchError(f"column '{name}': '{head}' has no such field, its type is {kind}", column=name) from error
     return batch
+
+
+def _is_null_within(kind: pa.DataType, path: Sequence[str]) -> bool:
+    """Return whether a struct on the way to a field has no type, because all its values are null."""
+    import pyarrow as pa
+
+    for name in path:
+        if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+            break
+        kind = kind.field(name).type
+    return bool(pa.types.is_null(kind))
 
 
 def without_runs(rows: Any, names: Sequence[str]) -> Any:

@@ -975,6 +975,17 @@ def test_rows_whose_struct_is_null_are_untracked() -> None:
         assert found.counts["UNTRACKED"] > ANY_ORDER.count(UNTRACKED)
 
 
+@pytest.mark.parametrize("at", [[None, None], [{"more": None}, {"more": None}]], ids=["struct", "struct in a struct"])
+def test_rows_whose_structs_are_all_null_are_untracked(at: list[Any]) -> None:
+    """Such a column has no type in pandas, and in a stream of JSON."""
+    rows = pa.table({"at": pa.array(at), "partition": [0, 0], "epoch": [0, 0], "seq": [0, 0]})
+    columns = fp.Columns(pid="at.more.pid")
+    for some in (rows, rows.to_pandas(), rows.slice(1).to_pandas(), rows.slice(2).to_pandas()):
+        assert fp.audit(some, columns=columns).counts.get("UNTRACKED", 0) == len(some)
+        assert len(fp.deduplicate(some, columns=columns)) == len(some)
+        assert set(fp.explain(pa.table(some), columns=columns)["verdict"].to_pylist()) <= {"UNTRACKED"}
+
+
 @pytest.mark.parametrize("name", ["at.nothing", "seq.device", "at.device.id.more"])
 def test_fields_that_do_not_exist(name: str) -> None:
     rows = nested(ROWS).append_column("seq", ROWS["seq"])
