@@ -743,17 +743,21 @@ class _Sample:
         """Return COPY, RETIMED or NOT_SAMPLED for each row. `times`: the timestamp of each row, if read."""
         found = np.where(is_duplicate, NOT_SAMPLED, COPY).astype(np.uint8)
         times = np.zeros(len(hashes), np.int64) if times is None else times
+        self._keep_last()  # not at the end: `kept` looks up rows of the call
         self._narrow(hashes[is_accepted])
         sampled = np.flatnonzero(hashes < self._bound()) if self.halvings else np.arange(len(hashes))
         accepted, repeats = sampled[is_accepted[sampled]], sampled[is_duplicate[sampled]]
         self._remember(hashes[accepted], places[accepted], times[accepted])
         if len(repeats):
             found[repeats] = self._measure(hashes[repeats], places[repeats], times[repeats])
+        return found
+
+    def _keep_last(self) -> None:
+        """Keep the last of the rows with the same identity: if a sequence wrapped, later repeats repeat this one."""
         is_last = np.ones(len(self.hashes), bool)
         is_last[:-1] = self.hashes[1:] != self.hashes[:-1]
         if not is_last.all():
             self._keep(is_last)
-        return found
 
     def _keep(self, wanted: Mask | slice) -> None:
         self.hashes = self.hashes[wanted].copy()

@@ -261,6 +261,14 @@ def stream(pid: int, seqs: Any, timestamps: Any) -> pa.Table:
     )
 
 
+def test_an_example_names_the_row_of_an_earlier_lap() -> None:
+    """The number comes again as a new row of the next lap, in the same call."""
+    rows = stream(1, [0, 1, 0, 2, 3, 0], range(6))
+    report = fp.audit(rows, Policy.any_order().replace(wrap=4), TIMED)
+    found = report.examples.select(["what", "row", "kept_row", "kept_timestamp"]).to_pylist()
+    assert [tuple(it.values()) for it in found] == [("DUPLICATE", 2, 0, 0), ("RETIMED", 2, 0, 0)]
+
+
 def test_a_restarted_counter_is_suspected_and_a_redelivery_is_not() -> None:
     began_anew = pa.concat_tables(
         [stream(1, range(3_000), range(3_000)), stream(1, range(2_900), range(9_000, 11_900))]
