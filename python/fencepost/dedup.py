@@ -9,7 +9,7 @@ from fencepost import _native
 from fencepost._native import StateTable
 from fencepost.errors import DependencyError, FencepostError, PolicyError
 from fencepost.findings import ADVICE_ROWS, RESET_ROWS_MIN, AuditReport, check_reset_rows_min
-from fencepost.inputs import fields_read, has_fields, is_a, opened
+from fencepost.inputs import fields_read, has_fields, heads_of, is_a, opened
 from fencepost.policy import Columns, Policy, difference, resolve, resolve_columns
 
 if TYPE_CHECKING:
@@ -89,7 +89,11 @@ def _kept_rows(rows: Any, names: Sequence[str], columns: Columns | None, table: 
     if is_a(rows, "polars", "DataFrame"):
         import polars as pl
 
-        return rows.filter(pl.Series(table._keep(fields_read(rows, names, rows.columns), columns, is_last)))
+        # Pass the identity columns only: the native code cannot import some types, such as columns of nulls.
+        wanted = heads_of(names, rows.columns)
+        given = rows.select(wanted) if wanted else rows
+        given = given.to_arrow() if wanted and pl.Null in given.dtypes else given
+        return rows.filter(pl.Series(table._keep(fields_read(given, names, rows.columns), columns, is_last)))
     if is_a(rows, "pandas", "DataFrame"):
         import numpy as np
 

@@ -199,6 +199,25 @@ def test_columns_of_pandas_that_arrow_cannot_represent_stay() -> None:
     assert rows.shape == (4, 7), "the input is as it was"
 
 
+@pytest.mark.parametrize(
+    "column",
+    [pl.lit(None), pl.struct(pl.lit(None)), pl.Series([[], [None]] * 3 + [[]]), pl.lit(1).cast(pl.Int128)],
+    ids=["null", "struct", "list", "int128"],
+)
+def test_columns_of_polars_that_arrow_for_rust_cannot_import_stay(column: Any) -> None:
+    rows = pl.DataFrame(ROWS).with_columns(column.alias("more"))
+    for some in (rows, rows.lazy()):
+        kept = fp.deduplicate(some, table=StateTable("any_order"))
+        assert (kept.columns, payload(kept)) == (rows.columns, KEPT)
+
+
+def test_a_column_of_nulls_in_polars_is_no_producer() -> None:
+    rows = pl.DataFrame(ROWS).with_columns(pid=pl.lit(None))
+    table = StateTable("any_order")
+    table.apply(ROWS.set_column(1, "pid", pa.array(["a text"] * len(ROWS))).filter(ROWS["epoch"].is_valid()))
+    assert len(fp.deduplicate(rows)) == len(fp.deduplicate(rows, table=table)) == len(rows)
+
+
 def test_a_frame_that_pandas_cannot_filter_leaves_the_table() -> None:
     """An error after the update would make the rows of the next attempt repeats."""
     zeros = {name: [0] for name in ("pid", "epoch", "partition", "seq")}
