@@ -137,15 +137,16 @@ class Advice(Report):
 
 def advise(rows: Any, columns: Named = None, *, rows_max: int | None = ADVICE_ROWS) -> Advice:
     """Implement `fencepost.advise`."""
-    stream = pieces(rows, (), CALL_ROWS, is_whole=True)
+    # If all roles are named, other columns are not read: they may not be convertible to Arrow.
+    named = None if isinstance(columns, Mapping | None) else _as_columns(columns)
+    stream = pieces(rows, named.read(_kept(named)) if named else (), CALL_ROWS, is_whole=named is None)
     first = next(stream)
-    found = resolve_named(columns, first)
+    found = named or resolve_named(columns, first)
     tables, count, is_all = [], 0, True
     for piece in _chained(first, stream):
         if rows_max is not None and count + len(piece) > rows_max:
             piece, is_all = piece.slice(0, rows_max - count), False
-        keep = ("timestamp",) if found.timestamp is not None else ()
-        tables.append(_narrow(piece, found, keep))
+        tables.append(_narrow(piece, found, _kept(found)))
         count += len(piece)
         if not is_all:
             break
@@ -288,6 +289,11 @@ def _chained(first: pa.Table, rest: Any) -> Any:
     yield from rest
 
 
+def _kept(columns: Columns) -> tuple[str, ...]:
+    """Return what a table keeps for these columns, as `StateTable.keep`."""
+    return ("timestamp",) if columns.timestamp is not None else ()
+
+
 def _narrow(rows: pa.Table, columns: Columns, keep: tuple[str, ...]) -> pa.Table:
     names = columns.read(keep)
     rows = with_fields(rows, names)
@@ -324,8 +330,7 @@ def _candidates(rules: Policy) -> dict[str, Policy]:
 
 def _audit(rows: pa.Table, policy: Policy) -> AuditReport:
     columns = policy.columns
-    keep = ("timestamp",) if columns.timestamp is not None else ()
-    return audit_rows(rows, columns, StateTable(policy, keep=keep), 10, CALL_ROWS, 1)
+    return audit_rows(rows, columns, StateTable(policy, keep=_kept(columns)), 10, CALL_ROWS, 1)
 
 
 def _tracked(rows: pa.Table, rules: Policy) -> pa.Table:
@@ -339,7 +344,7 @@ class _OrderStatistics:
 
     def __init__(self, rows: pa.Table, policy: Policy) -> None:
         columns = policy.columns
-        keep = ("timestamp",) if columns.timestamp is not None else ()
+        keep = _kept(columns)
         plain = identity(rows, columns, keep)
         hashes = _hashes(plain.drop_columns([name for name in ("seq", "timestamp") if name in plain.column_names]))
         order = np.argsort(hashes, kind="stable")

@@ -134,6 +134,12 @@ def test_a_named_producer_gets_the_boot_id_too(named: dict[str, Any]) -> None:
     assert fp.advise(rows, named | {"epoch": None}).policy.columns.pid == named["pid"]
 
 
+def test_columns_that_arrow_cannot_represent_are_not_read_if_all_roles_are_named() -> None:
+    rows = contiguous(3).to_pandas().assign(thing=[object(), {1}, "a"] * 3)
+    wide = pl.DataFrame(contiguous(3)).with_columns(pl.lit(1).cast(pl.Int128))
+    assert fp.advise(rows, Columns()).facts == fp.advise(wide, Columns()).facts == fp.advise(contiguous(3)).facts
+
+
 def test_ids_of_sessions_that_int64_does_not_hold_are_named() -> None:
     rows = pa.table({"device": ["a", "a"], "session": pa.array([2**64 - 1, 5], pa.uint64()), "seq": [0, 0]})
     with pytest.raises(fp.BatchError, match=r"column 'session', row 0: value 18446744073709551615"):
