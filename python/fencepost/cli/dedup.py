@@ -45,7 +45,7 @@ def dedup_command(
         str,
         typer.Argument(
             metavar="SINK",
-            help="The output: a dedicated folder or object-store prefix, an Iceberg table, or SOURCE itself to "
+            help="The output: a dedicated folder or object-store prefix, a Delta or Iceberg table, or SOURCE itself to "
             "deduplicate a Delta table in place.",
         ),
     ],

@@ -138,8 +138,8 @@ def evict(
 ) -> None:
     """Forget producers that were idle for a duration. Their older rows will be FORGOTTEN.
 
-    The state must keep timestamps: its job has --max-idle. This sets the state's clock to --now-ms; only a rollback
-    sets it back.
+    The state must keep timestamps: its job has --max-idle. This advances the state's clock to --now-ms; only a
+    rollback or a rebase sets it back.
     """
     _say("evicted", _operation(place, "evict", now_ms, milliseconds(max_idle)), as_json)
 
@@ -162,9 +162,9 @@ def rollback(
 ) -> None:
     """Return to the state after VERSION, as a new version. Files that were read since then become new again.
 
-    First remove all files from the sink's folders run=<n>/ of the versions after VERSION, but keep the folders. The
-    next run writes these rows again if their files are still in the source. If the sink is a Delta table, first RESTORE
-    it to the commit of VERSION (its history names versions).
+    First remove the Parquet files from the sink's folders run=<n>/ of the versions after VERSION, but keep the folders,
+    and in an object store _SUCCESS. The next run writes these rows again if their files are still in the source. If the
+    sink is a Delta table, first RESTORE it to the commit of VERSION (its history names versions).
     """
     _say("rolled back", _operation(place, "rollback", version, accept_duplicates=accept_duplicates), as_json)
 
@@ -190,7 +190,7 @@ def collect_garbage(
         typer.Option(
             min=1,
             help="Keep only this number of newest versions for rollback, e.g. 50, and fold older ones to totals. Their "
-            "rows stay in the sink. Default: keep all versions.",
+            "rows stay in the sink. Default: those that runs keep (fencepost dedup --keep-versions).",
         ),
     ] = None,
     as_json: AsJson = False,

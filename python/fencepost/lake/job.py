@@ -177,7 +177,7 @@ class DedupJob:
 
         files_max: Maximum number of new files per run. The first by name are read, at least one; later runs read the
             others (`RunReport.remaining_files`). Keeps runs over a backlog small. This and the following four arguments
-            are for folders and prefixes. Deferred files are read in any case.
+            are for folders and prefixes. Deferred files do not count, unless the policy depends on the order.
         bytes_max: Maximum bytes of new files per run, at least one file.
         rows_max: Maximum rows of new files per run, at least one file.
         only: Patterns relative to the source, such as "day=2026-11-2*" or "day=2026-11-20..2026-11-24". A run reads
