@@ -164,7 +164,8 @@ def rollback(
 
     First remove the Parquet files from the sink's folders run=<n>/ of the versions after VERSION, but keep the folders,
     and in an object store _SUCCESS. The next run writes these rows again if their files are still in the source. If the
-    sink is a Delta table, first RESTORE it to the commit of VERSION (its history names versions).
+    sink is a Delta table, first RESTORE it to the commit of VERSION (its history names versions). Set an Iceberg table
+    back to the snapshot of VERSION.
     """
     _say("rolled back", _operation(place, "rollback", version, accept_duplicates=accept_duplicates), as_json)
 
@@ -177,7 +178,8 @@ def abandon(
 ) -> None:
     """Abandon a version that is decided but cannot be applied.
 
-    Its rows never become visible, and its input files become new again.
+    Its rows never become visible, and its input files become new again. Rows of files that are no longer in the source
+    are lost.
     """
     _say("abandoned", _operation(place, "abandon", version), as_json)
 

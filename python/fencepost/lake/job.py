@@ -129,11 +129,12 @@ class DedupJob:
 
         settle_ms: A file with damaged content is deferred to the next run until it has been damaged and unchanged for
             this time since a run first saw it.
-        on_bad_file: What happens then: "quarantine" skips the file permanently, by name; "stop" stops every run until
-            it is repaired or deleted. Files with wrong columns, types or values are treated in the same way under
-            "quarantine", and stop the run at once under "stop". Default: damaged files are quarantined; wrong columns,
-            types or values stop the run. Under policies that depend on the order, files after a deferred file wait for
-            it.
+        on_bad_file: What happens then: "quarantine" reports the file, and later runs skip it until it is replaced or
+            touched; "stop" stops every run until it is repaired or deleted. Files with wrong columns, types or values
+            are treated in the same way under "quarantine", and stop the run at once under "stop". Default: damaged
+            files are quarantined; wrong columns, types or values stop the run. Columns that a Delta or database table
+            does not take stop the run in any case. Under policies that depend on the order, files after a deferred file
+            wait for it.
 
         target_file_bytes: Merge small neighboring outputs to about this size, and split larger ones between row groups.
             This, `partition_by` and `sort_by` are supported by folders, prefixes and Delta tables. Without them, every

@@ -73,7 +73,8 @@ class RunReport(Report):
     blocked: tuple[str, ...]
     """Files that wait for an earlier deferred file, under a policy that depends on the order."""
     quarantined: tuple[tuple[str, str], ...]
-    """(path relative to the source, reason) of files that this run quarantined. Only a replaced file is read again."""
+    """(path relative to the source, reason) of files that this run quarantined. Later runs read such a file only if it
+    was replaced or touched."""
     vanished: tuple[str, ...]
     """Files that were deleted or replaced between listing and reading."""
     remaining_files: int

@@ -645,7 +645,8 @@ class State(Report):
         """Abandon a version that is decided and cannot be applied, so that every run stops at it.
 
         Its rows will never be shown: the sink is fenced first. Its inputs become new again, and the next version builds
-        on the one before it. Does nothing if it is already abandoned.
+        on the one before it. Rows of inputs that are no longer in the source are lost. Does nothing if it is already
+        abandoned.
 
         Args:
             version: The version.
