@@ -9,7 +9,7 @@ class Verdict(IntEnum):
     ACCEPTED = 0
     """New. Kept."""
     DUPLICATE = 1
-    """Already accepted. Not kept."""
+    """Already accepted; under late="duplicate" (`watermark`) also new, but not above the highest number. Not kept."""
     OUT_OF_ORDER = 2
     """Neither acceptable at this point nor a known duplicate under this policy. Not kept."""
     FENCED = 3
@@ -21,7 +21,7 @@ class Verdict(IntEnum):
     UNTRACKED = 6
     """Has no producer identity. Not judged, kept."""
     FORGOTTEN = 7
-    """Older than what the state still remembers: may be new or a duplicate. Quarantined."""
+    """Older than what the state still remembers: may be new or a duplicate. Not kept."""
     CONFLICT = 8
     """Already accepted with other content. Not kept. Only jobs, audits and sinks that compare content distinguish it
     from DUPLICATE; tables never return it."""

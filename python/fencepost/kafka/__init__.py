@@ -194,8 +194,8 @@ def audit(
         max_idle_ms: The broker's producer.id.expiration.ms.
         cleanup_policy: The topic's cleanup.policy: "delete", "compact" or "unknown", or a mapping from topics to these
             ("*" for other topics). Offsets in no batch are losses under "delete", not under "compact". Under "unknown"
-            they are losses unless some batches have fewer records than offsets, which only compaction causes. Kafka's
-            internal topics are compacted, unless the mapping names them.
+            they are losses unless some batches have fewer records than offsets. Compaction causes this, but so does a
+            broker that lost single records. Kafka's internal topics are compacted, unless the mapping names them.
         checksums: Also read the batches' content and check it: checksums and compression. Otherwise only headers are
             read.
         options: As in `read_batches`.

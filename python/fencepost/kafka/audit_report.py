@@ -50,7 +50,7 @@ class PartitionAudit:
     records than offsets. In a compacted log, steps in sequence numbers and offsets in no batch are not losses:
     `missing` and `holes` list them, but `found` does not count them."""
     removed: int
-    """Number of records removed from batches. Only compaction removes records from a batch."""
+    """Number of records removed from batches, by compaction or by a loss of single records."""
     checksums: bool
     """Whether the content of batches was read and checksums were verified."""
     known_from: str | None
@@ -76,16 +76,16 @@ class PartitionAudit:
     fenced: Any
     """Batches of an epoch below their producer's highest: pid, epoch, base_seq, last_seq, offset, segment, position."""
     open: Any
-    """Transactions without a marker: pid, epoch, first_offset, last_offset, last_timestamp, hanging (open for more than
-    20 minutes, the maximum timeout plus five minutes)."""
+    """Transactions without a marker: pid, epoch, first_offset, last_offset, last_timestamp, hanging (whether the newest
+    batch is more than 20 minutes old: the maximum timeout plus five minutes)."""
     aborted: Any
     """Aborted transactions: pid, first_offset, last_offset, last_stable_offset."""
     snapshots: Any
     """The broker's snapshots: file, offset, producers, expired (in the log, idle, and not in the file), differences,
     verdict.
 
-    The verdict is "equal", "differs", "compacted" (compaction removed what it names), "damaged" or "before" (older than
-    the log's first batch).
+    The verdict is "equal", "differs", "compacted" (compaction or retention removed what it names), "damaged" or
+    "before" (at or before the log's beginning).
     """
     differences: Any
     """Differences between a snapshot and the state computed from the log: file, pid, field, in_snapshot, in_log. The
@@ -198,7 +198,7 @@ class LogAudit(Report):
         | "hanging" | transactions |
         | "snapshot" | snapshot files that differ from the log |
         | "index" | index entries that differ from the log |
-        | "damage" | damaged files |
+        | "damage" | findings in `PartitionAudit.damage`; without gaps between segments if the log is compacted |
 
         Compacted logs have no "missing" records. `kinds`: default all. Raises PolicyError for an unknown kind.
         """
