@@ -50,7 +50,7 @@ def status_command(
     transports: Transports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the schema version of each part. Exit code 3 if one is older or newer than this fencepost supports."""
+    """Show the schema version of each part. Exit code 3 if one is older, newer or unknown to this fencepost."""
     from fencepost.sql.schema import status
 
     with engine_of(database) as engine:

@@ -108,9 +108,9 @@ class SqlSink:
         insert: The columns that `apply` writes. None: all columns of the rows.
         untracked: "fail" refuses rows without a producer (pid null or -1). "keep" applies them each time they arrive.
         in_log_order: The rows of each producer's partition arrive in the order of the broker's log, as in an export
-            of it. A row with a lower epoch or sequence than the newest is then a duplicate. A claim remembers only the
-            newest row, however many transactions raise the epoch. Only by sequence, and with policies that accept rows
-            in any order.
+            of it. A row with a lower epoch than the newest, or with its epoch and a lower sequence, is then a
+            duplicate. A claim remembers only the newest row, however many transactions raise the epoch. Only by
+            sequence, and with policies that accept rows in any order.
         replay_ms: The maximum age of an event that the slowest path (a replay, a restored backup) delivers again.
             `reap` warns of a shorter retention.
         attempts: How often a call tries its transaction if the database undoes it.
@@ -238,7 +238,8 @@ class SqlSink:
             StateConflictError: A source is not at its `expected` position.
             StoreError: The database does not answer, closes the connection, or cannot continue. Call again.
             OutcomeUnknownError: The connection was lost during the commit. Call again with the same rows: applied
-                rows have a claim and are duplicates (under admit="next" beyond the window: out of order).
+                rows have a claim and are duplicates (under admit="next" beyond the window: out of order; of a replaced
+                epoch: fenced). Untracked rows have none: they are applied again, unless `expected` refuses the call.
         """
         if self._target is None:
             raise PolicyError("this sink has no table: name one, or call handle() with an effect")
@@ -376,8 +377,8 @@ class SqlSink:
         Raises:
             PolicyError: The retention is not positive, or `now_ms` is not an integer. By event time: the sink keeps no
                 timestamps, the horizon would be after the database's clock, or the retention is shorter than what is in
-                flight (older events wrote claims within it). By processed time: the sink keeps timestamps, or the
-                retention is shorter than `replay_ms`. Nothing has changed.
+                flight (claims were written within it whose newest event is older). By processed time: the sink keeps
+                timestamps, or the retention is shorter than `replay_ms`. Nothing has changed.
         """
         storage = self._claims.storage
         if by not in get_args(ReapBy):
