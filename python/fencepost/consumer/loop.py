@@ -147,7 +147,7 @@ class ConsumerLoop:
             SourceError: Messages were deleted before they were applied, or a topic was created again.
             BatchError: More than `dead_letters_max` consecutive messages could not be applied.
             StoreError: The Kafka client reports a fatal error.
-            StateConflictError: The decoder or the effect raised it.
+            StateConflictError: The effect raised it.
             CapacityError, PolicyError, SchemaError, SinkError, UndoneError: As `SqlSink.apply` and `handle`.
         """
         with self._signals(signals):
@@ -249,7 +249,7 @@ class ConsumerLoop:
                 logger.warning("%s", error)
                 self._refresh()
                 if not self._stop.is_set() and all(self._assignment.owns(it.partition) for it in items):
-                    raise  # No position has moved: the decoder or the effect raised it, and would again.
+                    raise  # No position has moved: the effect raised it, and would again.
             except OUTAGES as error:
                 self._wait_for_the_database(error, pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)

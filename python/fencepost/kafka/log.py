@@ -175,13 +175,13 @@ class PartitionLog:
             BatchError: The batch is invalid.
             OSError: The disk is full, or the operating system refuses. Nothing was appended; retry the call.
             PoisonedError: It is unknown what is on disk. Reopen the log, which finds out, and retry with the same
-                numbers.
+                numbers. Batches with pid -1 have none, so a retry may write them twice.
             ValueError: The log is closed.
         """
         return self.append_many([Batch(pid, epoch, base_seq, records, transactional)], now_ms=now_ms)[0]
 
     def append_many(self, batches: Iterable[Batch | Sequence[Any]], *, now_ms: int | None = None) -> list[Appended]:
-        """Judge batches in order and write the accepted ones: all of them or, after an error, none.
+        """Judge batches in order and write the accepted ones: all of them, or none after an error except PoisonedError.
 
         Equivalent to one call of `append` per batch, but with one sync. Raises the errors of `append`.
 
@@ -239,7 +239,7 @@ class PartitionLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """The first offset of an open transaction or of data not yet on disk; otherwise the log's end."""
+        """The first offset of an open transaction, or (except with "interval") of data not on disk yet; else `log_end`."""
         return self._log.last_stable_offset
 
     def metrics(self) -> dict[str, Any]:
@@ -274,7 +274,8 @@ class PartitionLog:
         """Forget producers that were idle for `max_idle_ms`, like `BrokerTable.evict`. Returns their number.
 
         The time of a producer is the newest timestamp of its last records. If these are the times of old events, the
-        producer is forgotten although it still writes, and its retries are written again.
+        producer is forgotten although it still writes, and its retries are written again. With first="zero", its
+        batches are refused instead, until one begins with 0.
 
         After reopening, producers that wrote after the loaded state are known again.
         """

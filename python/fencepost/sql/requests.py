@@ -91,9 +91,9 @@ class IdempotentRequests:
     Args:
         engine: The database that the requests change: of SQLite, PostgreSQL or MariaDB.
         lease_ms: How long a claim is protected. Choose more than the duration of a request. Otherwise a repeat starts
-            the work a second time, and only one of the two can commit.
+            the work a second time, and only one of the two can commit by `step` and `complete`.
         keep_ms: How long a response is replayed after the completion, and how long an unfinished request can be
-            resumed after its last step.
+            resumed after its last claim, step or renewal. After that, the key counts as new.
         attempts: How often a call tries its transaction if the database undoes it.
         lock_timeout_ms, idle_timeout_ms: As in `ProducerRegistry`. Work that leaves its transaction idle for longer is
             undone.
