@@ -239,7 +239,7 @@ class PartitionLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """The first offset of an open transaction, or (except with "interval") of data not on disk yet; else `log_end`."""
+        """The first offset of an open transaction or of unsynced data (not with "interval"); else the log's end."""
         return self._log.last_stable_offset
 
     def metrics(self) -> dict[str, Any]:
