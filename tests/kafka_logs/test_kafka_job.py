@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -323,14 +324,18 @@ def test_a_log_that_ends_before_its_position(tmp_path: Path, isolation: Isolatio
     assert report.source_position == {"offsets": {"clicks": {"0": 480}}, "ids": {}}
 
 
+def _lay(logs: Path, source: str, name: str, topic_id: str | None = None) -> None:
+    """Put a partition in place of another one of this name."""
+    shutil.rmtree(logs / name, ignore_errors=True)
+    shutil.copytree(DATA / source, logs / name)
+    if topic_id is not None:
+        (logs / name / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}")
+
+
 def test_a_recreated_topic_that_has_grown_is_recognized_by_its_id(tmp_path: Path) -> None:
     """Only its id distinguishes it from the previous topic; the folder of a broker has the id."""
 
-    def lay(source: str, name: str, topic_id: str) -> None:
-        shutil.rmtree(tmp_path / "logs" / name, ignore_errors=True)
-        shutil.copytree(DATA / source, tmp_path / "logs" / name)
-        (tmp_path / "logs" / name / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}")
-
+    lay = partial(_lay, tmp_path / "logs")
     lay("clicks-1", "clicks-0", "first")
     lay("clicks-2", "clicks-1", "first")
     lay("orders-0", "orders-0", "other")
@@ -351,6 +356,20 @@ def test_a_recreated_topic_that_has_grown_is_recognized_by_its_id(tmp_path: Path
     assert report.source_position is not None
     assert report.source_position["ids"] == {"clicks": "second", "orders": "other"}
     assert make_job(tmp_path).run().version is None
+
+
+def test_all_partitions_of_a_recreated_topic_begin_at_their_start(tmp_path: Path) -> None:
+    """Also those whose folders lack the id, and come before the one that shows it."""
+    lay = partial(_lay, tmp_path / "logs")
+    lay("clicks-1", "clicks-0")
+    lay("clicks-2", "clicks-1", "first")
+    assert make_job(tmp_path).run().rows == 480 + 410
+    lay("clicks-0", "clicks-0")
+    lay("clicks-2", "clicks-1", "second")
+    with pytest.warns(RuntimeWarning, match="topic was recreated"):
+        report = make_job(tmp_path, on_reset="report").run()
+    assert report.rows == 733 + 410
+    assert make_job(tmp_path).run().version is None, "all positions were stored"
 
 
 def test_partitions_come_and_go(tmp_path: Path) -> None:

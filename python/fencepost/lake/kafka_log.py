@@ -116,30 +116,15 @@ def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
     news.ids = dict(position["ids"]) if position else {}
     if position:
         news.starts = {topic: dict(starts) for topic, starts in position.get("starts", {}).items()}
-    found = set()
-    ids: dict[str, str] = {}
-    for it in open_partitions(log.path, log.options):
-        topic, partition = _place_of(it)
-        if (topic, partition) in found:
-            raise SourceError(
-                f"{it.folder}: a second folder of partition {topic}-{partition}: keep only one of them in the source",
-                path=it.folder,
-            )
-        found.add((topic, partition))
-        topic_id = _topic_id(it, log.options)
-        same = ids.setdefault(topic, topic_id) if topic_id is not None else None
-        if same != topic_id:
-            raise SourceError(
-                f"{it.folder}: its topic id is {topic_id}, but another partition of {topic} has {same}: the topic was "
-                "recreated, and one of them is an old copy: remove it, or copy it again",
-                path=it.folder,
-            )
-        if topic_id is not None and news.ids.setdefault(topic, topic_id) != topic_id:
+    logs = _partitions(log)
+    for topic, (topic_id, folder) in _topic_ids(logs, log.options).items():
+        if news.ids.setdefault(topic, topic_id) != topic_id:
             news.problems.append(
-                f"{it.folder}: the topic was recreated (its id is {topic_id}, was {news.ids[topic]}): rows may be "
-                f"lost, {REPEATED_IDENTITIES}"
+                f"{folder}: the topic was recreated (its id is {topic_id}, was {news.ids[topic]}): rows may be lost, "
+                f"{REPEATED_IDENTITIES}"
             )
             news.ids[topic], news.offsets[topic], news.starts[topic], known[topic] = topic_id, {}, {}, {}
+    for (topic, partition), it in logs.items():
         since = known.get(topic, {}).get(partition)
         view = read_view(it, log.isolation, since=since or 0, is_live=True, options=log.options)
         begin = view.start if since is None else since
@@ -157,12 +142,42 @@ def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
         news.parts += [(part, begin) for part in view.parts([("offset", ">=", begin)])]
         news.offsets.setdefault(topic, {})[partition] = max(view.end, begin)
     for topic, offsets in known.items():
-        for partition in offsets.keys() - {of for its, of in found if its == topic}:
+        for partition in offsets.keys() - {of for its, of in logs if its == topic}:
             news.problems.append(
                 f"{log.place}: {topic}-{partition} is gone: rows from offset {offsets[partition]} on, if there were "
                 "any, were not read"
             )
     return news
+
+
+def _partitions(log: KafkaLog) -> dict[tuple[str, str], Log]:
+    """Open the partitions of a log. Raises SourceError for two folders of one."""
+    found: dict[tuple[str, str], Log] = {}
+    for it in open_partitions(log.path, log.options):
+        topic, partition = _place_of(it)
+        if found.setdefault((topic, partition), it) is not it:
+            raise SourceError(
+                f"{it.folder}: a second folder of partition {topic}-{partition}: keep only one of them in the source",
+                path=it.folder,
+            )
+    return found
+
+
+def _topic_ids(logs: dict[tuple[str, str], Log], options: Options) -> dict[str, tuple[str, str | None]]:
+    """Return the id of each topic that has one, and the first folder with it. Raises SourceError for two ids."""
+    found: dict[str, tuple[str, str | None]] = {}
+    for (topic, _), it in logs.items():
+        topic_id = _topic_id(it, options)
+        if topic_id is None:
+            continue
+        same, _ = found.setdefault(topic, (topic_id, it.folder))
+        if same != topic_id:
+            raise SourceError(
+                f"{it.folder}: its topic id is {topic_id}, but another partition of {topic} has {same}: the topic was "
+                "recreated, and one of them is an old copy: remove it, or copy it again",
+                path=it.folder,
+            )
+    return found
 
 
 def _place_of(log: Log) -> tuple[str, str]:
