@@ -152,7 +152,7 @@ def audit(
         from fencepost.auditor import CALL_ROWS, audit_rows
         from fencepost.content import columns_to_compare
     except ModuleNotFoundError as problem:
-        raise _missing(problem) from problem
+        raise DependencyError.of_import(problem) from problem
     columns, table = _copied(policy, columns, table)
     return audit_rows(
         rows, columns, table, producers_max, CALL_ROWS, reset_rows_min, columns_to_compare(compare_content)
@@ -190,7 +190,7 @@ def explain(
     try:
         from fencepost.explained import explain_rows
     except ModuleNotFoundError as problem:
-        raise _missing(problem) from problem
+        raise DependencyError.of_import(problem) from problem
     columns, table = _copied(policy, columns, table)
     return explain_rows(rows, columns, table)
 
@@ -222,7 +222,7 @@ def advise(
     try:
         from fencepost import advice
     except ModuleNotFoundError as problem:
-        raise _missing(problem) from problem
+        raise DependencyError.of_import(problem) from problem
     return advice.advise(rows, columns, rows_max=rows_max)
 
 
@@ -251,11 +251,6 @@ def _can_filter(rows: Any) -> bool:
     except pa.ArrowNotImplementedError:
         return False
     return True
-
-
-def _missing(problem: ModuleNotFoundError) -> DependencyError:
-    package = str(problem.name).partition(".")[0]
-    return DependencyError(f"{package} is not installed: pip install 'fencepost[lake]'")
 
 
 def _check_same_policy(policy: str | Policy | None, table: StateTable) -> None:

@@ -5,6 +5,8 @@ The attributes say the same to programs. Each class has a code, which the messag
 `docs/errors.md` is made from this file and from the calls that raise: run `make errors` after a change.
 """
 
+from __future__ import annotations
+
 from typing import ClassVar
 
 
@@ -47,6 +49,12 @@ class DependencyError(FencepostError):
     """
 
     code = "FP002"
+
+    @classmethod
+    def of_import(cls, problem: ModuleNotFoundError) -> DependencyError:
+        """Return the error for an import that failed, of a package of the extra `lake`."""
+        package = str(problem.name).partition(".")[0]
+        return cls(f"{package} is not installed: pip install 'fencepost[lake]'")
 
 
 class BatchError(FencepostError):

@@ -561,10 +561,11 @@ def test_an_error_names_the_row_of_the_whole_input(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("package", ["numpy", "pyarrow"])
-def test_a_missing_package_is_named_with_its_remedy(package: str) -> None:
+@pytest.mark.parametrize("call", ["fp.audit({})", "fp.kafka.audit('a folder')"])
+def test_a_missing_package_is_named_with_its_remedy(package: str, call: str) -> None:
     program = (
-        f"import sys; sys.modules['{package}'] = None; import fencepost as fp\n"
-        "try: fp.audit({})\nexcept fp.FencepostError as error: print(error)"
+        f"import sys; sys.modules['{package}'] = None; import fencepost as fp, fencepost.kafka\n"
+        f"try: {call}\nexcept fp.DependencyError as error: print(error)"
     )
     out = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert out.startswith(f"[FP002] {package} is not installed: ")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fencepost import _native
 from fencepost._native import TransactionIndex
 from fencepost.arrow import ArrowStreamExportable
+from fencepost.errors import DependencyError
 from fencepost.kafka.audit_report import LogAudit, PartitionAudit
 from fencepost.kafka.finding import Finding
 
@@ -206,10 +207,12 @@ def audit(
     Raises:
         SourceError: There is no log.
         PolicyError: Invalid arguments.
-        FencepostError: pyarrow or NumPy is not installed.
+        DependencyError: pyarrow or NumPy is not installed.
     """
-    from fencepost.kafka import auditing
-
+    try:
+        from fencepost.kafka import auditing
+    except ModuleNotFoundError as problem:
+        raise DependencyError.of_import(problem) from problem
     return auditing.audit(source, auditing.Request(now_ms, max_idle_ms, cleanup_policy, checksums, options))
 
 
