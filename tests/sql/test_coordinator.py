@@ -367,6 +367,22 @@ def test_one_that_cannot_be_finished_does_not_keep_the_others(engine: Engine) ->
     assert written == ["good", "late"]
 
 
+def test_a_refused_marker_does_not_complete_the_transaction(engine: Engine) -> None:
+    """As after a restore of the coordinator's database: the output knows a higher coordinator epoch."""
+
+    def write_marker(pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int) -> fp.Verdict:
+        return fp.Verdict.ACCEPTED if coordinator_epoch >= 2 else fp.Verdict.COORDINATOR_FENCED
+
+    coordinator = TransactionCoordinator(engine, routes={"out": Route(write_marker)})
+    identity = coordinator.init_producer("an id")
+    coordinator.add_partitions(identity, [("out", 0)])
+    with pytest.raises(fp.ConcurrentTransactionError, match="coordinator epoch above 0"):
+        coordinator.commit(identity)
+    with pytest.raises(fp.ConcurrentTransactionError, match="coordinator epoch above 1"):
+        coordinator.recover()
+    assert coordinator.recover().completed == 1
+
+
 def test_a_log_under_kafkas_rules_takes_markers_twice_and_late(engine: Engine) -> None:
     """`BrokerTable` as the log: what the second marker and a belated one do there."""
     log = fp.BrokerTable(version="4.3", offsets="assign")

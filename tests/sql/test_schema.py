@@ -23,6 +23,7 @@ from fencepost.sql import IdempotentRequests, ProducerRegistry, Response, SqlSin
 from fencepost.sql.consumers import DEAD_LETTERS
 from fencepost.sql.database import Database
 from fencepost.sql.migrations import SCHEMA, Migration, Part
+from fencepost.sql.retention import reap_consumer
 from fencepost.transports import SqlTransport, read_committed
 from fencepost.transports.sql import part_beside
 from sqlalchemy import Connection, Engine, MetaData, Table, select, text
@@ -288,6 +289,17 @@ def test_a_newer_schema_is_refused_with_what_to_do(engine: Engine) -> None:
     ):
         Database(engine).create_tables(FIRST)
     assert schema.status(engine, [FIRST])[0].remedy.startswith("upgrade fencepost to the version")
+
+
+def test_claims_of_a_newer_schema_are_not_removed_without_their_sink(engine: Engine) -> None:
+    """A daemon of the older version would leave what the newer one keeps beside a claim."""
+    SqlSink(engine, None, "a consumer").handle(
+        [dict.fromkeys(("pid", "epoch", "partition", "seq"), 0)], lambda *_: None
+    )
+    with engine.begin() as connection:
+        connection.execute(SCHEMA.update().where(SCHEMA.c.part == "sink").values(version=99))
+    with pytest.raises(fp.SchemaError, match="have version 99"):
+        reap_consumer(Database(engine), "a consumer", 1)
 
 
 def test_a_schema_that_is_too_old_is_refused_with_what_to_do(engine: Engine) -> None:

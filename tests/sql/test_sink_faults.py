@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy
 from fencepost.sql import SqlSink
+from fencepost.sql.upserts import RacedError
 from sqlalchemy import Connection, Engine, text
 from support.connections import lose_the_connection
 from support.mariadb import MariaDBServer
@@ -43,6 +44,20 @@ def run(first: int, count: int, pid: int = 7) -> pa.Table:
 def stored(engine: Engine) -> list[tuple[int, int]]:
     with engine.connect() as connection:
         return sorted(tuple(row) for row in connection.execute(text("SELECT pid, seq FROM events")))
+
+
+def test_a_call_that_loses_every_race_can_be_repeated(events: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under an error of its messages, a consumer would store them as dead letters."""
+
+    def lose(work: Any) -> None:
+        raise RacedError
+
+    sink = SqlSink(events, "events", "a consumer")
+    with monkeypatch.context() as patched:
+        patched.setattr(sink._database, "transaction", lose)
+        with pytest.raises(fp.StoreError, match="call again"):
+            sink.apply(run(0, 3))
+    assert sink.apply(run(0, 3)).counts[fp.Verdict.ACCEPTED] == 3
 
 
 @pytest.mark.parametrize("after_commit", [True, False])

@@ -219,7 +219,9 @@ class Consumer:
 
         Raises:
             PolicyError: No consumer has this name.
+            SchemaError: As `Database.create_tables`.
         """
+        database.create_tables(PART)  # a newer version may keep more of a claim than this one would remove
         query = select(CONSUMERS.c.id, CONSUMERS.c.settings).where(CONSUMERS.c.name == name)
         row = database.transaction(lambda connection: connection.execute(query).one_or_none())
         if row is None:

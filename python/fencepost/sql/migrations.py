@@ -94,6 +94,6 @@ class Part:
         if found < self.oldest:
             raise SchemaError(
                 f"{about}they are too old for it. Upgrade first with a fencepost that supports version "
-                f"{self.oldest}, or start with new tables. Nothing has changed"
+                f"{self.oldest}. Nothing has changed"
             )
         return [(number, self.migrations[number]) for number in range(found + 1, self.version + 1)]

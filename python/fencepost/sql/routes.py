@@ -7,7 +7,8 @@ from concurrent.futures import Future
 from inspect import isawaitable, iscoroutine, iscoroutinefunction
 from typing import Any, NamedTuple, Protocol
 
-from fencepost.errors import PolicyError
+from fencepost.errors import PolicyError, StateConflictError
+from fencepost.verdict import Verdict
 
 
 class MarkerWriter(Protocol):
@@ -19,8 +20,9 @@ class MarkerWriter(Protocol):
         `epoch` is the raised epoch, as in Kafka's markers. The call is made outside of database transactions. After a
         failure it is repeated with a higher `coordinator_epoch`, so writing twice must be harmless. A marker that
         arrives after the producer has begun its next transaction must be ignored. A log under Kafka's rules ensures
-        both. An exception means that the marker is not written. The returned value is ignored, but an awaitable or a
-        future is refused: the marker may not be written yet.
+        both. An exception means that the marker is not written, and so does the returned value
+        `Verdict.COORDINATOR_FENCED`. An awaitable or a future is refused: the marker may not be written yet. Other
+        returned values are ignored.
         """
 
 
@@ -49,9 +51,22 @@ class Recovered(NamedTuple):
 _BLOCKING = "Pass one that returns only when the marker is durable, because the coordinator then counts it as written"
 
 
-def write_marker(route: MarkerWriter, topic: str, *marker: Any) -> None:
-    """Call `write_marker` of a route. Raises PolicyError if it returns before the marker is written."""
-    result = route.write_marker(*marker)
+def write_marker(
+    route: MarkerWriter, topic: str, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int
+) -> None:
+    """Call `write_marker` of a route.
+
+    Raises:
+        PolicyError: It returned before the marker is written.
+        StateConflictError: The output has refused the marker.
+    """
+    result = route.write_marker(pid, epoch, partition, outcome, coordinator_epoch)
+    if result is Verdict.COORDINATOR_FENCED:
+        raise StateConflictError(
+            f"topic {topic!r}, partition {partition}: the output has a marker of pid {pid} with a coordinator epoch "
+            f"above {coordinator_epoch}, so it refuses this one. Another coordinator has written it, or the database "
+            "was restored from a backup. Each call of recover() raises the coordinator epoch by 1"
+        )
     if isawaitable(result) or isinstance(result, Future):
         if iscoroutine(result):
             result.close()

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from sqlalchemy import Connection, Engine, Table, exc
 
 from fencepost.content import columns_to_compare
-from fencepost.errors import BatchError, PolicyError
+from fencepost.errors import BatchError, PolicyError, StoreError
 from fencepost.inputs import is_text, rows_of, shown
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.sql import rows as bulk
@@ -553,7 +553,10 @@ class SqlSink:
                 continue
             self._counters.count(applied.counts, applied.stale_epoch or 0)
             return applied
-        raise AssertionError(f"other transactions claimed the same new keys {_RACES_MAX} times in a row")
+        raise StoreError(
+            f"other transactions claimed the same new keys {_RACES_MAX} times in a row. Nothing of this call was "
+            "applied: call again"
+        )
 
 
 @dataclass
