@@ -50,11 +50,11 @@ class DependencyError(FencepostError):
 
     code = "FP002"
 
-    @classmethod
-    def of_import(cls, problem: ModuleNotFoundError) -> DependencyError:
+    @staticmethod
+    def of_import(problem: ModuleNotFoundError) -> DependencyError:
         """Return the error for an import that failed, of a package of the extra `lake`."""
         package = str(problem.name).partition(".")[0]
-        return cls(f"{package} is not installed: pip install 'fencepost[lake]'")
+        return DependencyError(f"{package} is not installed: pip install 'fencepost[lake]'")
 
 
 class BatchError(FencepostError):
