@@ -183,6 +183,24 @@ def test_a_file_that_cannot_be_opened_is_an_outage(tmp_path: Path) -> None:
     engine.dispose()
 
 
+def test_a_full_disk_is_an_outage(tmp_path: Path) -> None:
+    """Also while SQLite inserts message ids, which SQLAlchemy does not do."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    sink = SqlSink(engine, None, "c", "message_id", message_id="id")
+    ids = {"id": [f"{number:01000}" for number in range(100)]}
+
+    @sa.event.listens_for(engine, "checkout")
+    def fill(connection: Any, *_: Any) -> None:
+        connection.execute("PRAGMA max_page_count = 1").close()
+
+    with pytest.raises(fp.StoreError, match="disk is full"):
+        sink.handle(ids, lambda *_: None)
+    sa.event.remove(engine, "checkout", fill)
+    engine.dispose()
+    assert sink.handle(ids, lambda *_: None).rows_kept == 100
+    engine.dispose()
+
+
 def test_a_password_is_not_shown() -> None:
     engine = sa.create_engine("postgresql+psycopg://me:secret@/db?host=/nowhere")
     with pytest.raises(fp.StoreError) as caught:

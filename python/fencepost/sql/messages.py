@@ -21,6 +21,7 @@ from fencepost.inputs import shown
 from fencepost.policy import COLUMN_PRESETS
 from fencepost.sql import drivers
 from fencepost.sql.consumers import ID_BYTES_MAX, STORAGES, Consumer
+from fencepost.sql.database import driver_errors
 from fencepost.sql.rows import array_of, array_of_integers, prepared, uuid_spellings, uuid_texts
 from fencepost.sql.upserts import RacedError, as_json, is_duplicate, json_text
 from fencepost.verdict import Verdict
@@ -205,7 +206,8 @@ class Messages:
         driver = drivers.driver_of(connection)
         rows = zip([self.consumer.id] * len(texts), texts, versions, timestamps, strict=True)
         counts = (drivers.settled(driver.execute(statement, row)).rowcount for row in rows)
-        return np.flatnonzero(np.fromiter(counts, np.int64, len(texts)))
+        with driver_errors(connection, statement):
+            return np.flatnonzero(np.fromiter(counts, np.int64, len(texts)))
 
 
 # Statements of PostgreSQL, with arrays as parameters. The rows are locked in the order of `asked`.
