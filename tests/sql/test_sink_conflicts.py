@@ -14,6 +14,7 @@ from fencepost.metrics import to_text
 from fencepost.sql import SqlSink
 from sqlalchemy import Engine
 from sqlalchemy.dialects.mysql import DATETIME
+from support.postgres import PostgresServer
 
 ACCEPTED, DUPLICATE, CONFLICT = fp.Verdict.ACCEPTED, fp.Verdict.DUPLICATE, fp.Verdict.CONFLICT
 TABLES = sa.MetaData()
@@ -156,6 +157,48 @@ def test_invalid_combinations_of_options_are_refused(payments: Engine, options: 
     with pytest.raises(fp.PolicyError) as info:
         SqlSink(payments, **{"table": "payments", "consumer_id": "x", **options})
     assert error in str(info.value)
+
+
+def test_an_error_of_the_comparison_is_the_one_that_is_raised(postgres: PostgresServer) -> None:
+    """The drop of the temporary table failed after it, and hid it: a consumer made dead letters in an outage."""
+    engine = sa.create_engine(postgres.new_database())
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE notes (id BIGINT, body JSON)"))
+    sink = SqlSink(engine, "notes", "c", "message_id", message_id="id", compare_content=["id"])
+    sink.apply({"id": [1], "body": ["{}"]})
+    with pytest.raises(fp.BatchError, match="row 1: .*invalid input syntax"):
+        sink.apply({"id": [2, 1], "body": ["{}", "{"]})
+
+    @sa.event.listens_for(engine, "before_cursor_execute", retval=True)
+    def slow(_: Any, cursor: Any, statement: str, parameters: Any, *__: Any) -> tuple[str, Any]:
+        if "EXISTS" in statement and "fencepost_repeats" in statement:
+            cursor.execute("SET LOCAL statement_timeout = 1")
+            statement = statement.replace("SELECT ", "SELECT pg_sleep(60), ", 1)
+        return statement, parameters
+
+    with pytest.raises(fp.StoreError, match="due to statement timeout"):
+        sink.apply({"id": [1], "body": ["{}"]})
+    sa.event.remove(engine, "before_cursor_execute", slow)
+    assert sink.apply({"id": [1], "body": ["{}"]}).duplicates == 1
+    engine.dispose()
+
+
+def test_an_error_of_the_comparison_leaves_no_table(payments: Engine) -> None:
+    """Not even on MariaDB, whose temporary tables outlive a rollback."""
+    sink = SqlSink(payments, "payments", "billing", compare_content=True)
+    sink.apply(pay(0))
+    calls: list[str] = []
+
+    @sa.event.listens_for(payments, "before_cursor_execute")
+    def fail(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if "EXISTS" in statement and "fencepost_repeats" in statement and not calls:
+            calls.append(statement)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        sink.apply(pay(0))
+    assert sink.apply(pay(0)).duplicates == 1
+    assert calls
 
 
 def test_effects_cannot_be_compared(payments: Engine) -> None:

@@ -57,13 +57,11 @@ class Comparison:
             return found, 0
         know_fingerprints(connection)
         batch = self._table(rows.column_names)
-        try:
-            self._create(connection, batch)
-            bulk.insert(connection, batch, rows.take(pa.array(places)).append_column(_PLACE, pa.array(places)))
-            known, equal = (self._places(connection, batch, is_equal) for is_equal in (False, True))
-        finally:
-            if not connection.invalidated and connection.in_transaction():
-                drop_temporary(connection, batch)
+        self._create(connection, batch)
+        repeats = rows.take(pa.array(places)).append_column(_PLACE, pa.array(places))
+        bulk.insert(connection, batch, repeats, places)
+        known, equal = (self._places(connection, batch, is_equal) for is_equal in (False, True))
+        drop_temporary(connection, batch)
         found[known] = True
         found[equal] = False
         return found, len(places) - len(known)
@@ -76,7 +74,8 @@ class Comparison:
         columns = [self.target.table.c[it.name] for it in batch.c if it.name != _PLACE]
         query = select(*columns, literal_column("0 + 0").label(_PLACE)).limit(0)
         compiled = query.compile(connection, compile_kwargs={"literal_binds": True})
-        connection.exec_driver_sql(f"CREATE TEMPORARY TABLE {batch.name} AS {compiled}")
+        # REPLACE: after an error the table outlives the rollback, which removes it in the other databases.
+        connection.exec_driver_sql(f"CREATE OR REPLACE TEMPORARY TABLE {batch.name} AS {compiled}")
 
     def _table(self, names: Sequence[str]) -> Table:
         columns: list[Column[Any]] = [Column(name, self.target.table.c[name].type) for name in names]
