@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from io import BytesIO
 from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import fastapi
@@ -25,7 +26,7 @@ from sqlalchemy import Connection, Engine, text
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import FileResponse, PlainTextResponse
 from starlette.responses import Response as StarletteResponse
 from starlette.routing import Route
 from support.processes import fork_server
@@ -320,6 +321,31 @@ def test_a_client_that_goes_away_leaves_no_claim(engine: Engine) -> None:
     scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"Idempotency-Key", b"k")]}
     asyncio.run(AsgiIdempotency(never, requests, caller=lambda _: "7")(scope, disconnected, never))
     assert isinstance(requests.claim("7", "k", b""), RequestClaim)
+
+
+@on_sqlite
+def test_a_file_is_stored_with_its_content(engine: Engine, tmp_path: Path) -> None:
+    """Servers such as Granian take the path of a file. The stored response was empty."""
+    (tmp_path / "report").write_bytes(b"report")
+
+    async def handle(_: Request) -> StarletteResponse:
+        return FileResponse(tmp_path / "report")
+
+    app = Starlette(routes=[Route("/", handle, methods=["POST"])])
+    guarded = AsgiIdempotency(app, IdempotentRequests(engine), caller=lambda _: "7")
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [(b"idempotency-key", b"k")]}
+    scope["extensions"] = {"http.response.pathsend": {}, "tls": {}}
+    for _ in range(2):
+        asyncio.run(guarded(dict(scope), receive, send))
+    assert [it["body"] for it in sent if it["type"] == "http.response.body"] == [b"report"] * 2
 
 
 # Servers that are killed

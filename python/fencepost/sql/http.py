@@ -227,7 +227,7 @@ class AsgiIdempotency(_Middleware):
             return claim
         answer = _Answer(body, receive)
         try:
-            await self.app({**scope, CLAIM: claim}, answer.receive, answer.send)
+            await self.app({**scope, CLAIM: claim, "extensions": _extensions_of(scope)}, answer.receive, answer.send)
             return await asyncio.to_thread(_finish, claim, answer.status, answer.headers, bytes(answer.body))
         except Exception:
             if claim.is_lost:
@@ -246,6 +246,13 @@ class AsgiIdempotency(_Middleware):
                 return self._too_large()
             if not message.get("more_body", False):
                 return bytes(body)
+
+
+def _extensions_of(scope: Scope) -> dict[str, Any]:
+    """Return the server's extensions without other forms of a response, such as the path of a file: the response of
+    the application is stored, so it must arrive here as bytes."""
+    extensions = scope.get("extensions") or {}
+    return {name: it for name, it in extensions.items() if not name.startswith("http.response.")}
 
 
 class _Answer:
