@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fencepost as fp
@@ -22,8 +24,11 @@ import pyarrow as pa
 import pytest
 import sqlalchemy
 import yaml
-from fencepost.daemon import Settings
+from fencepost.daemon import Daemon, Settings
+from fencepost.daemon.http import Server
+from fencepost.daemon.metrics import DaemonMetrics
 from fencepost.daemon.tasks import Maintenance
+from fencepost.metrics import to_text
 from fencepost.sql import IdempotentRequests, Response, SqlSink, TransactionCoordinator
 from fencepost.sql import transaction_tables as tables
 from fencepost.sql.database import Database
@@ -339,6 +344,33 @@ def test_an_outage_is_survived(tmp_path: Path) -> None:
         finally:
             daemon.kill()
             engine.dispose()
+
+
+def test_a_connection_that_is_lost_at_a_commit_is_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shop.db").touch()
+    daemon = Daemon(Settings(f"sqlite:///{tmp_path}/shop.db"))
+
+    def lose(_: object) -> None:
+        raise fp.OutcomeUnknownError("lost")
+
+    assert "fencepost_database_up 1.0" in to_text(DaemonMetrics(daemon)).splitlines()
+    monkeypatch.setattr(daemon.database, "transaction", lose)
+    assert "fencepost_database_up 0.0" in to_text(DaemonMetrics(daemon)).splitlines()
+    daemon.engine.dispose()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_addresses_of_both_versions(host: str) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
+        try:
+            one.bind((host, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {host}")
+    address = Settings("", listen=f"[{host}]:0").address
+    server = Server(address, SimpleNamespace(collect=lambda: []), lambda: None, lambda: None)
+    with socket.create_connection((host, server.port)):
+        pass
+    server.close()
 
 
 def test_a_stuck_transaction_is_named(engine: Engine, new_daemon: NewDaemon) -> None:

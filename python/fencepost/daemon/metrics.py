@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, inspect, select, text
 
-from fencepost.errors import SchemaError, StoreError
+from fencepost.errors import OutcomeUnknownError, SchemaError, StoreError
 from fencepost.metrics import counter, gauge
 from fencepost.sql import TransactionMetrics, consumers, transaction_tables
 from fencepost.sql.consumers import CONSUMERS, POSITIONS
@@ -46,7 +46,7 @@ class DaemonMetrics:
         try:
             found = list(self._of_database())
             is_up = 1
-        except (StoreError, SchemaError):
+        except (StoreError, OutcomeUnknownError, SchemaError):
             is_up = 0
         yield gauge("fencepost_database_up", "1 where the database answers, and has tables that are known.", is_up)
         yield from found
