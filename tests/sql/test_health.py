@@ -537,6 +537,16 @@ def test_nothing_stays_after_a_comparison(sink: SqlSink, events: Engine) -> None
     assert "fencepost_source" not in sqlalchemy.inspect(events).get_table_names()
 
 
+def test_an_engine_that_commits_each_statement(database_url: str, events: Engine) -> None:
+    """On PostgreSQL the findings could not be read, and each later call found the temporary tables of this one."""
+    committing = sqlalchemy.create_engine(database_url, isolation_level="AUTOCOMMIT")
+    sink = SqlSink(committing, "events", "c", insert=["pid", "epoch", "partition", "seq"])
+    sink.apply(rows(0, 1))
+    for _ in range(2):
+        assert sink.reconcile(rows(0, 1, 2)).missing == 1
+    committing.dispose()
+
+
 def test_tables_that_cannot_be_compared(events: Engine) -> None:
     with pytest.raises(fp.PolicyError, match="sink has no table"):
         SqlSink(events, None, "c").reconcile(rows(0))

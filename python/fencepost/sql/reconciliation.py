@@ -112,6 +112,9 @@ def reconcile(
         )
     # Not a transaction of `database`, which would hold SQLite's write lock. Only temporary tables are written here.
     with outages(database.engine), database.engine.connect() as connection:
+        if connection.dialect.name == "postgresql":
+            # With AUTOCOMMIT, the temporary tables would outlive the call, and findings could not be read in parts.
+            connection.execution_options(isolation_level="READ COMMITTED")
         know_fingerprints(connection)
         comparison = _Comparison(connection, target, tuple(identity), tuple(producer))
         try:
