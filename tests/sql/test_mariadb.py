@@ -280,6 +280,18 @@ def test_instants_go_to_timestamps_in_utc_alone(engine: Engine, zone: str) -> No
     zoned.dispose()
 
 
+def test_a_zone_that_is_utc_only_in_winter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instants of the summer were stored an hour late."""
+    monkeypatch.setenv("TZ", "GMT0BST,M3.5.0,M10.5.0")
+    with MariaDBServer() as server:
+        engine = sa.create_engine(server.new_database())
+        execute(engine, "CREATE TABLE events (id INTEGER, at TIMESTAMP(6) NULL)")
+        sink = SqlSink(engine, "events", "c", "message_id", message_id="id")
+        with pytest.raises(fp.SinkError, match=r"'at' is a TIMESTAMP, .* time zone is SYSTEM"):
+            sink.apply([{"id": 1, "at": dt.datetime(2024, 7, 1, tzinfo=dt.UTC)}])
+        engine.dispose()
+
+
 # Transactions
 
 

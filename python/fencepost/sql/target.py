@@ -120,11 +120,13 @@ class Target:
         if not stamps or self._is_in_utc:
             return
         with outages(self._engine), self._engine.connect() as connection:
-            offset = connection.exec_driver_sql("SELECT TIMEDIFF(NOW(), UTC_TIMESTAMP()), @@time_zone").one()
-        self._is_in_utc = not offset[0] and offset[1] in ("+00:00", "UTC", "SYSTEM")
+            # In winter and in summer: the system's zone may be London's.
+            query = "SELECT UNIX_TIMESTAMP('2000-01-01'), UNIX_TIMESTAMP('2000-07-01'), @@time_zone"
+            *instants, zone = connection.exec_driver_sql(query).one()
+        self._is_in_utc = instants == [946_684_800, 962_409_600] and zone in ("+00:00", "UTC", "SYSTEM")
         if not self._is_in_utc:
             raise SinkError(
-                f"table {self.name}: column '{stamps[0]}' is a TIMESTAMP, and the session's time zone is {offset[1]}, "
+                f"table {self.name}: column '{stamps[0]}' is a TIMESTAMP, and the session's time zone is {zone}, "
                 "so wrong instants would be stored. Make it DATETIME(6), or connect with "
                 f"connect_args={{'init_command': \"SET time_zone = '+00:00'\"}}; {_UNCHANGED}"
             )
