@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import fencepost as fp
@@ -717,6 +718,15 @@ def test_a_restored_database_that_lacks_the_consumer(events: Engine) -> None:
     assert other.positions() == {}
 
 
+def test_metrics_of_a_consumer_that_a_restored_database_lacks(events: Engine) -> None:
+    sink = SqlSink(events, None, "billing")
+    with events.begin() as connection:
+        connection.execute(text("DELETE FROM fencepost_consumers"))
+    events.dispose()
+    with pytest.raises(fp.PolicyError, match=r"consumer 'billing' is no longer .* of None"):
+        sink.metrics()
+
+
 def test_a_reap_of_a_consumer_that_a_restored_database_lacks(events: Engine) -> None:
     """It raised the horizon of the next new consumer, whose rows were then FORGOTTEN."""
     options: dict[str, Any] = {"claim": "message_id", "message_id": "id", "timestamp": "at"}
@@ -945,6 +955,39 @@ def test_refusals_of_the_database_name_the_row(events: Engine) -> None:
         sink.apply(batch(0, 1, 2, 3, 4, 1))
     done = sink.apply(batch(0, 1, 2, 3, 4, 5))
     assert done.rows_kept == 3, "nothing was claimed by the calls that failed"
+
+
+@pytest.mark.parametrize("first", ["a\nb\nc\n", "a\r\nb\rc\r", None])
+def test_line_breaks_in_the_first_row_do_not_change_the_row_that_is_named(events: Engine, first: str | None) -> None:
+    """PostgreSQL counts the lines of the first row in another way. An earlier row was named, with its value."""
+    with events.begin() as connection:
+        connection.execute(text("CREATE TABLE checked (seq BIGINT, note TEXT, amount INTEGER, CHECK (amount <> 13))"))
+    sink = SqlSink(events, "checked", "c", "message_id", message_id="seq")
+    notes = [first, "x", "y\nz", "x", "x"]
+    with pytest.raises(fp.BatchError, match="checked refuses it") as caught:
+        sink.apply({"seq": [0, 1, 2, 3, 4], "note": notes, "amount": [0, 1, 2, 13, 4]})
+    assert caught.value.row == 3
+    with pytest.raises(fp.BatchError, match="checked refuses it") as caught:
+        sink.apply({"seq": [0, 1, 2, 3, 4], "note": notes, "amount": [13, 1, 2, 3, 4]})
+    assert caught.value.row == 0
+
+
+@pytest.mark.parametrize("refused", [0, 2, 5])
+def test_rows_of_a_trigger_do_not_change_the_row_that_is_named(tmp_path: Path, refused: int) -> None:
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    with engine.begin() as connection:
+        for statement in (
+            "CREATE TABLE checked (id INTEGER, amount INTEGER CHECK (amount <> 13))",
+            "CREATE TABLE seen (id INTEGER)",
+            "CREATE TRIGGER note AFTER INSERT ON checked BEGIN INSERT INTO seen VALUES (new.id); END",
+        ):
+            connection.execute(text(statement))
+    sink = SqlSink(engine, "checked", "c", "message_id", message_id="id")
+    amounts = [13 if it == refused else it for it in range(6)]
+    with pytest.raises(fp.BatchError, match="checked refuses it") as caught:
+        sink.apply({"id": list(range(6)), "amount": amounts})
+    assert caught.value.row == refused
+    engine.dispose()
 
 
 def prices(engine: Engine, kind: str) -> SqlSink:

@@ -68,6 +68,7 @@ def claims_of(consumer: Consumer, storage: Storage) -> dict[str, Any]:
     query = select(func.count(), func.min(age)).where(columns.consumer == consumer.id)
 
     def work(connection: Connection) -> dict[str, Any]:
+        consumer.check_known(connection)
         now_ms = consumer.database.now_ms(connection)
         count, oldest = connection.execute(query).one()
         return {

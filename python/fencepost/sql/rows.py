@@ -23,6 +23,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
@@ -268,19 +269,15 @@ def _refused(error: Any, target: str, rows: pa.Table, numbers: Any) -> BatchErro
 
 def _row_of_line(rows: pa.Table, line: int) -> int:
     """Return the row on this line of the CSV. A row with line breaks has several lines."""
-    import pyarrow.compute as pc
-
-    breaks = None
+    lines = np.ones(rows.num_rows, np.int64)
     for column in rows.columns:
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            more = pc.fill_null(pc.count_substring(column, "\n"), 0).cast(pa.int64())
-            breaks = more if breaks is None else pc.add(breaks, more)
-    if breaks is None:
-        return line
-    lines_before = pc.cumulative_sum(pc.add(breaks, 1))
-    before: int | None = pc.sum(pc.less_equal(lines_before, line)).as_py()
-    last: int = rows.num_rows - 1
-    return min(before or 0, last)
+            lines += pc.fill_null(pc.count_substring(column, "\n"), 0).to_numpy()
+            # PostgreSQL learns from the end of the first row which character ends lines. Within it, it counts "\r".
+            first = column[0].as_py() or ""
+            lines[0] += first.count("\r") - first.count("\n")
+    before = int(np.searchsorted(np.cumsum(lines), line, side="right"))
+    return min(before, rows.num_rows - 1)
 
 
 def refused_row(problem: str, rows: pa.Table, index: int, column: str | None, numbers: Any) -> BatchError:
@@ -312,13 +309,13 @@ def _insert_all(connection: Connection, table: Table, rows: pa.Table, numbers: A
     target = quoted(connection, table)
     statement = f"INSERT INTO {target} ({quoted_names(connection, rows.column_names)}) VALUES ({places})"
     driver = drivers.driver_of(connection)
-    before = driver.total_changes
     values = zip(*(_for_sqlite(column) for column in rows.columns), strict=True)
     with driver_errors(connection, statement):
         try:
             drivers.settled(driver.executemany(statement, values))
         except (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError) as error:
-            index = min(driver.total_changes - before, rows.num_rows - 1)
+            # The driver takes each row when the one before is written. Triggers make its number of changes useless.
+            index = rows.num_rows - 1 - sum(1 for _ in values)
             problem = f"the table {target} refuses it: {error}"
             raise refused_row(problem, rows, index, _named(str(error), table), numbers) from error
 
