@@ -206,16 +206,16 @@ def test_a_route_that_cannot_be_opened_gets_no_markers_and_holds_up_no_other(eng
 def test_a_task_is_taken_once_and_again_when_it_is_due(engine: Engine) -> None:
     database = Database(engine)
     one, other = Leases(database, 60_000), Leases(database, 60_000)
-    owner = one.take("recover")
+    owner = one.take("recover", 60_000)
     assert owner is not None
-    assert other.take("recover") is None
-    assert one.take("expire") is not None, "each task by itself"
+    assert other.take("recover", 60_000) is None
+    assert one.take("expire", 60_000) is not None, "each task by itself"
     assert one.finish("recover", owner, due_in_ms=0, is_failed=True)
     assert not one.finish("recover", owner, due_in_ms=0, is_failed=False), "it is given back already"
-    owner = other.take("recover")
+    owner = other.take("recover", 60_000)
     assert owner is not None
     assert other.finish("recover", owner, due_in_ms=60_000, is_failed=True)
-    assert one.take("recover") is None, "it is not due"
+    assert one.take("recover", 60_000) is None, "it is not due"
     [_, state] = one.states()
     assert (state.task, state.is_running, state.succeeded_ms_ago, state.failures) == ("recover", False, None, 2)
 
@@ -224,25 +224,35 @@ def test_a_clock_that_is_set_back_stops_no_task(engine: Engine) -> None:
     """A task that ended, or a daemon that died, while the clock was a year ahead."""
     leases, year_ms = Leases(Database(engine), 60_000), 365 * DAY_MS
     for task, columns in (("ended", ("due_ms", "finished_ms", "succeeded_ms")), ("died", ("leased_until_ms",))):
-        owner = leases.take(task)
+        owner = leases.take(task, 60_000)
         assert owner is not None
         if task == "ended":
             leases.finish(task, owner, due_in_ms=60_000, is_failed=False)
-        assert leases.take(task) is None
+        assert leases.take(task, 60_000) is None
         ahead = {name: TASKS.c[name] + year_ms for name in columns}
         with engine.begin() as connection:
             connection.execute(TASKS.update().where(TASKS.c.task == task).values(ahead))
-        assert leases.take(task) is not None
+        assert leases.take(task, 60_000) is not None
+
+
+def test_a_shorter_interval_applies_at_once(engine: Engine) -> None:
+    """After a change of the settings, the task was due at the time that the old ones had set."""
+    leases = Leases(Database(engine), 60_000)
+    owner = leases.take("claims", 7 * DAY_MS)
+    assert owner is not None
+    leases.finish("claims", owner, due_in_ms=7 * DAY_MS, is_failed=False)
+    assert leases.take("claims", 7 * DAY_MS) is None
+    assert leases.take("claims", DAY_MS) is not None
 
 
 def test_a_lease_that_ended_is_taken_over_and_one_that_is_kept_is_not(engine: Engine) -> None:
     one, other = Leases(Database(engine), 300), Leases(Database(engine), 60_000)
-    owner = one.take("recover")
+    owner = one.take("recover", 60_000)
     assert owner is not None
     with one.kept("recover", owner):
         time.sleep(0.9)
-        assert other.take("recover") is None
-    wait_until(lambda: other.take("recover"), "nobody took it over", 10)
+        assert other.take("recover", 60_000) is None
+    wait_until(lambda: other.take("recover", 60_000), "nobody took it over", 10)
     assert not one.finish("recover", owner, due_in_ms=0, is_failed=False)
 
 

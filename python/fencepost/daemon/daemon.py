@@ -122,7 +122,7 @@ class Daemon:
     def _run_if_due(self, task: Task) -> None:
         if not self._has_tables(task.part):
             return
-        owner = self.leases().take(task.name)
+        owner = self.leases().take(task.name, task.every_ms)
         if owner is None:
             return
         began = time.monotonic()

@@ -80,13 +80,16 @@ class Leases:
         self.database, self.lease_ms = database, lease_ms
         database.create_tables(PART)
 
-    def take(self, task: str) -> str | None:
-        """Take the lease of a task if it is due and no daemon runs it. Return the owner, or None without a lease."""
+    def take(self, task: str, every_ms: int) -> str | None:
+        """Take the lease of a task if it is due and no daemon runs it. Return the owner, or None without a lease.
+
+        `every_ms`: the task's interval, after which it is due at the latest.
+        """
         owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:16]}"
         row = dict.fromkeys(("leased_until_ms", "due_ms", "finished_ms", "succeeded_ms", "failures"), 0)
-        # A run that ended in the future: the clock was set back since. The minute is longer than this statement waits
-        # for a lock.
-        is_due = (TASKS.c.due_ms <= self._now) | (TASKS.c.finished_ms > self._now + _MINUTE_MS)
+        # Due after more than the interval: the clock was set back since, or the interval was longer. The minute is
+        # longer than this statement waits for a lock.
+        is_due = (TASKS.c.due_ms <= self._now) | (TASKS.c.due_ms > self._now + every_ms + _MINUTE_MS)
         is_stale = TASKS.c.leased_until_ms > self._now + lease_max_ms(self.lease_ms)
         is_free = is_due & ((TASKS.c.leased_until_ms <= self._now) | is_stale)
         may_take = (TASKS.c.task == task) & (is_free | (TASKS.c.owner == owner))
