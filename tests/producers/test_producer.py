@@ -290,6 +290,29 @@ def test_batches_of_a_partition_are_in_flight_together() -> None:
     assert transport.log == {0: list(range(7))}
 
 
+def test_a_flush_does_not_wait_for_rows_that_other_threads_send_meanwhile() -> None:
+    """Under a steady load, some batch is always without an outcome."""
+    entered, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(MemoryTransport):
+        def send(self, batch: SequencedBatch) -> Answer:
+            entered.set()
+            may_go_on.wait(10)
+            return super().send(batch)
+
+    with fp.SequencedProducer(Slow(), partition_by="to", linger_ms=60_000) as producer:
+        [first] = producer.send([{"to": 0, "value": 1}])
+        flushing = threading.Thread(target=producer.flush)
+        flushing.start()
+        assert entered.wait(10), "by the flush: the rows could wait for others"
+        [second] = producer.send([{"to": 1, "value": 2}])
+        may_go_on.set()
+        flushing.join(10)
+        assert not flushing.is_alive()
+        assert (first.done(), second.done()) == (True, False)
+    assert second.done(), "close waits for all"
+
+
 # Batches
 
 

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
@@ -272,7 +272,7 @@ class SequencedProducer:
         return deliveries
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until every sent row has an outcome.
+        """Wait until every row that was sent before the call has an outcome.
 
         Raises:
             FencepostError: The first failure since the last `flush`, mostly a DeliveryError.
@@ -280,15 +280,18 @@ class SequencedProducer:
             PolicyError: Called in a callback of the producer, whose end it would wait for.
         """
         self._check_waits("flush()")
-        self._flush(timeout, "delivery continues")
-
-    def _flush(self, timeout: float | None, otherwise: str) -> None:
-        """As `flush`. `otherwise`: what happens to batches that have no outcome in time."""
         with self._changed:
             self._send_waiting()
-            if not self._changed.wait_for(lambda: not self._deliveries, timeout):
-                raise TimeoutError(f"{len(self._deliveries)} batches have no outcome after {timeout} s; {otherwise}")
-            error, self._undelivered = self._undelivered, None
+            # Other threads may send more, and the wait for their rows could have no end.
+            self._wait_for_outcomes(set(self._deliveries), timeout, "delivery continues")
+
+    def _wait_for_outcomes(self, batches: Set[Batch], timeout: float | None, otherwise: str) -> None:
+        """Raise the first failure, and TimeoutError. `otherwise`: what happens to batches that have no outcome in time.
+        The caller holds the lock."""
+        pending = self._deliveries.keys()
+        if not self._changed.wait_for(lambda: batches.isdisjoint(pending), timeout):
+            raise TimeoutError(f"{len(batches & pending)} batches have no outcome after {timeout} s; {otherwise}")
+        error, self._undelivered = self._undelivered, None
         if error is not None:
             raise error
 
@@ -351,7 +354,10 @@ class SequencedProducer:
             if self._joined is not None:
                 self.abort()
             elif not self._is_closed:
-                self._flush(timeout, "the producer is closed, and they may or may not be in the log")
+                with self._changed:
+                    self._send_waiting()
+                    otherwise = "the producer is closed, and they may or may not be in the log"
+                    self._wait_for_outcomes(self._deliveries.keys(), timeout, otherwise)
         finally:
             self._stop_threads("the producer was closed")
 
