@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost import kafka
-from fencepost.kafka.source import open_log, topic_and_partition
+from fencepost.kafka.source import Segment, find_partitions, open_log, topic_and_partition
 from fencepost.state.stores import open_store
 from support.interpreter import assert_released
 from support.kafka_logs import DATA, PARTITIONS, read_csv, rows_of
@@ -661,6 +661,36 @@ def test_files_are_opened_with_the_first_row(tmp_path: Path) -> None:
     assert rows
     assert error.message.startswith(f"{last}: cannot be read: ")
     assert len(open_log(folder).segments) == 1
+
+
+def test_a_folder_that_cannot_be_listed_is_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as lost+found, in which only root may look. Whether it has segments is unknown."""
+    shutil.copytree(DATA / "orders-0", tmp_path / "orders-0")
+    (tmp_path / "lost+found").mkdir()
+    lists = os.listdir
+
+    def refuse(path: Any) -> list[str]:
+        if Path(path).name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(path))
+        return lists(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(fp.StoreError, match=r"lost\+found: cannot be read: Permission denied"):
+        find_partitions(tmp_path)
+
+
+def test_a_folder_above_that_cannot_be_searched_is_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(fp.StoreError, match="cannot be read: Permission denied"):
+        kafka.read_batches(tmp_path / "orders-0")
+
+
+def test_a_segment_that_is_gone_when_it_is_read_again_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(fp.SourceError, match="cannot be read: No such file"):
+        Segment(str(tmp_path / f"{0:020}.log"), 0).read(0, 12)
 
 
 def test_records_are_the_committed_ones_by_default() -> None:

@@ -11,7 +11,8 @@ import dataclasses
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, TypeAlias
@@ -62,16 +63,14 @@ class Segment:
         """Return the size in bytes."""
         if self.object is not None:
             return self.object.size()
-        try:
+        with _reading(self.path):
             return os.path.getsize(self.path)
-        except OSError as error:
-            raise _unreadable(self.path, error) from error
 
     def read(self, position: int, length: int) -> bytes:
         """Return a range of the bytes; fewer at the end."""
         if self.object is not None:
             return self.object.read(position, length)
-        with open(self.path, "rb", buffering=0) as file:
+        with _reading(self.path), open(self.path, "rb", buffering=0) as file:
             file.seek(position)
             return file.read(length)
 
@@ -141,8 +140,9 @@ def find_partitions(source: str | os.PathLike[str], options: Options = None) -> 
 def _folders_in(text: str, options: Options) -> list[str]:
     if is_local(text):
         path = Path(_local_path(text))
-        folders = [it for it in path.iterdir() if it.is_dir()] if path.is_dir() else []
-        nameless = {it.name for it in folders if _is_nameless(it.name) and _segments_of(os.listdir(it))}
+        with _reading(text):
+            folders = [it for it in path.iterdir() if it.is_dir()] if path.is_dir() else []
+        nameless = {it.name for it in folders if _is_nameless(it.name) and _segments_of(_names_in(it))}
         return [str(path / name) for name in _by_topic(text, (it.name for it in folders), nameless)]
     store, name = _open_object(text, options)
     within = [path.removeprefix(f"{name}/").split("/") for path in store.list(name)]
@@ -222,16 +222,29 @@ def _unreadable(path: str, error: OSError | StoreError) -> SourceError | StoreEr
     return StoreError(text, path=path, errno=error.errno)
 
 
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Classify errors of the system, as `_unreadable`."""
+    try:
+        yield
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _names_in(folder: Path) -> list[str]:
+    with _reading(str(folder)):
+        return sorted(os.listdir(folder))
+
+
 def _open_local(path: Path) -> Log:
-    if not path.is_dir():
-        if not path.exists():
+    with _reading(str(path)):
+        is_folder, exists = path.is_dir(), path.exists()
+    if not is_folder:
+        if not exists:
             raise SourceError(f"{path}: no such file or folder", path=str(path))
         topic, partition = topic_and_partition(path.absolute().parent.name)
         return Log(topic, partition, (Segment(str(path), _base_offset(path.name)),), is_folder=False)
-    try:
-        names = sorted(os.listdir(path))
-    except OSError as error:
-        raise _unreadable(str(path), error) from error
+    names = _names_in(path)
     segments = _segments_of(names)
     _check_swaps(str(path), names)
     if not segments:
