@@ -158,6 +158,29 @@ def test_a_value_that_no_column_takes_fails_its_batch_alone(engine: sa.Engine, o
     assert values(engine) == [3]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite", "mariadb"], indirect=True)
+@pytest.mark.parametrize(
+    "far",
+    [
+        *(pa.array([None, 0, 2**63 - 1], pa.timestamp(unit)) for unit in ("s", "ms", "us")),
+        pa.array([None, 0, 2**63 - 1], pa.timestamp("us", "Asia/Tokyo")),
+        pa.array([None, 0, -(2**62)], pa.timestamp("us")),
+        pa.array([None, 0, 2**31 - 1], pa.date32()),
+    ],
+    ids=lambda it: f"{it.type} {it[2].cast(pa.int32() if it.type == pa.date32() else pa.int64())}",
+)
+def test_a_time_that_python_does_not_have_fails_its_batch_alone(engine: sa.Engine, far: pa.Array) -> None:
+    """PostgreSQL receives times as texts, and decides itself."""
+    transport = SqlTransport(engine, "events", schema=pa.schema({"value": far.type}))
+    producer = fp.SequencedProducer(transport, **QUICK)
+    with pytest.raises(fp.DeliveryError, match=r"column 'value', row 2: '.*': .* years 1 to 9999") as caught:
+        producer.send(pa.table({"value": far}))[0].result(30)
+    assert caught.value.is_refused
+    assert producer.send(pa.table({"value": far.slice(0, 2)}))[0].result(30).offset == 0
+    with pytest.raises(fp.DeliveryError):
+        producer.close()
+
+
 def test_a_value_that_a_type_refuses_fails_its_batch_alone(engine: sa.Engine) -> None:
     """SQLite would accept any value in any column."""
     schema = pa.schema([("value", pa.int64()), ("at", pa.timestamp("us"))])

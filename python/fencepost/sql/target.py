@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -32,6 +33,9 @@ _LIMITS: dict[Any, int] = {
     types.BigInteger: _BIG,
 }
 _MICROSECONDS = 6
+# Days since 1970 of Python's first and last date, and units of a timestamp per day. All nanoseconds are within.
+_FIRST_DAY, _LAST_DAY = ((it - date(1970, 1, 1)).days for it in (date.min, date.max))
+_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 # The maximum of a REAL: the largest finite float32.
 _REAL_MAX = 3.4028234663852886e38
 _UUID_DIGITS = 32
@@ -215,7 +219,7 @@ class _Column:
         if isinstance(kind, types.DateTime):
             return self._times(values)
         if isinstance(kind, types.Date):
-            return self._only(values, pa.types.is_date, "dates").cast(pa.date32())
+            return self._in_calendar(self._only(values, pa.types.is_date, "dates").cast(pa.date32()))
         if isinstance(kind, types.Time):
             return self._fine(self._in_microseconds(self._only(values, pa.types.is_time, "times of day")))
         if isinstance(kind, mysql.BIT):
@@ -363,9 +367,22 @@ class _Column:
             )
         return values
 
+    def _in_calendar(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Return dates or timestamps. Refuse years that Python does not have. PostgreSQL receives texts."""
+        is_date = pa.types.is_date(values.type)
+        per_day = 1 if is_date else _PER_DAY.get(values.type.unit)
+        if per_day is None or not (self._is_sqlite or self._is_mariadb):
+            return values
+        numbers = values.cast(pa.int32() if is_date else pa.int64()).cast(pa.int64())
+        first, end = _FIRST_DAY * per_day, (_LAST_DAY + 1) * per_day
+        row = pc.index(pc.or_(pc.less(numbers, first), pc.greater_equal(numbers, end)), True).as_py()
+        if row >= 0:
+            raise self._wrong(values, row, "the column takes the years 1 to 9999")
+        return values
+
     def _times(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """Convert instants to UTC; times without a zone stay so. The unit is microseconds, as in the databases."""
-        self._only(values, pa.types.is_timestamp, "timestamps")
+        values = self._in_calendar(self._only(values, pa.types.is_timestamp, "timestamps"))
         values = self._fine(self._in_microseconds(values))
         if values.type.tz is not None:
             return values.cast(pa.timestamp("us", "UTC"))
@@ -373,14 +390,21 @@ class _Column:
         return values.cast(pa.timestamp("us", "UTC")) if getattr(self._type, "timezone", False) else values
 
     def _wrong(self, values: pa.ChunkedArray, row: int, problem: str) -> BatchError:
-        value = values[row].as_py() if not pa.types.is_timestamp(values.type) else str(values[row])
-        if pa.types.is_time(values.type):  # Python's times would truncate it.
-            value = values[row].cast(pa.string()).as_py()
         return BatchError(
-            f"column '{self.name}', row {row}: {shown(value)}: {problem}; {bulk.NOTHING}",
+            f"column '{self.name}', row {row}: {shown(_readable(values[row]))}: {problem}; {bulk.NOTHING}",
             column=self.name,
             row=row,
         )
+
+
+def _readable(value: pa.Scalar) -> Any:
+    """Return a value for a message. Python's times would truncate some, and do not have others."""
+    kind = value.type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind)):
+        return value.as_py()
+    if pa.types.is_timestamp(kind):  # in UTC, because a zone needs a database
+        value = pa.scalar(value.value, pa.timestamp(kind.unit))
+    return value.cast(pa.string()).as_py()
 
 
 def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
