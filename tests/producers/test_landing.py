@@ -266,6 +266,19 @@ def test_a_listed_file_that_is_not_what_was_listed_is_an_error(tmp_path: Path, d
     assert what.get(damage, f"the log lists {len(data)}") in str(caught.value)
 
 
+def test_a_file_that_does_not_decode_is_damage_and_not_an_outage(tmp_path: Path) -> None:
+    """Arrow raises OSError for it, as for a disk that does not answer."""
+    LandingTransport(tmp_path, sync=False).send(batch(7, 0, 0, [f"{it} of many" for it in range(10_000)]))
+    landing = read_landing(tmp_path)
+    path = tmp_path / landing.batches[0].files[0].path
+    data = bytearray(path.read_bytes())
+    data[len(data) // 4 : len(data) // 2] = bytes(len(data) // 2 - len(data) // 4)
+    path.write_bytes(data)
+    with pytest.raises(fp.SourceError) as caught:
+        values(landing)
+    assert caught.value.path == str(path)
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"version":2}', '{"version":1,"kind":"x"}', '{"version":1}'])
 def test_a_malformed_log_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "_log").mkdir()
@@ -338,6 +351,37 @@ def test_a_column_without_a_value_has_no_type_yet(tmp_path: Path) -> None:
     with pytest.raises(fp.BatchError, match=r"column 'value': is of type string, but .* has int64"):
         LandingTransport(tmp_path, sync=False).send(of_rows(4, {"value": ["a"]}))
     assert values(read_landing(tmp_path)) == [None, None, 1, None]
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_part_of_a_column_without_a_value_has_no_type_yet(tmp_path: Path, is_given: bool) -> None:
+    """Such as tags, if the events of a batch have none."""
+    nothing: dict[str, Any] = {"tags": [[]], "from": [{"host": None, "ports": []}]}
+    one: dict[str, Any] = {"tags": [["a"]], "from": [{"host": "x", "ports": [80]}]}
+    schema = pa.table(one).schema if is_given else None
+    for seq, rows in enumerate((nothing, nothing, one, nothing)):
+        assert LandingTransport(tmp_path, sync=False, schema=schema).send(of_rows(seq, rows)).offset == seq
+    for odd in (one | {"tags": [[1]]}, one | {"from": [{"host": "x"}]}, one | {"from": [{"host": 1, "ports": [80]}]}):
+        with pytest.raises(fp.BatchError, match="is of type"):
+            LandingTransport(tmp_path, sync=False).send(of_rows(4, odd))
+    table = read_landing(tmp_path).read()
+    assert table["tags"].to_pylist() == [[], [], ["a"], []]
+    assert table["from"].to_pylist() == [*nothing["from"] * 2, *one["from"], *nothing["from"]]
+    assert table.schema.field("tags").type == pa.list_(pa.string())
+
+
+def test_values_that_parquet_does_not_store_fail_their_batch_alone(tmp_path: Path) -> None:
+    transport = LandingTransport(tmp_path, sync=False)
+    with fp.SequencedProducer(transport, **QUICK) as producer:
+        [delivery] = producer.send([{"value": {}}])
+        with pytest.raises(fp.DeliveryError, match=r"INVALID_RECORD \(Parquet cannot store") as caught:
+            delivery.result(30)
+        assert caught.value.is_refused
+        with pytest.raises(fp.DeliveryError):
+            producer.flush(30)
+        producer.send([{"value": 1}])
+    landing = read_landing(tmp_path)
+    assert (values(landing), landing.leftovers) == ([1], [])
 
 
 def test_a_null_in_a_required_column_is_refused(tmp_path: Path) -> None:

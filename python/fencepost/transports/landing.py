@@ -31,6 +31,7 @@ from fencepost.state.stores import Store, check_exclusion, is_local, open_store
 from fencepost.transports import schemas
 from fencepost.transports.counts import stored_in
 from fencepost.transports.judging import Judged, judge, last_written, mark, new_table
+from fencepost.transports.schemas import NOTHING
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -346,7 +347,10 @@ class LandingTransport:
         import pyarrow.parquet as pq
 
         sink = pa.BufferOutputStream()
-        pq.write_table(batch.rows, sink, compression=self.compression)
+        try:
+            pq.write_table(batch.rows, sink, compression=self.compression)
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+            raise BatchError(f"Parquet cannot store these rows: {error}; {NOTHING}") from error
         data = memoryview(sink.getvalue()).cast("B")  # stores need unsigned bytes
         name = f"{batch.pid}-{batch.epoch}-{batch.first_seq}-{uuid4().hex}.parquet"
         path = f"{DATA}/partition={batch.partition}/{name}"
@@ -615,7 +619,7 @@ class Landing:
             raise SourceError(f"{path}: has {len(data)} bytes, but the log lists {file.bytes}", path=path)
         try:
             table = pq.read_table(pa.BufferReader(data), partitioning=None)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:  # OSError: a decoder failed
             raise SourceError(f"{path}: {error}", path=path) from error
         if table.num_rows != file.rows:
             raise SourceError(f"{path}: has {table.num_rows} rows, but the log lists {file.rows}", path=path)

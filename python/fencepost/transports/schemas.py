@@ -17,9 +17,9 @@ NOTHING = "nothing of this batch was written"
 def conform(rows: pa.Table, schema: pa.Schema, place: str) -> pa.Table:
     """Return stamped rows with a schema's columns after the identity, in its order and types.
 
-    Types with different layouts are equal (text, large text, views and dictionaries of text), and a column of nulls
-    matches every type. Raises BatchError (column, row) for other columns, other types, and a null in a non-nullable
-    column.
+    Types with different layouts are equal (text, large text, views and dictionaries of text). A column of nulls matches
+    every type, also within lists and structs. Raises BatchError (column, row) for other columns, other types, and a
+    null in a non-nullable column.
     """
     import pyarrow as pa
 
@@ -45,7 +45,8 @@ def conform(rows: pa.Table, schema: pa.Schema, place: str) -> pa.Table:
 def schema_after(known: pa.Schema | None, rows: pa.Table) -> pa.Schema:
     """Return the schema of a destination after it accepts these rows: the known schema, or the rows'.
 
-    A column of nulls has no type yet. The first batch with values defines it.
+    A column of nulls has no type yet, nor have the values of lists that are all empty. The first batch with values
+    defines it.
     """
     import pyarrow as pa
 
@@ -53,7 +54,7 @@ def schema_after(known: pa.Schema | None, rows: pa.Table) -> pa.Schema:
     if known is None:
         return pa.schema([pa.field(it.name, plain(it.type), it.nullable) for it in own])
     types = {field.name: plain(field.type) for field in own}
-    return pa.schema([it.with_type(types.get(it.name, it.type)) if pa.types.is_null(it.type) else it for it in known])
+    return pa.schema([it.with_type(_completed(it.type, types.get(it.name, it.type))) for it in known])
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
@@ -90,13 +91,50 @@ def _conformed(values: pa.ChunkedArray, field: pa.Field, place: str) -> pa.Chunk
         )
     wanted = plain(field.type)
     if values.type != wanted:
-        if not pa.types.is_null(values.type) and not _is_layout_of(values.type, wanted):
+        if not _accepts(wanted, values.type):
             raise BatchError(
                 f"column '{field.name}': is of type {values.type}, but {place} has {wanted}; {NOTHING}",
                 column=field.name,
             )
         values = values.cast(wanted)
     return values.cast(field.type)
+
+
+def _accepts(wanted: pa.DataType, kind: pa.DataType) -> bool:
+    """Return whether a column of a type takes values of another type."""
+    import pyarrow as pa
+
+    if kind == wanted or pa.types.is_null(kind) or _is_layout_of(kind, wanted):
+        return True
+    pairs = _paired(wanted, kind)
+    return bool(pairs) and all(_accepts(field.type, own) for field, own in pairs)
+
+
+def _completed(known: pa.DataType, own: pa.DataType) -> pa.DataType:
+    """Return a type with the parts of another type that it does not have yet: those that were null."""
+    import pyarrow as pa
+
+    if pa.types.is_null(known):
+        return own
+    fields = [field.with_type(_completed(field.type, part)) for field, part in _paired(known, own)]
+    if not fields:
+        return known
+    if pa.types.is_struct(known):
+        return pa.struct(fields)
+    return pa.list_(fields[0]) if pa.types.is_list(known) else pa.large_list(fields[0])
+
+
+def _paired(kind: pa.DataType, other: pa.DataType) -> list[tuple[pa.Field, pa.DataType]]:
+    """Return each field of a list or struct with its type in the other one; nothing for other or differing types."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind) and pa.types.is_struct(other):
+        fields, others = list(kind), list(other)
+        are_same = [it.name for it in fields] == [it.name for it in others]
+        return [(it, own.type) for it, own in zip(fields, others, strict=True)] if are_same else []
+    if kind.id == other.id and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return [(kind.value_field, other.value_type)]
+    return []
 
 
 def _is_layout_of(kind: pa.DataType, other: pa.DataType) -> bool:
