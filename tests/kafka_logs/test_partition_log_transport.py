@@ -230,3 +230,49 @@ def test_logs_that_accept_a_second_batch_before_the_first_are_refused(tmp_path: 
     with pytest.raises(fp.PolicyError, match="leave out first="):
         PartitionLogTransport(tmp_path / "new", first="any")
     assert not (tmp_path / "new").exists()
+
+
+def test_open_logs_have_the_order_of_their_partitions(tmp_path: Path) -> None:
+    """In another order after a restart, keys would move, and markers would go to logs without their transactions."""
+    with (
+        PartitionLog(tmp_path / "events-0", first="zero") as first,
+        PartitionLog(tmp_path / "events-1", first="zero") as second,
+    ):
+        with pytest.raises(fp.PolicyError, match=r"logs\[0\] is .*events-1"):
+            PartitionLogTransport([second, first])
+        with PartitionLogTransport([first, second]) as transport:
+            assert transport.partitions == 2
+
+
+LARGE = pa.table({"n": ["x" * 1000]})
+"""Larger than a segment."""
+FAR = pa.table({"n": pa.array([2**62], pa.timestamp("us"))})
+"""A time that Python does not have."""
+NAN = pa.table({"n": [float("nan")]})
+"""Most readers of JSON would refuse the record."""
+AS_JSON = "cannot be written as JSON"
+
+
+@pytest.mark.parametrize(("odd", "problem"), [(LARGE, "segment_bytes"), (FAR, AS_JSON), (NAN, AS_JSON)])
+def test_rows_that_no_log_takes_fail_their_batch_alone(tmp_path: Path, odd: pa.Table, problem: str) -> None:
+    with (
+        PartitionLogTransport(tmp_path, segment_bytes=500) as transport,
+        fp.SequencedProducer(transport, **QUICK) as producer,
+    ):
+        with pytest.raises(fp.DeliveryError, match=rf"INVALID_RECORD \(.*{problem}") as caught:
+            producer.send(odd)[0].result(PATIENCE_SECONDS)
+        assert caught.value.is_refused
+        with pytest.raises(fp.DeliveryError):
+            producer.flush(PATIENCE_SECONDS)
+        assert producer.send([{"n": 1}])[0].result(PATIENCE_SECONDS).offset == 1, "after the marker of the fence"
+
+
+def test_a_log_that_its_owner_has_closed_stops_the_producer(tmp_path: Path) -> None:
+    log = PartitionLog(tmp_path / "events-0", first="zero")
+    with PartitionLogTransport([log]) as transport:
+        producer = fp.SequencedProducer(transport, **QUICK)
+        log.close()
+        with pytest.raises(fp.TransportError, match="the log was closed"):
+            producer.send([{"n": 1}])[0].result(PATIENCE_SECONDS)
+        with pytest.raises(fp.TransportError):
+            producer.close()

@@ -42,8 +42,8 @@ class PartitionLogTransport:
     flight.
 
     Args:
-        logs: A list of open `PartitionLog`, one per partition, or a folder that contains one per partition
-            (`<topic>-0`, ...). The transport opens the logs of a folder, and `close` closes them.
+        logs: A list of open `PartitionLog`, one per partition and in their order, or a folder that contains one per
+            partition (`<topic>-0`, ...). The transport opens the logs of a folder, and `close` closes them.
         partitions: The number of partitions of a folder, which stores it permanently in `<topic>.partitions.json`. None
             uses the stored number (1 for a new folder).
         topic: The topic's name.
@@ -55,7 +55,8 @@ class PartitionLogTransport:
             one before it failed. Open logs must have it too.
 
     Raises:
-        PolicyError: The folder has another number of partitions, or first is "any". No log is opened then.
+        PolicyError: The folder has another number of partitions, first is "any" (no log is opened then), or open logs
+            are not in the order of their partitions.
         FencepostError: Any error of opening a log.
     """
 
@@ -83,6 +84,7 @@ class PartitionLogTransport:
                 )
             for log in opened:
                 _check_first(getattr(log, "first", "zero"), f"open {log!r} with first='zero'")
+            _check_order(opened)
             for folder, name in {(it.path.parent, it.topic) for it in opened if getattr(it, "topic", None)}:
                 _count(folder, name, len(opened))
             self._writers, self._owns = [LogWriter(log, None) for log in opened], False
@@ -149,7 +151,8 @@ class PartitionLogTransport:
     # Records
 
     def _records(self, rows: pa.Table) -> pa.Table:
-        """Return the columns key, value and timestamp. Raises BatchError for a missing column."""
+        """Return the columns key, value and timestamp. Raises BatchError for a missing column, and for a value that
+        Python or JSON does not have."""
         import pyarrow as pa
 
         columns = {"key": self._key, "value": self._value, "timestamp": self._timestamp}
@@ -159,7 +162,10 @@ class PartitionLogTransport:
         found = {what: rows[name] for what, name in columns.items() if name is not None}
         if self._value is None:
             own = _with_exact_times(rows.drop_columns(list(IDENTITY)))
-            found["value"] = pa.array([_as_json(row) for row in own.to_pylist()], pa.binary())
+            try:
+                found["value"] = pa.array([_as_json(row) for row in own.to_pylist()], pa.binary())
+            except (ValueError, OverflowError) as error:  # such as NaN, or a time after the year 9999
+                raise BatchError(f"a row cannot be written as JSON: {error}") from error
         return pa.table(found)
 
 
@@ -299,7 +305,11 @@ class LogWriter:
     def _append(self, batches: list[Any]) -> list[Answer]:
         with self._lock, self._as_store_errors():
             log = self.opened()
-            results = [log.append(*batches[0])] if len(batches) == 1 else log.append_many(batches)
+            try:
+                results = [log.append(*batches[0])] if len(batches) == 1 else log.append_many(batches)
+            except ValueError as error:
+                self._acknowledged = log.log_end  # raises, too, if the owner has closed the log
+                raise BatchError(str(error)) from error  # no segment can hold it
             for (pid, epoch, first_seq, records, _), appended in zip(batches, results, strict=True):
                 if appended.verdict is Verdict.ACCEPTED:
                     self._last[pid] = (epoch, step(first_seq, len(records) - 1))
@@ -344,6 +354,16 @@ def _check_first(first: str, remedy: str) -> None:
         )
 
 
+def _check_order(logs: Sequence[Any]) -> None:
+    """Raise PolicyError for logs whose folders have the numbers of other partitions: a restart in another order would
+    move keys, and write the markers of open transactions to wrong logs."""
+    for number, log in enumerate(logs):
+        if getattr(log, "topic", None) and log.partition != number:
+            raise PolicyError(
+                f"logs[{number}] is {log!r}: pass one log per partition, in the order of the partitions from 0 on"
+            )
+
+
 def _count(folder: Path, topic: str, partitions: int | None) -> int:
     """Return the number of the topic's logs, which the folder stores."""
 
@@ -382,7 +402,7 @@ def _with_exact_times(rows: pa.Table) -> pa.Table:
 
 
 def _as_json(row: dict[str, Any]) -> bytes:
-    return json.dumps(row, default=_plain, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(row, default=_plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def _plain(value: Any) -> Any:
