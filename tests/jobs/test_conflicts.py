@@ -175,6 +175,20 @@ def test_a_file_that_changes_before_it_is_compared_is_planned_again(
     assert (report.counts, changed, len(report.vanished)) == ({"ACCEPTED": 1, "CONFLICT": 1}, [1], 1)
 
 
+def test_a_file_that_vanishes_before_its_conflicts_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = land(tmp_path / "source", "a.parquet", amounts([0, 0], [1, 2]))
+    land(tmp_path / "source", "b.parquet", amounts([1], [1]))
+    real = conflicts.Content.samples
+
+    def samples(content: conflicts.Content, found: pa.Table) -> pa.Table:
+        path.unlink()
+        return real(content, found)
+
+    monkeypatch.setattr(conflicts.Content, "samples", samples)
+    report = make_job(tmp_path, on_conflict="drop", **CONTENT).run()
+    assert (report.counts, report.vanished) == ({"ACCEPTED": 1}, (str(path),))
+
+
 def test_a_conflict_in_place(tmp_path: Path) -> None:
     from deltalake import DeltaTable, write_deltalake
 

@@ -10,14 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import fencepost as fp
 import polars as pl
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from fencepost.lake import LocalEngine
+from fencepost.lake import LocalEngine, write
 from fencepost.state.disk import Disk
 from fencepost.state.scratch import FolderScratch
-from support.lake import hashes, land, land_some, make_job
+from support.lake import first_of_each, hashes, land, land_some, make_job, make_rows, read_source
 
 ROWS = 1000
 UTC = datetime.UTC
@@ -151,6 +152,24 @@ def test_no_identity_column_is_touched(tmp_path: Path) -> None:
     make_job(tmp_path).run()
     assert pq.read_schema(written(tmp_path)).equals(pq.read_schema(source), check_metadata=True)
     assert len(hashes(tmp_path / "sink")) == 2
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land(tmp_path / "source", "a.parquet", make_rows(1))
+    real, replaced = write.rewrite, list[Path]()
+
+    def rewrite(path: str, *arguments: Any, **options: Any) -> Any:
+        if not replaced:
+            replaced.append(land(tmp_path / "source", "a.parquet", make_rows(2, 500)))
+            raise fp.SourceError(f"{path}: damaged", path=path)
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(write, "rewrite", rewrite)
+    report = make_job(tmp_path, settle_ms=0).run()
+    assert (report.quarantined, report.files, report.vanished) == ((), 1, (str(replaced[0]),))
+    assert report.kept == len(first_of_each(read_source(tmp_path)))
 
 
 def test_a_task_reads_the_refused_rows_of_its_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

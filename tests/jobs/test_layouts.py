@@ -324,6 +324,26 @@ def test_a_damaged_file_is_left_out_and_the_others_are_put_together(tmp_path: Pa
     assert [len(it) for it in outputs(tmp_path).values()] == [150]
 
 
+@pytest.mark.parametrize("content", [None, b"PAR1"])
+def test_a_large_file_that_changes_before_it_is_cut_is_planned_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    land(tmp_path / "source", "b.parquet", rows_of(50))
+    rows = pa.concat_tables([rows_of(it) for it in range(20)])
+    path = land(tmp_path / "source", "a.parquet", rows, row_group_size=110)
+    size, real = path.stat().st_size, arranging._Batch._cuts
+
+    def cuts(batch: Any) -> list[int]:
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        return real(batch)
+
+    monkeypatch.setattr(arranging._Batch, "_cuts", cuts)
+    report = make(tmp_path, target_file_bytes=size // 4).run()
+    assert (report.inputs["path"].to_pylist(), report.vanished) == (["b.parquet"], (str(path),))
+
+
 def test_a_disk_that_is_full_at_the_end_of_an_output_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
@@ -27,11 +27,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from fencepost._native import arrange as arrange_rows
-from fencepost.errors import BatchError, SourceError, StoreError
+from fencepost.errors import BatchError, SourceError
 from fencepost.lake.files import Files
 from fencepost.lake.parts import RowRange
 from fencepost.lake.scan import Scanned
-from fencepost.lake.storage import ChangedError, retry, unchanged
+from fencepost.lake.storage import ChangedError, content_errors, retry, unchanged
 from fencepost.lake.write import (
     Places,
     WriteItem,
@@ -293,10 +293,11 @@ class _Batch:
         target = self.arrangement.target_file_bytes
         if target is None or self.arrangement.keys or len(self.sources) != 1:
             return []
-        if self.item.files.bytes[self.sources[0]] <= target:
+        member = self.sources[0]
+        if self.item.files.bytes[member] <= target:
             return []
         cuts, size = [], 0
-        with self._open(self.sources[0]) as file:
+        with unchanged(self.places.storage, self.item.files, member), self._opened(member) as file:
             numbers, row = self._groups(file)
             groups = [file.metadata.row_group(it) for it in numbers]
         for group in groups:
@@ -346,25 +347,15 @@ class _Batch:
 
     def _keys(self, member: int) -> Iterator[tuple[Numbers, pa.Table]]:
         """Yield a file's kept rows, with their values of the sort and partition columns."""
-        path = self.item.files.full_path(member)
         first, count = (self.not_kept[member][it].to_numpy().astype(np.int64) for it in ("row", "count"))
-        try:
-            with self._open(member) as file:
-                numbers, row = self._groups(file)
-                for batch in file.iter_batches(ROWS_READ, row_groups=numbers, columns=self.arrangement.keys):
-                    kept = row + _outside(first - row, first + count - row, len(batch))
-                    row += len(batch)
-                    if len(kept):
-                        keys = _plain(pa.Table.from_batches([batch]).select(self.arrangement.keys))
-                        yield kept, keys.take(pa.array(kept - (row - len(batch))))
-        except FileNotFoundError:
-            raise
-        except (pa.ArrowInvalid, OSError) as error:
-            # pyarrow raises OSError without errno for damage
-            if isinstance(error, OSError) and error.errno is not None:
-                text = f"{path}: cannot be read: {error}. Check the storage and the rights, then run again"
-                raise StoreError(text, path=path, errno=error.errno) from error
-            raise SourceError(f"{path}: its content cannot be read: {error}", path=path) from error
+        with self._opened(member) as file:
+            numbers, row = self._groups(file)
+            for batch in file.iter_batches(ROWS_READ, row_groups=numbers, columns=self.arrangement.keys):
+                kept = row + _outside(first - row, first + count - row, len(batch))
+                row += len(batch)
+                if len(kept):
+                    keys = _plain(pa.Table.from_batches([batch]).select(self.arrangement.keys))
+                    yield kept, keys.take(pa.array(kept - (row - len(batch))))
 
     def _deal(self, held: list[tuple[Numbers, Numbers, pa.Table]], row_bytes: int) -> list[tuple[str, Ranges]]:
         sources, rows = (np.concatenate([it[place] for it in held]) for place in (0, 1))
@@ -433,16 +424,20 @@ class _Batch:
         low, high = np.searchsorted(firsts, [self.row_range.first, self.row_range.end]).tolist()
         return [*range(low, high)], self.row_range.first
 
-    def _open(self, member: int) -> Any:
+    @contextmanager
+    def _opened(self, member: int) -> Iterator[Any]:
+        """Open a file for pyarrow. Raises the errors of `content_errors`."""
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-        files = self.item.files
-        source = self.places.storage.open(files.full_path(member), files.facts(member))
-        return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
+        files, path = self.item.files, self.item.files.full_path(member)
+        with content_errors(path):
+            source = self.places.storage.open(path, files.facts(member))
+            with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
+                yield file
 
     def _metadata(self) -> list[tuple[str, str | None]]:
         """Return the key-value metadata of the first file. The Arrow schema in it lacks the omitted column."""
-        with self._open(self.sources[0]) as file:
+        with self._opened(self.sources[0]) as file:
             metadata = file.metadata.metadata or {}
         found: list[tuple[str, str | None]] = []
         for key, value in metadata.items():

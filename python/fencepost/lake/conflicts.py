@@ -143,13 +143,13 @@ class Content:
         for some in np.split(order, np.flatnonzero(np.diff(files[order])) + 1) if len(order) else ():
             ordinal = int(files[some[0]])
             numbers, places = np.unique(rows[some], return_inverse=True)
-            with unchanged(self.storage, self.files, ordinal):
-                sums = [checksums(part, part.column_names) for part in self._read(ordinal, numbers.astype(np.int64))]
+            sums = [checksums(part, part.column_names) for part in self._read(ordinal, numbers.astype(np.int64))]
             found[some] = np.concatenate(sums)[places.reshape(-1)]
         return found
 
     def _read(self, ordinal: int, rows: Rows, more: tuple[str, ...] = ()) -> Iterator[pa.Table]:
-        return read_rows(self.storage, self.files, ordinal, rows, self.columns, self.wanted, more)
+        with unchanged(self.storage, self.files, ordinal):
+            yield from read_rows(self.storage, self.files, ordinal, rows, self.columns, self.wanted, more)
 
     def _sample(self, line: dict[str, Any]) -> dict[str, Any]:
         """Format a conflict for people."""

@@ -20,12 +20,12 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost import StateTable, Verdict, _native
 from fencepost.content import checksums, content_columns
-from fencepost.errors import BatchError, SnapshotError, SourceError, StoreError
+from fencepost.errors import BatchError, SnapshotError
 from fencepost.lake.files import Files
 from fencepost.lake.parts import RowRange
 from fencepost.lake.repeats import NOT_HERE, Repeats, Stretches, key_columns
 from fencepost.lake.scan import FILE, ROW
-from fencepost.lake.storage import Storage, unchanged
+from fencepost.lake.storage import Storage, content_errors, unchanged
 from fencepost.policy import Columns, Policy
 from fencepost.resets import ROWS_TOGETHER, Numbers
 from fencepost.state.checksums import COUNT, SEQ, KeptSums, Living, advance, find
@@ -187,7 +187,7 @@ def read_rows(
 
     path = files.full_path(place)
     try:
-        with pq.ParquetFile(storage.open(path, files.facts(place))) as file:
+        with content_errors(path), pq.ParquetFile(storage.open(path, files.facts(place))) as file:
             names = file.schema_arrow.names
             read = content_columns(names, columns.names, wanted)
             read += [name for name in more if name in names and name not in read]
@@ -199,15 +199,8 @@ def read_rows(
                     table = file.read_row_group(group, columns=read) if read else pa.table({"": pa.nulls(count)})
                     yield table if rows is None else _taken(table, rows[low:high] - first)
                 first += count
-    except FileNotFoundError:
-        raise
     except BatchError as error:
         raise BatchError(f"{path}: {error.message}", column=error.column) from error
-    except (pa.ArrowInvalid, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # pyarrow raises OSError without errno for damage
-            text = f"{path}: cannot be read: {error}. Check the storage and the rights, then run again"
-            raise StoreError(text, path=path, errno=error.errno) from error
-        raise SourceError(f"{path}: its content cannot be read: {error}", path=path) from error
 
 
 class Sums:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
+import pyarrow as pa  # type: ignore[import-untyped]
+
 from fencepost.errors import SourceError, StoreError
 from fencepost.findings import IGNORED_MAX
 from fencepost.lake.files import Facts, Files
@@ -116,8 +118,8 @@ def unchanged(storage: Storage, files: Files, *places: int, are_copied: bool = F
         check()
         path = files.full_path(places[0])
         raise ChangedError(f"{path}: was deleted while the job ran; run again", path=path) from error
-    except StoreError:
-        check()  # a store refuses to read a replaced object
+    except (StoreError, SourceError):
+        check()  # a store refuses to read a replaced object, and a file that is being replaced looks damaged
         raise
     check(unpinned)
 
@@ -148,6 +150,22 @@ def retry(attempt: Callable[[], T]) -> T:
                 raise
         time.sleep(pause)
     return attempt()
+
+
+@contextmanager
+def content_errors(path: str) -> Iterator[None]:
+    """Convert pyarrow's errors of reading a file. Raises SourceError for damage, StoreError (path, errno),
+    FileNotFoundError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowInvalid, OSError) as error:
+        # pyarrow raises OSError without errno for damage
+        if isinstance(error, OSError) and error.errno is not None:
+            text = f"{path}: cannot be read: {error}. Check the storage and the rights, then run again"
+            raise StoreError(text, path=path, errno=error.errno) from error
+        raise SourceError(f"{path}: its content cannot be read: {error}", path=path) from error
 
 
 # Local files
