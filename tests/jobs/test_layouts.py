@@ -191,6 +191,15 @@ def test_values_of_a_column_name_folders(tmp_path: Path) -> None:
     assert by_arrow.sort_by(by)["name"].equals(expected["name"])
 
 
+def test_a_column_that_names_folders_may_begin_with_an_underscore(tmp_path: Path) -> None:
+    rows = rows_of(0)
+    land(tmp_path / "source", "a.parquet", rows.rename_columns({"name": "_name"}))
+    report = make(tmp_path, partition_by="_name").run()
+    assert (report.kept, len(kept(tmp_path))) == (50, 50)
+    assert [it.partition("/")[0] for it in report.outputs] == ["run=1"] * 4
+    assert sorted(applied_files(tmp_path / "sink")) == sorted(f"{tmp_path}/sink/{it}" for it in report.outputs)
+
+
 def test_the_layout_may_change_from_run_to_run(tmp_path: Path) -> None:
     layouts: list[dict[str, Any]] = [{}, {"partition_by": "pid"}, {"partition_by": "day(at)"}, {"sort_by": "row"}, {}]
     for number, layout in enumerate(layouts):

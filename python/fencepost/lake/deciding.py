@@ -25,6 +25,7 @@ from fencepost.state.commit import NewRows
 from fencepost.state.decision import Decision, Deferred, Inputs, Marked, Outputs, Shards, SideFiles
 from fencepost.state.ledger import file_table
 from fencepost.state.retention import next_oldest
+from fencepost.state.sinks import REJECTS
 
 if TYPE_CHECKING:
     from fencepost.lake.run import Run
@@ -163,7 +164,7 @@ def _side_files(
     """Return the files of refused rows and of changes in missing ranges, and their temporary names."""
     rejects = [it for group in written for it in group.rejects]
     stems = [
-        f"_rejects/verdict={verdict}/{run.folders_of(found.files.paths[ordinal])}part-{ordinals[ordinal]:05}"
+        f"{REJECTS}/verdict={verdict}/{run.folders_of(found.files.paths[ordinal])}part-{ordinals[ordinal]:05}"
         for ordinal, verdict, *_ in rejects
     ]
     names = _numbered(stems)

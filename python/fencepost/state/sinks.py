@@ -42,6 +42,10 @@ PREPARE = "_prepare"
 CHECKED = 1_000
 """Number of newest versions whose folders a run checks, and number of later versions that must not exist."""
 EMPTY_NAME, ABANDONED_NAME = "_empty", "_abandoned"
+REJECTS = "_rejects"
+"""The folder of quarantined rows."""
+_ASIDE = (f"{REJECTS}/", f"{changelog.FOLDER}/")
+"""Folders of a version with other rows than the kept ones. `partition_by` makes others whose names begin with `_`."""
 
 
 def open_sink(uri: str, layout: str, disk: Disk, options: Mapping[str, Any] | None = None) -> Sink:
@@ -319,7 +323,7 @@ class RunFolders:
     def applied_files(self) -> list[str]:
         """Return the names of the files with kept rows of all versions."""
         runs = [it for it in os.listdir(self.path) if re.fullmatch(r"run=\d+", it)]
-        found = [f"{run}/{name}" for run in runs for name in _sizes(self.path / run) if not name.startswith("_")]
+        found = [f"{run}/{name}" for run in runs for name in _sizes(self.path / run) if not name.startswith(_ASIDE)]
         return sorted(name for name in found if name.endswith(".parquet"))
 
     def schema(self) -> str | None:
