@@ -109,6 +109,20 @@ def test_files_are_where_the_table_names_them_with_their_statistics(tmp_path: Pa
     assert not any(name.startswith("part-") for name in os.listdir(tmp_path / "sink" / "_fencepost"))
 
 
+@pytest.mark.parametrize("is_cleaned", ["true", "false"])
+def test_expired_commits_stay_if_the_table_keeps_them(tmp_path: Path, is_cleaned: str) -> None:
+    settings = {"delta.checkpointInterval": "1", "delta.enableExpiredLogCleanup": is_cleaned}
+    DeltaTable.create(tmp_path / "sink", SCHEMA, configuration=settings)
+    first = tmp_path / "sink" / "_delta_log" / f"{0:020}.json"
+    land_some(tmp_path, [0])
+    make_job(tmp_path).run()
+    os.utime(first, (1, 1))
+    land_some(tmp_path, [1])
+    make_job(tmp_path).run()
+    assert first.exists() == (is_cleaned == "false")
+    polars.testing.assert_frame_equal(rows_of(tmp_path), expected_of(tmp_path))
+
+
 def test_versions_without_rows_are_transactions_too(tmp_path: Path) -> None:
     land(tmp_path / "source", "0.parquet", SCHEMA.empty_table())
     make_job(tmp_path).run()

@@ -84,6 +84,8 @@ REFUSED = {
 """Settings under which a commit needs more than the added and removed files."""
 CONSTRAINTS = {"delta.constraints.": "constraints, which nobody would check"}
 RETENTION = "delta.setTransactionRetentionDuration"
+CLEANUP = "delta.enableExpiredLogCleanup"
+"""The setting that keeps expired commits if it is "false". delta-rs does not ask for it."""
 CHECKPOINT_EVERY = 100
 """Default number of commits between checkpoints."""
 
@@ -461,7 +463,8 @@ class DeltaSink:
             if (table.version + 1) % int(table.configuration.get("delta.checkpointInterval", CHECKPOINT_EVERY)) == 0:
                 library = by_library(self.store)
                 library.create_checkpoint()
-                library.cleanup_metadata()
+                if table.configuration.get(CLEANUP) != "false":
+                    library.cleanup_metadata()
 
     def _check_still_fits(self, table: Table, changed: list[Action], decision: Decision) -> None:
         """Check the placed files again if others have changed the table's columns or settings since the decision.
