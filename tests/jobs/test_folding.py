@@ -167,6 +167,21 @@ def test_a_collection_folds_all_at_once(tmp_path: Path) -> None:
     check_rows(tmp_path)
 
 
+def test_a_collection_leaves_files_of_others(tmp_path: Path) -> None:
+    """NFS renames an open file that is removed."""
+    go_on(tmp_path, 10)
+    others = [tmp_path / "state" / folder / ".nfs0000000000a1" for folder in ("log", "done", "body")]
+    for path in others:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    assert opened(tmp_path).floor() == 4
+    opened(tmp_path).collect_garbage()
+    assert all(path.exists() for path in others)
+    for path in others:
+        path.unlink()
+    check(tmp_path)
+
+
 def test_earlier_versions_of_this_package_refuse_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They read only format 2. The first decision of format 3 is written before the first version is folded."""
     go_on(tmp_path, 3)

@@ -7,6 +7,7 @@ exchange nothing. If one number is a multiple of the other, each old shard is re
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -333,6 +334,12 @@ class GarbageItem:
     """Segments of these versions that versions from `oldest` on need."""
 
 
+def version_of(name: str) -> int:
+    """Return the version of a state's file. 0 for other files, such as those that NFS keeps while they are open."""
+    match = re.match(r"(?:log|done|body|segments)/(\d+)", name)
+    return int(match[1]) if match else 0
+
+
 def collect(state: State, item: GarbageItem) -> int:
     """Remove leftovers of crashed and defeated attempts at these versions, and files that only versions before `oldest`
     need.
@@ -345,7 +352,7 @@ def collect(state: State, item: GarbageItem) -> int:
         for version in range(item.first, item.end):
             rubbish.update(name for name in state.store.list(f"segments/{version}") if name not in needed)
         old = range(item.first, min(item.oldest, item.end))
-        rubbish.update(name for name in state.store.list("body") if int(name[5:].partition("-")[0]) in old)
+        rubbish.update(name for name in state.store.list("body") if version_of(name) in old)
     # Bodies last: they list the other files to remove.
     state.store.delete(sorted(rubbish, key=lambda name: (name.startswith("body/"), name)))
     return len(rubbish)

@@ -7,7 +7,6 @@ missing ranges are shown as a run shows them (`changelog.py`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -42,6 +41,7 @@ from fencepost.state.operation_tasks import (
     bytes_of,
     new_shards,
     target_bytes,
+    version_of,
 )
 from fencepost.state.scratch import FolderScratch, Scratch, read_table
 from fencepost.state.stores import Store
@@ -328,7 +328,7 @@ def _collect_folded(state: State, floor: int, needed: dict[int, list[str]]) -> i
         name
         for folder in ("log", "done", "body", "segments") * (floor > 0)
         for name in state.store.list(folder)
-        if name not in kept and int(re.split(r"[/.-]", name)[1]) <= floor
+        if name not in kept and 0 < version_of(name) <= floor
     ]
     state.store.delete(rubbish)
     return len(rubbish)
