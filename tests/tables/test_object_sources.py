@@ -15,7 +15,7 @@ import pytest
 from fencepost import Columns
 from fencepost._native import SpanScan
 from fencepost.errors import StoreError
-from fencepost.lake import DedupJob, LocalEngine, ahead, asking, audit, dataset
+from fencepost.lake import DedupJob, LocalEngine, advise, ahead, asking, audit, dataset
 from fencepost.lake.ahead import ColumnsAhead, WholeFile
 from fencepost.lake.plan import PLANS
 from fencepost.lake.storage import ObjectStorage, open_storage
@@ -195,6 +195,9 @@ def test_an_audit(landing: Landing) -> None:
     assert far.source == landing.uri
     one = audit(f"{landing.uri}/b.parquet", source_options=landing.options)
     assert (one.files, one.rows) == (1, 950)
+    for call in (audit, advise):
+        with pytest.raises(fp.SourceError, match=r"gone\.parquet: no such file"):
+            call(f"{landing.uri}/gone.parquet", source_options=landing.options)
 
 
 def test_a_copy_with_the_same_content_is_not_new(landing: Landing, tmp_path: Path) -> None:

@@ -263,7 +263,10 @@ def _list_one(source: str | os.PathLike[str], options: Mapping[str, Any] | None)
         folder, _, name = place.rpartition("/")
         storage = open_storage(folder or "/", options)
         one = Files(folder or "/")
-        one.append(name, storage.stat(place))
+        try:
+            one.append(name, storage.stat(place))
+        except FileNotFoundError:
+            raise SourceError(f"{place}: no such file", path=place) from None
         return Folder(folder or "/", storage, is_own=True), one, place
     opened = open_place(place, options)
     files = opened.files()
