@@ -151,9 +151,11 @@ def _instruments() -> Instruments | None:
     return _made_once() if "opentelemetry.metrics" in sys.modules else None
 
 
-def _make_instruments() -> Instruments:
+def _make_instruments() -> Instruments | None:
     # The API connects instruments of a meter that was made early to the provider that is set later.
     meter = sys.modules["opentelemetry.metrics"].get_meter("fencepost")
+    if not hasattr(meter, "create_gauge"):
+        return None  # an API that is older than the extra `otel` allows: a run must not fail because of it
     return Instruments(
         runs=meter.create_counter("fencepost.job.runs", "{run}", "Runs by outcome: applied, nothing new, failed"),
         run_seconds=meter.create_histogram("fencepost.job.duration", "s", "Duration of runs"),

@@ -129,6 +129,20 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"state": str(folder / "state"), **json.loads(done.stdout)}
 
 
+def test_an_old_api_does_not_end_a_run(landing: Path) -> None:
+    """An API without gauges, of another package's choice."""
+    script = """
+import sys
+from types import ModuleType
+sys.modules["opentelemetry.metrics"] = old = ModuleType("opentelemetry.metrics")
+old.get_meter = lambda name: object()
+from fencepost.lake import DedupJob
+print(DedupJob("landing", "state", "clean").run().kept)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
+
+
 def test_metrics(observed: dict[str, Any]) -> None:
     values: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, _, attributes, value, count in observed["points"]:
