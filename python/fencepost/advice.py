@@ -215,7 +215,10 @@ def _by_names(rows: pa.Table, named: dict[str, Any]) -> Columns:
 
     Raises PolicyError if no column looks like a producer or a sequence number.
     """
-    schema, timestamp = rows.schema, _timestamp(rows.schema)
+    # A named column is not found again as epoch or partition. It may be the time, too: some number rows by it.
+    used = {name for names in named.values() for name in ((names,) if isinstance(names, str) else names or ())}
+    schema = pa.schema([field for field in rows.schema if field.name not in used])
+    timestamp = _timestamp(rows.schema)
     pid, seq = named.get("pid"), named.get("seq")
     if pid is None or seq is None:
         preset = _preset(rows, ("kafka-producer", "kafka-connect", "hudi"))
@@ -230,13 +233,12 @@ def _by_names(rows: pa.Table, named: dict[str, Any]) -> Columns:
         what = "a producer" if pid is None else "a sequence number"
         role = "pid" if pid is None else "seq"
         raise PolicyError(
-            f"no column looks like {what}: pass its name as `{role}`. The columns are {', '.join(schema.names)}"
+            f"no column looks like {what}: pass its name as `{role}`. The columns are {', '.join(rows.column_names)}"
         )
     epoch = _first(schema, EPOCHS)
     if epoch is not None and not _is_epoch(rows.column(rows.column_names.index(epoch))):
-        found = Columns(pid=pid, epoch=None, partition=named.get("partition"), seq=seq)
-        if "epoch" not in named and epoch not in found.names:
-            pid = (*found.parts("pid"), epoch)
+        if "epoch" not in named:
+            pid = (*Columns(pid=pid).parts("pid"), epoch)
         epoch = None
     found = Columns(pid=pid, epoch=epoch, partition=_partition(schema), seq=seq, timestamp=timestamp)
     return dataclasses.replace(found, **{**named, "pid": pid})
@@ -335,7 +337,9 @@ def _audit(rows: pa.Table, policy: Policy) -> AuditReport:
 
 def _tracked(rows: pa.Table, rules: Policy) -> pa.Table:
     """Return the rows that have a producer."""
-    codes = pa.array(StateTable(rules.replace(wrap=None)).apply(rows).verdict)
+    # with timestamps, so that a missing one is named here, before anything is measured
+    table = StateTable(rules.replace(wrap=None), keep=_kept(rules.columns))
+    codes = pa.array(table.apply(rows).verdict)
     return rows.filter(pc.not_equal(codes, pa.scalar(Verdict.UNTRACKED.value, codes.type)))
 
 

@@ -134,6 +134,22 @@ def test_a_named_producer_gets_the_boot_id_too(named: dict[str, Any]) -> None:
     assert fp.advise(rows, named | {"epoch": None}).policy.columns.pid == named["pid"]
 
 
+@pytest.mark.parametrize("name", ["boot", "stream"])
+def test_a_named_column_has_no_other_role(name: str) -> None:
+    rows = pa.table({"device": [7, 7, 7], "number": [0, 1, 2], name: [5, 5, 6]})
+    named = {"pid": name, "seq": "number"}
+    expected = Columns(pid=name, epoch=None, partition=None, seq="number")
+    assert fp.advise(rows, named).policy.columns == expected
+    composite = fp.advise(rows, named | {"pid": ("device", name)}).policy.columns
+    assert composite == Columns(pid=("device", name), epoch=None, partition=None, seq="number")
+
+
+def test_a_missing_timestamp_is_named() -> None:
+    rows = contiguous(3, 1, timestamp=[1, None, 3])
+    with pytest.raises(fp.BatchError, match=r"column 'timestamp', row 1"):
+        fp.advise(pa.concat_tables([rows, rows]))
+
+
 def test_columns_that_arrow_cannot_represent_are_not_read_if_all_roles_are_named() -> None:
     rows = contiguous(3).to_pandas().assign(thing=[object(), {1}, "a"] * 3)
     wide = pl.DataFrame(contiguous(3)).with_columns(pl.lit(1).cast(pl.Int128))
