@@ -161,8 +161,8 @@ def _of_azure(get: Get, place: str) -> Options:
 
 def _unknown(place: str, setting: str, value: str) -> StoreError:
     return StoreError(
-        f"{place}: {setting} is {value}, which only Spark's connector can use. Pass source_options, state_options or "
-        "sink_options with credentials (see fencepost.state.open_store). An empty dict, such as state_options={}, uses "
-        "those of the environment",
+        f"{place}: {setting} is {value}, which only Spark's connector can use. Pass source_options, "
+        "KafkaLog(options=), state_options or sink_options with credentials (see fencepost.state.open_store). An empty "
+        "dict, such as state_options={}, uses those of the environment",
         path=place,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -30,8 +31,9 @@ class DedupJob(lake.DedupJob):
     """Runs ``fencepost.lake.DedupJob`` on Spark: the same arguments, report, verdicts, state and output.
 
     Every worker must reach the three places under the same paths or URIs. If all of them are in object stores, workers
-    need no shared disk. Store options that you do not pass come from the session's Hadoop settings (`fs.s3a.*` and so
-    on, `fencepost_spark.hadoop`) and from the environment. ``fencepost.lake.DedupJob`` documents the arguments.
+    need no shared disk. Store options that you do not pass, also those of a ``KafkaLog``, come from the session's
+    Hadoop settings (`fs.s3a.*` and so on, `fencepost_spark.hadoop`) and from the environment.
+    ``fencepost.lake.DedupJob`` documents the arguments.
     """
 
     def __init__(
@@ -69,8 +71,11 @@ class DedupJob(lake.DedupJob):
             FencepostError: Any error of ``fencepost.lake.DedupJob``.
         """
         engine = SparkEngine(spark, driver_bytes_max=driver_bytes_max, driver_scan_bytes_max=driver_scan_bytes_max)
+        session = spark or SparkSession.getActiveSession()
+        if isinstance(source, lake.KafkaLog) and source.options is None:
+            source = replace(source, options=store_options(os.fspath(source.path), session) or None)
         first = source[0] if isinstance(source, list | tuple) and source else source
-        options = with_options(spark or SparkSession.getActiveSession(), same, source=first, state=state, sink=sink)
+        options = with_options(session, same, source=first, state=state, sink=sink)
         super().__init__(source, state, sink, engine=engine, **options)
 
 

@@ -494,6 +494,8 @@ def test_a_job_refuses_sources_that_are_not_partition_folders(tmp_path: Path) ->
         DedupJob(KafkaLog(tmp_path / "nowhere"), tmp_path / "state", tmp_path / "sink").run()
     with pytest.raises(ValueError, match="isolation='none': expected one of read_uncommitted, read_committed"):
         KafkaLog(folder, "none")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"pass KafkaLog\(options="):
+        DedupJob(KafkaLog(folder), tmp_path / "state", tmp_path / "sink", source_options={"region": "eu"})
     with pytest.raises(fp.SinkError, match="is inside source"):
         DedupJob(KafkaLog(tmp_path / "logs"), tmp_path / "state", tmp_path / "logs" / "sink")
     (tmp_path / "logs" / "empty-0").mkdir()

@@ -12,6 +12,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from conftest import classic_only, settings
+from fencepost import lake
 from fencepost.lake import dataset
 from fencepost.state import open_store
 from fencepost_spark import DedupJob
@@ -157,6 +158,20 @@ def test_options_that_are_given_stay(spark: SparkSession) -> None:
             "source_options": {"access_key_id": "a", "secret_access_key": "the-secret"},
         }
     assert with_options(None, {}, source="s3://b/x") == {}
+
+
+def test_a_kafka_log_gets_options_too(spark: SparkSession, tmp_path: Path) -> None:
+    known = {"access_key_id": "a", "secret_access_key": "the-secret"}
+    with settings(spark, **KEYS):
+        for given, expected in ((None, known), ({}, {}), ({"region": "eu"}, {"region": "eu"})):
+            log = lake.KafkaLog("s3://bucket/logs", options=given)
+            job = DedupJob(log, tmp_path / "state", tmp_path / "sink", spark=spark)
+            assert job.log is not None
+            assert job.log.options == expected
+            assert job.source == log.name
+        local = DedupJob(lake.KafkaLog(tmp_path / "logs"), tmp_path / "state", tmp_path / "sink", spark=spark)
+        assert local.log is not None
+        assert local.log.options is None
 
 
 @pytest.fixture(scope="module")

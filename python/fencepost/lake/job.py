@@ -246,6 +246,8 @@ class DedupJob:
             policy = policy.replace(columns=resolve_columns(policy, columns))
         if self.log is not None:
             _check_for_log(policy)
+            if source_options:
+                raise ValueError("source_options: a KafkaLog has options of its own: pass KafkaLog(options=...)")
         if order_by is None and policy.depends_on_order:
             raise PolicyError(
                 f"policy {policy.name or policy.rules} depends on the order of rows, which files do not record: "
