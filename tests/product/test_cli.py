@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fencepost import Columns, FencepostError, Policy, StateTable, cli, lake
-from fencepost.cli import dedup, jobs
+from fencepost.cli import dedup, doctor, jobs
 from fencepost.generate import LandingZone, generate
 from support.commands import run
 from support.lake import land, make_rows
@@ -319,6 +319,24 @@ def test_state_export(
         assert len(taken) == len(rows)
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.binary(5)])
+def test_bytes_of_keys_are_exported_as_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: pa.DataType
+) -> None:
+    key = bytes([0, 10, 34, 44, 255])
+    rows = {"pid": pa.array([key, key], kind), "epoch": [0, 0], "partition": [0, 0], "seq": [0, 3]}
+    land(tmp_path / "landing", "a.parquet", pa.table(rows))
+    run(capsys, "dedup", tmp_path / "landing", tmp_path / "state", tmp_path / "clean", "--no-sync")
+    for what in ("entries", "missing"):
+        for name in ("a.csv", "a.jsonl"):
+            assert run(capsys, "state", "export", tmp_path / "state", tmp_path / name, "--what", what) == (0, "", "")
+        (line,) = csv.DictReader(io.StringIO((tmp_path / "a.csv").read_text()))
+        assert line["pid"] == json.loads((tmp_path / "a.jsonl").read_text())["pid"] == key.hex()
+    run(capsys, "audit", tmp_path / "landing", "--out", tmp_path / "a.csv")
+    (line,) = csv.DictReader(io.StringIO((tmp_path / "a.csv").read_text()))
+    assert (line["pid"], line["count"]) == (key.hex(), "2")
+
+
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.csv", "a.jsonl"])
 def test_an_export_that_fails_leaves_the_file_as_it_was(
     job: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -427,6 +445,10 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     code, out, _ = run(capsys, "doctor", "--spark", "--json")
     java = next(it for it in json.loads(out) if it["name"] == "java")
     assert (code, java["is_good"], java["found"]) == (1, False, "not found: install Java 17 and set JAVA_HOME")
+    for ours, found in (("9.9.9", "9.9.9, but fencepost "), (None, "not installed: ")):
+        monkeypatch.setattr(doctor, "_version", lambda name, ours=ours: ours if name == "fencepost-spark" else "1.2.3")
+        spark = next(it for it in doctor._spark_checks() if it[0] == "fencepost-spark")
+        assert (spark[1], spark[2].startswith(found)) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -458,6 +480,19 @@ def test_doctor_runs_the_python_of_workers(
 
 
 # What all commands have in common
+
+
+def test_a_report_is_printed_if_its_files_cannot_be_written(
+    job: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = Path(__file__).parents[1] / "data" / "kafka-segments"
+    wrong = tmp_path / "a.csv"
+    wrong.mkdir()
+    for command in (["dedup", *job, "--no-sync"], ["audit", job[0]], ["advise", job[0]], ["kafka", "audit", log]):
+        code, out, err = run(capsys, *command, "--json", "--html", wrong)
+        assert (code, bool(json.loads(out)), err.count("\n")) == (1, True, 1)
+    code, out, _ = run(capsys, "audit", job[0], "--json", "--out", wrong)
+    assert (code, bool(json.loads(out))) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -496,6 +531,9 @@ def test_doctor_runs_the_python_of_workers(
             "Invalid value: --fail-on loss: expected one of missing, duplicate, stale, reset",
         ),
         (["audit", "{here}", "--fail-on", "reset"], 2, "Invalid value: --fail-on reset: needs --timestamp"),
+        (["audit", "{here}", "--reset-rows-min", "2"], 2, "Invalid value: --reset-rows-min: needs --timestamp"),
+        (["dedup", "a", "b", "c", "--on-reset", "stop"], 2, "Invalid value: --on-reset: needs --max-idle"),
+        (["dedup", "a", "b", "c", "--reset-rows-min", "2"], 2, "Invalid value: --reset-rows-min: needs --max-idle"),
         (["audit", "{here}", "--threads", "0"], 2, "Invalid value for '--threads': "),
         (["state"], 2, "Missing command."),
         (["state", "show", "{here}"], 1, "{here}: not a fencepost state"),

@@ -114,10 +114,14 @@ def test_errors_of_a_job_name_the_text_file(tmp_path: Path, capsys: pytest.Captu
         assert f"{tmp_path}/{name}: {message}" in capsys.readouterr().err
 
 
-def test_a_text_file_cannot_be_one_of_several_sources_of_a_job(zone: Path, texts: list[Path], tmp_path: Path) -> None:
+def test_a_text_file_cannot_be_one_of_several_sources_of_a_job(
+    zone: Path, texts: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = [f"{tmp_path}/state", f"{tmp_path}/clean"]
     assert cli.main(["dedup", str(texts[0]), str(zone), *job]) == cli.main(["audit", str(texts[0]), str(zone)]) == 1
-    assert cli.main(["dedup", str(texts[0]), *job, "--watch", "1s"]) == 2
+    for option in (("--watch", "1s"), ("--only", "0*"), ("--files-from", f"{tmp_path}/names")):
+        assert cli.main(["dedup", str(texts[0]), *job, *option]) == 2
+        assert f"{option[0]} needs a source" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
 

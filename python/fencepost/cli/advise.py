@@ -51,8 +51,10 @@ def advise_command(
         )
     except PolicyError as problem:
         raise typer.BadParameter(str(problem)) from None
-    if html is not None:
-        from fencepost.pages.advice import advice_page
+    try:
+        if html is not None:
+            from fencepost.pages.advice import advice_page
 
-        advice_page(advice).save(html)
-    print(advice.to_json() if as_json else advice)
+            advice_page(advice).save(html)
+    finally:
+        print(advice.to_json() if as_json else advice)

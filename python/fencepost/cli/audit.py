@@ -75,8 +75,10 @@ def audit_command(
     for kind in kinds:
         if kind not in FINDINGS:
             raise typer.BadParameter(f"--fail-on {kind}: expected one of {', '.join(FINDINGS)}")
-    if "reset" in kinds and rules.columns.timestamp is None:
-        raise typer.BadParameter("--fail-on reset: needs --timestamp: without it a reset looks like a repeat")
+    of_resets = {"--fail-on reset": "reset" in kinds, "--reset-rows-min": reset_rows_min}
+    if rules.columns.timestamp is None and any(of_resets.values()):
+        name = next(it for it in of_resets if of_resets[it])
+        raise typer.BadParameter(f"{name}: needs --timestamp: without it a reset looks like a repeat")
     if "conflict" in kinds and not compare_content:
         raise typer.BadParameter("--fail-on conflict: needs --compare-content, which compares repeats")
     if html is not None:
@@ -100,16 +102,18 @@ def audit_command(
             )
     except PolicyError as problem:
         raise typer.BadParameter(str(problem)) from None
-    if html is not None:
-        from fencepost.pages.audit import audit_page
+    try:
+        if html is not None:
+            from fencepost.pages.audit import audit_page
 
-        audit_page(report).save(html)
-    if out is not None:
-        write_table(report.named(report.missing), out)
-    if as_json:
-        print(report.to_json(top))
-    elif not quiet:
-        print(report.to_text(top))
+            audit_page(report).save(html)
+        if out is not None:
+            write_table(report.named(report.missing), out)
+    finally:
+        if as_json:
+            print(report.to_json(top))
+        elif not quiet:
+            print(report.to_text(top))
     if report.unreadable:
         names = ", ".join(path for path, _ in report.unreadable[:3])
         _exit(EXIT_ERROR, f"{len(report.unreadable):,} files could not be read: {names}", quiet)

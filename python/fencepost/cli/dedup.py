@@ -218,11 +218,20 @@ def dedup_command(
 ) -> None:
     """Read new files of SOURCE, keep each event once, write the kept rows to SINK. Safe to run again at any time."""
     rules = read_policy(locals())
+    of_resets = {"--on-reset": on_reset, "--reset-rows-min": reset_rows_min}
+    if max_idle is None and any(of_resets.values()):
+        name = next(it for it in of_resets if of_resets[it])
+        raise typer.BadParameter(f"{name}: needs --max-idle: without it a reset looks like repeats")
     if html is not None:
         check_page(html)
     order = identity.ordered(order_by, file_order)
     default = None if max_idle is None else "timestamp"
     with _converted(source, rules.columns.timestamp or default, rules.columns.keys) as paths:
+        if paths is not source:
+            chosen = {"--watch": watch, "--only": only, "--files-from": files_from}
+            if any(chosen.values()):
+                name = next(it for it in chosen if chosen[it])
+                raise typer.BadParameter(f"{name} needs a source of Parquet files or a table")
         job = make_job(
             paths,
             state,
@@ -276,19 +285,19 @@ def dedup_command(
             others = {"--rebase": rebase, "--files-from": files_from, "--html": html}
             if any(others.values()):
                 raise typer.BadParameter(f"pass either --watch or {next(it for it in others if others[it])}, not both")
-            if paths is not source:
-                raise typer.BadParameter("--watch needs a source of Parquet files or a table")
             _watch(job, milliseconds(watch) or 0, as_json=as_json, quiet=quiet)
             return
         with steps(quiet) as show:
             report = job.rebase(show) if rebase else job.run(show)
         if paths is not source:
             report = dataclasses.replace(report, source=", ".join(source))
-        if html is not None:
-            from fencepost.pages.run import run_page
+        try:
+            if html is not None:
+                from fencepost.pages.run import run_page
 
-            run_page(report).save(html)
-        _show(report, as_json=as_json, quiet=quiet)
+                run_page(report).save(html)
+        finally:  # the version exists, also without the page
+            _show(report, as_json=as_json, quiet=quiet)
 
 
 @contextmanager

@@ -66,8 +66,9 @@ def _spark_checks() -> Iterator[Check]:
     wanted = ".".join(map(str, SPARK_MIN))
     is_new = spark is not None and tuple(int(it) for it in re.findall(r"\d+", spark)[:2]) >= SPARK_MIN
     yield "pyspark", is_new, spark or f"not installed: pip install 'pyspark>={wanted}'"
-    ours = _version("fencepost-spark")
-    yield "fencepost-spark", ours is not None, ours or "not installed: pip install fencepost-spark"
+    ours, core = _version("fencepost-spark"), _version("fencepost")
+    found = f"{ours}" if ours == core else f"{ours}, but fencepost {core}: install both in the same version"
+    yield "fencepost-spark", ours == core, found if ours else "not installed: pip install fencepost-spark"
     pandas = _version("pandas")
     yield "pandas", pandas is not None, pandas or "not installed: pip install pandas"
     yield "workers' python", *_worker_check()

@@ -58,11 +58,15 @@ def _write_arrow(rows: Any, out: Path) -> None:
 
 
 def _write_csv(rows: Any, out: Path) -> None:
+    import pyarrow as pa
     import pyarrow.csv
 
-    if "holes" in rows.column_names:  # CSV has no lists: convert them to text
-        holes = [json.dumps(it) for it in rows["holes"].to_pylist()]
-        rows = rows.set_column(rows.column_names.index("holes"), "holes", [holes])
+    for at, field in enumerate(rows.schema):
+        # CSV has no lists, and its texts cannot have arbitrary bytes.
+        is_bytes = pa.types.is_binary(field.type) or pa.types.is_fixed_size_binary(field.type)
+        if is_bytes or pa.types.is_list(field.type):
+            texts = [it.hex() if is_bytes else json.dumps(it) for it in rows.column(at).to_pylist()]
+            rows = rows.set_column(at, field.name, [texts])
     pyarrow.csv.write_csv(rows, out)
 
 

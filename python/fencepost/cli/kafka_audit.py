@@ -66,14 +66,16 @@ def kafka_audit_command(
     from fencepost import kafka
 
     report = kafka.audit(source, now_ms=now, max_idle_ms=max_idle_ms, cleanup_policy=policy, checksums=checksums)
-    if html is not None:
-        from fencepost.pages.kafka import log_page
+    try:
+        if html is not None:
+            from fencepost.pages.kafka import log_page
 
-        log_page(report).save(html)
-    if as_json:
-        print(report.to_json(top, only_findings=only_findings))
-    elif not quiet:
-        print(report.to_text(top, only_findings=only_findings))
+            log_page(report).save(html)
+    finally:
+        if as_json:
+            print(report.to_json(top, only_findings=only_findings))
+        elif not quiet:
+            print(report.to_text(top, only_findings=only_findings))
     found = report.count_findings(*kinds) if kinds else {}
     if found:
         if not quiet:
