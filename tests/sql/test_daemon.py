@@ -24,7 +24,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy
 import yaml
-from fencepost.daemon import Daemon, Settings
+from fencepost.daemon import Daemon, Settings, metrics
 from fencepost.daemon.http import Server
 from fencepost.daemon.metrics import DaemonMetrics
 from fencepost.daemon.tasks import Maintenance
@@ -405,6 +405,8 @@ def test_metrics_of_the_database(engine: Engine, coordinator: TransactionCoordin
     sink = SqlSink(engine, None, "billing")
     event = {"pid": [1], "epoch": [0], "partition": [0], "seq": [0]}
     sink.handle(pa.table(event), lambda *_: None, positions={"orders-0": 7})
+    with engine.begin() as connection:
+        connection.execute(sqlalchemy.text("CREATE TABLE fencepost_stage_0_1 (a INTEGER)"))
     daemon = new_daemon()
     wait_until(lambda: "recover: " in daemon.said(), "it does not work")
 
@@ -416,7 +418,15 @@ def test_metrics_of_the_database(engine: Engine, coordinator: TransactionCoordin
     assert 'fencepost_daemon_failed_runs_total{task="recover"} 0.0' in found
     assert 'fencepost_task_failures_in_a_row{task="recover"} 0.0' in found
     assert any(it.startswith('fencepost_table_rows{table="fencepost_claims"}') for it in found)
+    assert not any("fencepost_stage_" in it for it in found), "each attempt of a job has other names"
     assert any(it.startswith("process_resident_memory_bytes") for it in found)
+
+
+def test_sizes_that_a_database_does_not_know(engine: Engine) -> None:
+    """PostgreSQL returns null for a table that is dropped meanwhile, MariaDB also for a view."""
+    with engine.connect() as connection:
+        found = metrics._estimated("SELECT 'fencepost_a', NULL, NULL", connection)
+    assert found == {"fencepost_a": (None, None)}
 
 
 def test_a_task_that_fails_is_counted_and_tried_again(

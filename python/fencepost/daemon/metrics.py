@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, inspect, select, text
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 _ON_POSTGRESQL = """
 SELECT c.relname, greatest(coalesce(s.n_live_tup, 0), 0), pg_total_relation_size(c.oid)
 FROM pg_class AS c LEFT JOIN pg_stat_user_tables AS s ON s.relid = c.oid
-WHERE c.relkind = 'r' AND c.relname LIKE 'fencepost\\_%' AND pg_table_is_visible(c.oid)
+WHERE c.relkind = 'r' AND c.relname LIKE 'fencepost\\_%' AND c.relname NOT LIKE 'fencepost\\_stage\\_%'
+    AND pg_table_is_visible(c.oid)
 """
 _ON_MARIADB = """
 SELECT table_name, table_rows, data_length + index_length FROM information_schema.tables
-WHERE table_schema = DATABASE() AND table_name LIKE 'fencepost\\_%'
+WHERE table_schema = DATABASE() AND table_name LIKE 'fencepost\\_%' AND table_name NOT LIKE 'fencepost\\_stage\\_%'
 """
 
 
@@ -72,7 +73,10 @@ class DaemonMetrics:
 
     def _of_tables(self) -> Iterator[Metric]:
         """Yield table sizes. PostgreSQL and MariaDB give estimates: counting millions of rows per scrape would take
-        seconds."""
+        seconds.
+
+        Staging tables are left out: each attempt of a job has its own names, which would be time series without end.
+        """
         database = self._daemon.database
         sizes = database.transaction(_SIZES.get(database.kind.name, _counted))
         rows = {("table", name): count for name, (count, _) in sizes.items()}
@@ -95,13 +99,19 @@ class DaemonMetrics:
             yield gauge("fencepost_sink_position", "Up to where a source was applied.", sources, {"consumer": name})
 
 
-def _estimated(query: str, connection: Connection) -> dict[str, tuple[int, int | None]]:
-    return {name: (int(rows), int(size)) for name, rows, size in connection.execute(text(query))}
+def _estimated(query: str, connection: Connection) -> dict[str, tuple[int | None, int | None]]:
+    """Return the figures of tables. They are null for a view, and for a table that is dropped at the same time."""
+    return {name: (_whole(rows), _whole(size)) for name, rows, size in connection.execute(text(query))}
 
 
-def _counted(connection: Connection) -> dict[str, tuple[int, int | None]]:
-    names = [it for it in inspect(connection).get_table_names() if it.startswith("fencepost_")]
-    return {it: (connection.execute(text(f"SELECT count(*) FROM {it}")).scalar_one(), None) for it in names}
+def _whole(number: Any) -> int | None:
+    return None if number is None else int(number)
+
+
+def _counted(connection: Connection) -> dict[str, tuple[int | None, int | None]]:
+    names = inspect(connection).get_table_names()
+    own = [it for it in names if it.startswith("fencepost_") and not it.startswith("fencepost_stage_")]
+    return {it: (connection.execute(text(f"SELECT count(*) FROM {it}")).scalar_one(), None) for it in own}
 
 
 _SIZES = {"postgresql": partial(_estimated, _ON_POSTGRESQL), "mariadb": partial(_estimated, _ON_MARIADB)}
