@@ -377,7 +377,7 @@ def test_addresses_of_both_versions(host: str) -> None:
         except OSError:
             pytest.skip(f"this machine has no {host}")
     address = Settings("", listen=f"[{host}]:0").address
-    server = Server(address, SimpleNamespace(collect=lambda: []), lambda: None, lambda: None)
+    server = Server(address, SimpleNamespace(collect=list), lambda: None, lambda: None)
     with socket.create_connection((host, server.port)):
         pass
     server.close()

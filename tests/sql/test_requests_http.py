@@ -341,8 +341,9 @@ def test_a_file_is_stored_with_its_content(engine: Engine, tmp_path: Path) -> No
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [(b"idempotency-key", b"k")]}
-    scope["extensions"] = {"http.response.pathsend": {}, "tls": {}}
+    headers = [(b"idempotency-key", b"k")]
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
+    scope |= {"asgi": {"spec_version": "2.4"}, "extensions": {"http.response.pathsend": {}, "tls": {}}}
     for _ in range(2):
         asyncio.run(guarded(dict(scope), receive, send))
     assert [it["body"] for it in sent if it["type"] == "http.response.body"] == [b"report"] * 2

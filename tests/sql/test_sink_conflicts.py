@@ -166,7 +166,7 @@ def test_an_error_of_the_comparison_is_the_one_that_is_raised(postgres: Postgres
         connection.execute(sa.text("CREATE TABLE notes (id BIGINT, body JSON)"))
     sink = SqlSink(engine, "notes", "c", "message_id", message_id="id", compare_content=["id"])
     sink.apply({"id": [1], "body": ["{}"]})
-    with pytest.raises(fp.BatchError, match="row 1: .*invalid input syntax"):
+    with pytest.raises(fp.BatchError, match=r"row 1: .*invalid input syntax"):
         sink.apply({"id": [2, 1], "body": ["{}", "{"]})
 
     @sa.event.listens_for(engine, "before_cursor_execute", retval=True)

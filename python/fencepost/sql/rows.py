@@ -277,7 +277,8 @@ def _row_of_line(rows: pa.Table, line: int) -> int:
             first = column[0].as_py() or ""
             lines[0] += first.count("\r") - first.count("\n")
     before = int(np.searchsorted(np.cumsum(lines), line, side="right"))
-    return min(before, rows.num_rows - 1)
+    last: int = rows.num_rows - 1
+    return min(before, last)
 
 
 def refused_row(problem: str, rows: pa.Table, index: int, column: str | None, numbers: Any) -> BatchError:
