@@ -280,6 +280,7 @@ def test_instants_go_to_timestamps_in_utc_alone(engine: Engine, zone: str) -> No
     zoned.dispose()
 
 
+@pytest.mark.usefixtures("database_url")
 def test_a_zone_that_is_utc_only_in_winter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instants of the summer were stored an hour late."""
     monkeypatch.setenv("TZ", "GMT0BST,M3.5.0,M10.5.0")
