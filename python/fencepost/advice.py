@@ -139,14 +139,14 @@ def advise(rows: Any, columns: Named = None, *, rows_max: int | None = ADVICE_RO
     """Implement `fencepost.advise`."""
     # If all roles are named, other columns are not read: they may not be convertible to Arrow.
     named = None if isinstance(columns, Mapping | None) else _as_columns(columns)
-    stream = pieces(rows, named.read(_kept(named)) if named else (), CALL_ROWS, is_whole=named is None)
+    stream = pieces(rows, named.read(named.kept) if named else (), CALL_ROWS, is_whole=named is None)
     first = next(stream)
     found = named or resolve_named(columns, first)
     tables, count, is_all = [], 0, True
     for piece in _chained(first, stream):
         if rows_max is not None and count + len(piece) > rows_max:
             piece, is_all = piece.slice(0, rows_max - count), False
-        tables.append(_narrow(piece, found, _kept(found)))
+        tables.append(_narrow(piece, found))
         count += len(piece)
         if not is_all:
             break
@@ -291,13 +291,8 @@ def _chained(first: pa.Table, rest: Any) -> Any:
     yield from rest
 
 
-def _kept(columns: Columns) -> tuple[str, ...]:
-    """Return what a table keeps for these columns, as `StateTable.keep`."""
-    return ("timestamp",) if columns.timestamp is not None else ()
-
-
-def _narrow(rows: pa.Table, columns: Columns, keep: tuple[str, ...]) -> pa.Table:
-    names = columns.read(keep)
+def _narrow(rows: pa.Table, columns: Columns) -> pa.Table:
+    names = columns.read(columns.kept)
     rows = with_fields(rows, names)
     for name in names:
         if name not in rows.column_names:
@@ -332,13 +327,13 @@ def _candidates(rules: Policy) -> dict[str, Policy]:
 
 def _audit(rows: pa.Table, policy: Policy) -> AuditReport:
     columns = policy.columns
-    return audit_rows(rows, columns, StateTable(policy, keep=_kept(columns)), 10, CALL_ROWS, 1)
+    return audit_rows(rows, columns, StateTable(policy, keep=columns.kept), 10, CALL_ROWS, 1)
 
 
 def _tracked(rows: pa.Table, rules: Policy) -> pa.Table:
     """Return the rows that have a producer."""
     # with timestamps, so that a missing one is named here, before anything is measured
-    table = StateTable(rules.replace(wrap=None), keep=_kept(rules.columns))
+    table = StateTable(rules.replace(wrap=None), keep=rules.columns.kept)
     codes = pa.array(table.apply(rows).verdict)
     return rows.filter(pc.not_equal(codes, pa.scalar(Verdict.UNTRACKED.value, codes.type)))
 
@@ -348,7 +343,7 @@ class _OrderStatistics:
 
     def __init__(self, rows: pa.Table, policy: Policy) -> None:
         columns = policy.columns
-        keep = _kept(columns)
+        keep = columns.kept
         plain = identity(rows, columns, keep)
         hashes = _hashes(plain.drop_columns([name for name in ("seq", "timestamp") if name in plain.column_names]))
         order = np.argsort(hashes, kind="stable")

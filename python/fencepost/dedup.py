@@ -9,7 +9,7 @@ from fencepost import _native
 from fencepost._native import StateTable
 from fencepost.errors import DependencyError, FencepostError, PolicyError
 from fencepost.findings import ADVICE_ROWS, RESET_ROWS_MIN, AuditReport, check_reset_rows_min
-from fencepost.inputs import fields_read, has_fields, heads_of, is_a, opened
+from fencepost.inputs import fields_read, heads_of, is_a, opened
 from fencepost.policy import Columns, Policy, difference, resolve, resolve_columns
 
 if TYPE_CHECKING:
@@ -100,9 +100,8 @@ def _kept_rows(rows: Any, names: Sequence[str], columns: Columns | None, table: 
         # pandas cannot filter every type, nor every column of some types: fail before the table is updated.
         rows[np.zeros(len(rows), bool)]
         # Pass the identity columns only: pandas would convert all columns, and cannot convert some.
-        heads = {*names, *(name.partition(".")[0] for name in names if name not in rows.columns)}
-        is_complete = heads <= set(rows.columns) or has_fields(names, rows.columns)
-        identity = rows.loc[:, [name in heads for name in rows.columns]] if is_complete else rows
+        wanted = heads_of(names, rows.columns)
+        identity = rows.loc[:, [name in wanted for name in rows.columns]] if wanted else rows
         return rows[np.asarray(table._keep(fields_read(identity, names, identity.columns), columns, is_last))]
     rows = _native.collect(rows)
     return _native.filter_rows(rows, table._keep(fields_read(rows, names, rows.column_names), columns, is_last))
@@ -233,7 +232,7 @@ def _copied(
     rules = resolve(policy) if policy is not None else table.policy if table is not None else resolve("any_order")
     columns = resolve_columns(rules, columns)
     if table is None:
-        return columns, StateTable(rules, keep=("timestamp",) if columns.timestamp is not None else ())
+        return columns, StateTable(rules, keep=columns.kept)
     _check_same_policy(policy, table)
     return columns, StateTable.restore(table.snapshot())
 

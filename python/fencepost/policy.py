@@ -65,6 +65,11 @@ class Columns:
         epoch = () if self.epoch is None else (self.epoch,)
         return (*self.parts("pid"), *epoch, *self.parts("partition"), self.seq)
 
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """What a table keeps beyond what its rules need, if these columns have it: the timestamp."""
+        return () if self.timestamp is None else ("timestamp",)
+
     def read(self, keep: tuple[str, ...]) -> tuple[str, ...]:
         """Return every column that a table reads. `keep`: what the table keeps beyond what its rules need."""
         return (*self.names, self.timestamp or "timestamp") if "timestamp" in keep else self.names

@@ -18,6 +18,7 @@ from fencepost.cli.terminal import (
     Html,
     Threads,
     check_page,
+    first_passed,
     quit_at_once,
     steps,
 )
@@ -75,9 +76,8 @@ def audit_command(
     for kind in kinds:
         if kind not in FINDINGS:
             raise typer.BadParameter(f"--fail-on {kind}: expected one of {', '.join(FINDINGS)}")
-    of_resets = {"--fail-on reset": "reset" in kinds, "--reset-rows-min": reset_rows_min}
-    if rules.columns.timestamp is None and any(of_resets.values()):
-        name = next(it for it in of_resets if of_resets[it])
+    name = first_passed({"--fail-on reset": "reset" in kinds, "--reset-rows-min": reset_rows_min})
+    if rules.columns.timestamp is None and name is not None:
         raise typer.BadParameter(f"{name}: needs --timestamp: without it a reset looks like a repeat")
     if "conflict" in kinds and not compare_content:
         raise typer.BadParameter("--fail-on conflict: needs --compare-content, which compares repeats")

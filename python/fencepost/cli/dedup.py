@@ -17,7 +17,16 @@ import typer
 from fencepost.cli import identity
 from fencepost.cli.identity import read_policy
 from fencepost.cli.jobs import make_job, milliseconds, number_or_all
-from fencepost.cli.terminal import Html, Threads, check_page, option, quit_at_once, steps, stop_on_signals
+from fencepost.cli.terminal import (
+    Html,
+    Threads,
+    check_page,
+    first_passed,
+    option,
+    quit_at_once,
+    steps,
+    stop_on_signals,
+)
 from fencepost.errors import FencepostError, StoreError
 
 if TYPE_CHECKING:
@@ -218,20 +227,17 @@ def dedup_command(
 ) -> None:
     """Read new files of SOURCE, keep each event once, write the kept rows to SINK. Safe to run again at any time."""
     rules = read_policy(locals())
-    of_resets = {"--on-reset": on_reset, "--reset-rows-min": reset_rows_min}
-    if max_idle is None and any(of_resets.values()):
-        name = next(it for it in of_resets if of_resets[it])
+    name = first_passed({"--on-reset": on_reset, "--reset-rows-min": reset_rows_min})
+    if max_idle is None and name is not None:
         raise typer.BadParameter(f"{name}: needs --max-idle: without it a reset looks like repeats")
     if html is not None:
         check_page(html)
     order = identity.ordered(order_by, file_order)
     default = None if max_idle is None else "timestamp"
     with _converted(source, rules.columns.timestamp or default, rules.columns.keys) as paths:
-        if paths is not source:
-            chosen = {"--watch": watch, "--only": only, "--files-from": files_from}
-            if any(chosen.values()):
-                name = next(it for it in chosen if chosen[it])
-                raise typer.BadParameter(f"{name} needs a source of Parquet files or a table")
+        name = first_passed({"--watch": watch, "--only": only, "--files-from": files_from})
+        if paths is not source and name is not None:
+            raise typer.BadParameter(f"{name} needs a source of Parquet files or a table")
         job = make_job(
             paths,
             state,
@@ -282,9 +288,9 @@ def dedup_command(
             # the names of converted files are checksums, which do not give the order of the originals
             job.slice = dataclasses.replace(job.slice, order=tuple(Path(it).name for it in paths))
         if watch is not None:
-            others = {"--rebase": rebase, "--files-from": files_from, "--html": html}
-            if any(others.values()):
-                raise typer.BadParameter(f"pass either --watch or {next(it for it in others if others[it])}, not both")
+            name = first_passed({"--rebase": rebase, "--files-from": files_from, "--html": html})
+            if name is not None:
+                raise typer.BadParameter(f"pass either --watch or {name}, not both")
             _watch(job, milliseconds(watch) or 0, as_json=as_json, quiet=quiet)
             return
         with steps(quiet) as show:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +33,11 @@ Html = Annotated[
 def option(text: str) -> Any:
     """Declare an option; its name and default are those of the parameter."""
     return typer.Option(help=text)
+
+
+def first_passed(options: Mapping[str, Any]) -> str | None:
+    """Return the name of the first option that was passed, if any. `options`: name and value."""
+    return next((name for name, value in options.items() if value), None)
 
 
 def check_page(path: Path) -> None:

@@ -60,8 +60,7 @@ def advise(
             head = head.append_column(name, pa.array([value] * len(head)))
     found = resolve_named(columns, head)
     check_names(found.names)
-    keep = ("timestamp",) if found.timestamp is not None else ()
-    constants = constants_of(files, found.read(keep) if opened.has_folder_columns else (), files.types)
+    constants = constants_of(files, found.read(found.kept) if opened.has_folder_columns else (), files.types)
     tables: list[pa.Table] = []
     count, untracked, is_all = 0, 0, True
     for at in range(len(files)):

@@ -96,7 +96,7 @@ def audit(
     streams = tabular_files(places_of(source))
     if streams:
         found = resolve_columns(resolve(policy), columns)
-        names = () if columns_to_compare(compare_content) is not None else found.read(_keep(found))
+        names = () if columns_to_compare(compare_content) is not None else found.read(found.kept)
         report = fencepost.audit(
             open_rows(streams, found.timestamp, names, found.keys),
             policy,
@@ -114,7 +114,7 @@ def audit(
     engine = LocalEngine(threads)
     show = progress or (lambda step, done, total: None)
     opened, files, place = list_source(source, source_options)
-    read = columns.read(_keep(columns)) if opened.has_folder_columns else ()
+    read = columns.read(columns.kept) if opened.has_folder_columns else ()
     constants = constants_of(files, read, files.types)
     reading = _Reading(opened.storage, files, constants, policy, columns, engine.slots)
     waiting = [_FileReader(place, reading) for place in range(len(files))]
@@ -212,11 +212,6 @@ def _compared(
         shard.auditor.count_conflicts(len(some))
     shown = pa.concat_tables(conflicts).sort_by([("file", "ascending"), ("row", "ascending")])
     return {"content_compared": sum(map(len, pairs)), "conflicts": content.samples(shown)}
-
-
-def _keep(columns: Columns) -> tuple[str, ...]:
-    """Return what tables keep in an audit of these columns."""
-    return ("timestamp",) if columns.timestamp is not None else ()
 
 
 def places_of(source: Sources) -> list[str]:
@@ -416,7 +411,7 @@ class _Shard:
     def __init__(self, policy: Policy, columns: Columns, number: int, files: Files, is_compared: bool) -> None:
         self.number = number
         self.columns, self.files = columns, files
-        self.table = fencepost.StateTable(policy, keep=("timestamp",) if columns.timestamp is not None else ())
+        self.table = fencepost.StateTable(policy, keep=columns.kept)
         self.auditor = Auditor(policy, columns, self.table, is_compared)
         self.is_reorderable = True
         """Whether the order of judgment had no effect so far (`order.py`)."""

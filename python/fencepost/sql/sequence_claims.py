@@ -144,7 +144,7 @@ class Sequences:
         self.untracked = untracked
         self.identity = columns.names
         self.are_offsets = columns.seq in _OFFSETS
-        self.keep = ("timestamp",) if columns.timestamp is not None else ()
+        self.keep = columns.kept
         # The lister finds the keys: it accepts any first row of a key, and keeps one entry per key.
         epochs = "ignore" if policy.epochs == "ignore" else "fence"
         lenient = {"admit": "next", "epochs": epochs, "first": "any", "late": "out_of_order"}
