@@ -402,7 +402,7 @@ class _Recommendation:
     def __init__(self, rules: Policy, order: _OrderStatistics, report: AuditReport) -> None:
         self.policy = rules
         name = rules.name or "any_order"
-        self.reasons = [f"{name}: it keeps each row once, in whatever order rows come, and refuses none."]
+        self.reasons = [f"{name}: it keeps each row once, in whatever order rows come, and refuses only repeats."]
         self.max_idle_ms: int | None = None
         numbered = report.missing_rows + report.counts.get("ACCEPTED", 0)
         self.missing_share = report.missing_rows / numbered if numbered else 0.0
