@@ -9,7 +9,7 @@ from fencepost import _native
 from fencepost._native import StateTable
 from fencepost.errors import DependencyError, FencepostError, PolicyError
 from fencepost.findings import ADVICE_ROWS, RESET_ROWS_MIN, AuditReport, check_reset_rows_min
-from fencepost.inputs import fields_read, heads_of, is_a, opened
+from fencepost.inputs import fields_read, is_a, opened
 from fencepost.policy import Columns, Policy, difference, resolve, resolve_columns
 
 if TYPE_CHECKING:
@@ -89,20 +89,13 @@ def _kept_rows(rows: Any, names: Sequence[str], columns: Columns | None, table: 
     if is_a(rows, "polars", "DataFrame"):
         import polars as pl
 
-        # Pass the identity columns only: the native code cannot import some types, such as columns of nulls.
-        wanted = heads_of(names, rows.columns)
-        given = rows.select(wanted) if wanted else rows
-        given = given.to_arrow() if wanted and pl.Null in given.dtypes else given
-        return rows.filter(pl.Series(table._keep(fields_read(given, names, rows.columns), columns, is_last)))
+        return rows.filter(pl.Series(table._keep(fields_read(rows, names, rows.columns), columns, is_last)))
     if is_a(rows, "pandas", "DataFrame"):
         import numpy as np
 
         # pandas cannot filter every type, nor every column of some types: fail before the table is updated.
         rows[np.zeros(len(rows), bool)]
-        # Pass the identity columns only: pandas would convert all columns, and cannot convert some.
-        wanted = heads_of(names, rows.columns)
-        identity = rows.loc[:, [name in wanted for name in rows.columns]] if wanted else rows
-        return rows[np.asarray(table._keep(fields_read(identity, names, identity.columns), columns, is_last))]
+        return rows[np.asarray(table._keep(fields_read(rows, names, rows.columns), columns, is_last))]
     rows = _native.collect(rows)
     return _native.filter_rows(rows, table._keep(fields_read(rows, names, rows.column_names), columns, is_last))
 

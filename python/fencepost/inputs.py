@@ -110,7 +110,25 @@ def fields_read(rows: Any, names: Sequence[str], known: Sequence[str]) -> Any:
         return rows
     import pyarrow as pa
 
+    rows = narrowed(rows, heads_of(names, known))
     return with_fields(pa.table(rows), names).select(list(dict.fromkeys(names)))
+
+
+def narrowed(rows: Any, names: Sequence[str]) -> Any:
+    """Return a table or a DataFrame with these columns only, if it has each of them once, otherwise the rows unchanged.
+
+    Other columns may have types that cannot be converted: pandas has columns of any objects, and the native code knows
+    neither 128-bit integers, nor some structs in structs of slices. It cannot import columns of nulls from polars.
+    """
+    is_pandas, is_polars = is_a(rows, "pandas", "DataFrame"), is_a(rows, "polars", "DataFrame")
+    if not (is_pandas or is_polars or is_a(rows, "pyarrow", "Table") or is_a(rows, "pyarrow", "RecordBatch")):
+        return rows
+    known = list(rows.columns) if is_pandas or is_polars else rows.schema.names
+    if any(known.count(name) != 1 for name in names):
+        return rows  # the error names the columns that there are
+    wanted = [name for name in known if name in names]
+    selected = rows[wanted] if is_pandas else rows.select(wanted)
+    return selected.to_arrow() if is_polars and "Null" in map(str, selected.dtypes) else selected
 
 
 def is_a(rows: object, package: str, name: str) -> bool:

@@ -735,6 +735,22 @@ def test_untracked_rows_can_be_an_error() -> None:
     assert StateTable("any_order").apply(rows((7, 0, 0, 0), (None, 0, 0, 0))).counts[Verdict.UNTRACKED] == 1
 
 
+@pytest.mark.parametrize("frame", ["polars", "pandas"])
+def test_columns_of_a_frame_that_are_not_read_may_have_any_type(frame: str) -> None:
+    columns: dict[str, Any] = {"pid": [1, 1], "epoch": [0, 0], "partition": [0, 0], "seq": [0, 0]}
+    if frame == "pandas":
+        rows: Any = pd.DataFrame({**columns, "thing": [object(), 1]})
+    else:
+        rows = pl.DataFrame(columns).with_columns(nothing=None, large=pl.lit(1).cast(pl.Int128))
+    table = StateTable("any_order")
+    with pytest.raises(fp.BatchError, match="'serial'"):
+        table.apply(rows, columns=Columns(seq="serial"))
+    assert table.check(rows).verdict.to_pylist() == [Verdict.ACCEPTED, Verdict.DUPLICATE]
+    assert table.apply(rows).verdict.to_pylist() == [Verdict.ACCEPTED, Verdict.DUPLICATE]
+    untracked = rows.assign(pid=None) if frame == "pandas" else rows.with_columns(pid=None)
+    assert table.apply(untracked).verdict.to_pylist() == [Verdict.UNTRACKED] * 2
+
+
 def test_check_leaves_no_trace(table: StateTable) -> None:
     before, size = table.snapshot(), len(table)
     names = table.policy.columns.read(table.keep)

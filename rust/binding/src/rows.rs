@@ -12,7 +12,8 @@ use pyo3_arrow::input::{AnyArray, AnyRecordBatch};
 /// Takes rows from Python. `needed`: the columns that are read, all if `None`. Other columns may have any type.
 pub(crate) fn take_rows(rows: &Bound<'_, PyAny>, needed: Option<&[&str]>) -> PyResult<Rows> {
     if rows.hasattr("__arrow_c_stream__")? || rows.hasattr("__arrow_c_array__")? {
-        return take_stream(&needed.map_or_else(|| Ok(rows.clone()), |needed| narrowed(rows, needed))?);
+        let Some(needed) = needed else { return take_stream(rows) };
+        return take_stream(&rows.py().import("fencepost.inputs")?.call_method1("narrowed", (rows, needed))?);
     }
     let Ok(mapping) = rows.cast::<PyMapping>() else { return Err(not_tabular(rows, "")) };
     let mut columns = Vec::new();
@@ -26,21 +27,6 @@ pub(crate) fn take_rows(rows: &Bound<'_, PyAny>, needed: Option<&[&str]>) -> PyR
         columns.push((name, column));
     }
     Ok(Rows::Mapping(columns))
-}
-
-/// Selects the needed columns of a pyarrow Table or RecordBatch that has each of them once: Arrow's import panics on slices
-/// of other columns if these are structs with structs in them.
-fn narrowed<'py>(rows: &Bound<'py, PyAny>, needed: &[&str]) -> PyResult<Bound<'py, PyAny>> {
-    let kind = rows.get_type();
-    if kind.module()? != "pyarrow.lib" || !(kind.name()? == "Table" || kind.name()? == "RecordBatch") {
-        return Ok(rows.clone());
-    }
-    let names: Vec<String> = rows.getattr("schema")?.getattr("names")?.extract()?;
-    if needed.iter().any(|&column| names.iter().filter(|&name| name == column).count() != 1) {
-        return Ok(rows.clone()); // the error names the columns that there are
-    }
-    let columns: Vec<&String> = names.iter().filter(|name| needed.contains(&name.as_str())).collect();
-    rows.call_method1("select", (columns,))
 }
 
 fn take_stream(rows: &Bound<'_, PyAny>) -> PyResult<Rows> {
