@@ -171,6 +171,16 @@ def test_files_that_a_checkpoint_names(tmp_path: Path, way: str) -> None:
     assert_kept(tmp_path, 0, 1, 2, 3)
 
 
+def test_a_commit_writes_a_checkpoint_at_the_interval_of_the_table(tmp_path: Path, way: str) -> None:
+    append(tmp_path, 0, 1, way=way)
+    table_of(tmp_path).alter.set_table_properties({"delta.checkpointInterval": "1"})
+    for seed in (2, 3):
+        append(tmp_path, seed, way=way)
+        version = make_job(tmp_path).run().version
+        assert (tmp_path / "table" / LOG / f"{2 * version + 2:020}.checkpoint.parquet").exists()
+    assert_kept(tmp_path, 0, 1, 2, 3)
+
+
 def test_rows_refused_for_other_reasons_are_written_to_rejects(tmp_path: Path, way: str) -> None:
     append(tmp_path, 0, way=way)
     report = make_job(tmp_path, policy="strict", order_by=(), rejected_max=1.0).run()

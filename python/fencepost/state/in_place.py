@@ -24,12 +24,11 @@ from fencepost.errors import SinkChangedError, SinkError, SourceError
 from fencepost.state.commit import Tasks, in_turn
 from fencepost.state.decision import APPLIED, Decision
 from fencepost.state.delta_columns import INTEGERS, WIDENING
-from fencepost.state.delta_log import Action, Live, Table, live_files, put_commit, read_commits
+from fencepost.state.delta_log import Action, Live, Table, live_files, read_commits
 from fencepost.state.delta_sink import (
     FEATURES,
     REFUSED,
     DeltaSink,
-    TakenError,
     bounds_of,
     by_library,
     check_features,
@@ -117,7 +116,7 @@ class InPlace(DeltaSink):
         return True
 
     def _write(self, table: Table, decision: Decision, wanted: str, state: str, tasks: Tasks) -> None:
-        version, now_ms = table.version + 1, time.time_ns() // 1_000_000
+        now_ms = time.time_ns() // 1_000_000
         has_changes = wanted == APPLIED and len(decision.marked)
         changes = self._checked_changes(table, decision, now_ms) if has_changes else []
         refused = sum(decision.marked.refused) if wanted == APPLIED else 0
@@ -129,10 +128,9 @@ class InPlace(DeltaSink):
         }
         commit = heading(decision, state, wanted, about, now_ms)
         commit += [action for actions in changes for action in actions]
-        if not put_commit(self.store, version, commit):
-            raise TakenError
+        self._put(table, commit)
         if changes:
-            self._check_read_back(version, decision)
+            self._check_read_back(table.version + 1, decision)
 
     def _checked_changes(self, table: Table, decision: Decision, now_ms: int) -> list[list[Action]]:
         """Return the commit's actions for each file that loses rows, after checking that new files are in place.
