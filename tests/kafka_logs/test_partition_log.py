@@ -914,3 +914,4 @@ def test_metrics_of_a_log(tmp_path: Path) -> None:
         path = tmp_path / "orders-0"
         assert f'fencepost_log_end{{log="{path}"}} 2.0' in lines
         assert f'fencepost_log_appended_total{{log="{path}",verdict="duplicate"}} 1.0' in lines
+    assert to_text(log) == "# EOF\n", "a closed log has no metrics, and those of others are still collected"

@@ -550,6 +550,9 @@ def test_an_identity_that_a_restored_registry_issues_again_is_refused(place: str
         ("text", "a", "checkpoint of version 1"),
         ({"version": 1, "name": "b", "pid": 1, "epoch": 0}, "a", "from the producer 'b', but this one is 'a'"),
         ({"version": 1, "name": None, "pid": 1, "epoch": 0}, None, "with the same name"),
+        ({"version": 1, "name": "a", "epoch": 0}, "a", "pid=None"),
+        ({"version": 1, "name": "a", "pid": 2**63, "epoch": 0}, "a", f"pid={2**63}"),
+        ({"version": 1, "name": "a", "pid": 1, "epoch": "0"}, "a", "epoch='0'"),
     ],
 )
 def test_invalid_checkpoints_and_those_of_other_producers_are_refused(checkpoint: Any, name: Any, message: str) -> None:

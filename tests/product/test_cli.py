@@ -432,7 +432,7 @@ def test_operations_on_a_real_state(job: tuple[Path, Path, Path], capsys: pytest
 # doctor
 
 
-def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, out, err = run(capsys, "doctor")
     assert (code, err) == (0, "")
     assert [line.split()[1] for line in out.splitlines() if line.startswith(("python", "fencepost", "pyarrow"))] == [
@@ -445,6 +445,13 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     code, out, _ = run(capsys, "doctor", "--spark", "--json")
     java = next(it for it in json.loads(out) if it["name"] == "java")
     assert (code, java["is_good"], java["found"]) == (1, False, "not found: install Java 17 and set JAVA_HOME")
+    program = tmp_path / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text("a file that nobody may execute")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert list(doctor._spark_checks())[-1] == (
+        "java", False, f"{program}: Permission denied: install Java 17 and set JAVA_HOME",
+    )  # fmt: skip
     for ours, found in (("9.9.9", "9.9.9, but fencepost "), (None, "not installed: ")):
         monkeypatch.setattr(doctor, "_version", lambda name, ours=ours: ours if name == "fencepost-spark" else "1.2.3")
         spark = next(it for it in doctor._spark_checks() if it[0] == "fencepost-spark")

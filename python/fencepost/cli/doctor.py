@@ -77,7 +77,11 @@ def _spark_checks() -> Iterator[Check]:
     if java is None or not os.path.exists(java):
         yield "java", False, f"not found: install Java {JAVA_MIN} and set JAVA_HOME"
         return
-    said = subprocess.run([java, "-version"], check=False, capture_output=True, text=True).stderr
+    try:
+        said = subprocess.run([java, "-version"], check=False, capture_output=True, text=True).stderr
+    except OSError as error:
+        yield "java", False, f"{java}: {error.strerror}: install Java {JAVA_MIN} and set JAVA_HOME"
+        return
     number = re.search(r'version "(\d+)([^"]*)"', said)
     is_java_new = number is not None and int(number[1]) >= JAVA_MIN
     yield "java", is_java_new, number[0] if number else "did not print its version"

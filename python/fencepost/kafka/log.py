@@ -259,8 +259,11 @@ class PartitionLog:
         }
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the same metrics as `prometheus_client` families; see `fencepost.metrics`."""
-        found = self.metrics()
+        """Yield the same metrics as `prometheus_client` families, none if the log is closed; see `fencepost.metrics`."""
+        try:
+            found = self.metrics()
+        except ValueError:  # closed: metrics of other sources are still wanted
+            return
         by = {"log": os.fspath(self.path)}
         judged = {("verdict", verdict): count for verdict, count in found["appended"].items()}
         yield counter("fencepost_log_appended", "Batches and markers that were judged, by verdict.", judged, by)

@@ -85,7 +85,7 @@ class Identities:
 def read_identity(given: Any) -> Identity:
     """Read the answer of a registry or coordinator. Raises TransportError if it is not an identity."""
     pid, epoch = getattr(given, "pid", None), getattr(given, "epoch", None)
-    if not isinstance(pid, int) or not isinstance(epoch, int) or not 0 <= pid < 2**63 or not 0 <= epoch <= EPOCH_MAX:
+    if not _is_identity(pid, epoch):
         raise TransportError(
             f"the registry returned {given!r}, not an identity: expected pid 0 to {2**63 - 1} and epoch 0 to "
             f"{EPOCH_MAX}. Nothing was sent"
@@ -107,4 +107,14 @@ def read_checkpoint(checkpoint: Any, name: str | None) -> Identity | None:
             f"the checkpoint is from the producer {checkpoint.get('name')!r}, but this one is {name!r}: only "
             "a producer with the same name can resume"
         )
-    return Identity(int(checkpoint["pid"]), int(checkpoint["epoch"]))
+    pid, epoch = checkpoint.get("pid"), checkpoint.get("epoch")
+    if not _is_identity(pid, epoch):
+        raise PolicyError(
+            f"the checkpoint of the producer {name!r} has pid={pid!r} and epoch={epoch!r}: expected pid 0 to {2**63 - 1} "
+            f"and epoch 0 to {EPOCH_MAX}. Pass what `producer.checkpoint` returned"
+        )
+    return Identity(pid, epoch)
+
+
+def _is_identity(pid: Any, epoch: Any) -> bool:
+    return isinstance(pid, int) and isinstance(epoch, int) and 0 <= pid < 2**63 and 0 <= epoch <= EPOCH_MAX
