@@ -13,6 +13,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost.lake import DedupJob
 from fencepost.lake.plan import SHARDS, shards_for
+from fencepost.lake.run import Run
+from fencepost.lake.sources import InputOverride
 from fencepost.state.decision import Decision
 from fencepost.state.operations import SHARDS_MAX
 from fencepost.state.versions import State
@@ -128,17 +130,25 @@ def test_an_invalid_limit(tmp_path: Path) -> None:
         make_job(tmp_path, shard_bytes_max=0)
 
 
-@pytest.mark.parametrize("at", ["split", "run"])
+FASTER = {"start": ["run", "run", "reshard"], "split": ["run", "run"], "run": ["run", "reshard", "run"]}
+"""The versions by when another run makes one: before the split begins, before its decision, or after it."""
+
+
+@pytest.mark.parametrize("at", FASTER)
 def test_another_run_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
-    """It decides the version of the split, or the one after it: the slower run reports it, nothing is kept twice."""
+    """The slower run reports it. It must not follow the other one: the input of a stream's batch is read as a whole."""
     land_some(tmp_path, [0])
     make_job(tmp_path).run()
     land_some(tmp_path, [1])
-    decide, finish = State.decide, State.finish
+    reshard, decide, finish = State.reshard, State.decide, State.finish
 
     def overtaken() -> None:
         monkeypatch.undo()
         make_job(tmp_path, shard_bytes_max=None).run()
+
+    def reshard_(state: State, *arguments: Any, **options: Any) -> Decision:
+        overtaken()
+        return reshard(state, *arguments, **options)
 
     def decide_(state: State, decision: Decision) -> bool:
         overtaken()
@@ -148,14 +158,36 @@ def test_another_run_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         finish(state, version, status)
         overtaken()
 
-    monkeypatch.setattr(State, *(("decide", decide_) if at == "split" else ("finish", finish_)))
-    with pytest.raises(fp.StateConflictError, match=f"decided version {2 if at == 'split' else 3} first"):
+    slow = {"start": ("reshard", reshard_), "split": ("decide", decide_), "run": ("finish", finish_)}
+    monkeypatch.setattr(State, *slow[at])
+    with pytest.raises(fp.StateConflictError, match=f"decided version {3 if at == 'run' else 2} first"):
         make_job(tmp_path, shard_bytes_max=1).run()
-    assert kinds(make_job(tmp_path)) == (["run", "run"] if at == "split" else ["run", "reshard", "run"])
+    assert kinds(make_job(tmp_path)) == FASTER[at]
     land_some(tmp_path, [2])
     make_job(tmp_path, shard_bytes_max=SMALL).run()
     kept = read_sink(tmp_path)["origin"].to_list()
     assert kept == first_of_each(read_source(tmp_path))["origin"].to_list()
+
+
+def test_a_paused_driver_of_a_stream_does_not_follow_others(tmp_path: Path) -> None:
+    """It would read its batch again behind them: rows without a producer would be kept twice."""
+    land_some(tmp_path, [0])
+    make_job(tmp_path).run()
+    land(tmp_path / "batch", "0.parquet", make_rows(1))
+
+    def of_batch(shard_bytes_max: int | None) -> Run:
+        position = {"query": "q", "batch": 0}
+        job = make_job(tmp_path, shard_bytes_max=shard_bytes_max)
+        run = Run(job, override=InputOverride(folder=str(tmp_path / "batch"), position=position))
+        run.recover()
+        return run
+
+    paused = of_batch(shard_bytes_max=1)
+    assert of_batch(shard_bytes_max=None).go_on().version == 2
+    with pytest.raises(fp.StateConflictError, match="decided version 2 first"):
+        paused.go_on()
+    kept = read_sink(tmp_path)["origin"].to_list()
+    assert len(kept) == len(set(kept))
 
 
 def test_how_many_shards() -> None:

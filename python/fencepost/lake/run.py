@@ -164,7 +164,8 @@ class Run:
             except StateConflictError:
                 # In place, other writers may have changed the table before the decision was applied. The version is
                 # then abandoned.
-                is_given_up = self.job.is_in_place and self.job.state.status(self.version) == ABANDONED
+                is_decided = self.job.is_in_place and has_lost_race(self.job.state, self.version)
+                is_given_up = is_decided and self.job.state.status(self.version) == ABANDONED
                 tries_left -= 1
                 if not (is_given_up and tries_left):
                     raise
@@ -230,6 +231,8 @@ class Run:
             self.recover()
         if self.before is None or self.before.version != version:
             raise conflict(job.state, version + 1)  # another run may have read this run's input
+            if version != self.version:  # it follows a run that has finished since: that one may have read this input
+                raise conflict(job.state, self.version)
         return True
 
     def discard(self) -> None:
