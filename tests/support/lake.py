@@ -211,3 +211,37 @@ def check_copies_of_a_state(
             with pytest.raises(fp.SinkError, match=r"version 2 .* made with another copy"):
                 call()
     assert open_state(root).done() == 1
+
+
+def check_a_late_abandon(
+    root: Path, sink: Any, run: Callable[[Path], int | None], open_state: Callable[[Path], state.State], beside: Path
+) -> None:
+    """Others finish the version and the next one, and remove files beside its rows, while an abandon is paused.
+
+    `sink`: the class of the sink. `beside`: the folder of its side tables. The abandon must not remove rows.
+    """
+
+    def crash(*_: Any) -> None:
+        raise Crash
+
+    land_some(root, [0])
+    run(root)
+    land_some(root, [1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sink, "apply", crash)
+        with pytest.raises(Crash):
+            run(root)
+    real = sink.fence
+
+    def fence(own: Any, decision: Any) -> str:
+        assert run(root) is None
+        land_some(root, [2])
+        assert run(root) == 3
+        for path in list((beside / "run=2").rglob("*.parquet")):
+            path.unlink()
+        return str(real(own, decision))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sink, "fence", fence)
+        with pytest.raises(fp.SinkError, match="have finished version 2"):
+            open_state(root).abandon(2)

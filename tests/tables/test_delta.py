@@ -28,6 +28,7 @@ from support.lake import (
     SCHEMA,
     Crash,
     check_copies_of_a_state,
+    check_a_late_abandon,
     crash_at,
     first_of_each,
     hashes,
@@ -368,6 +369,11 @@ def with_two_versions(root: Path) -> None:
 def refusal(root: Path, kind: type[Exception], match: str, **options: Any) -> None:
     """A run that is refused changes nothing, before anything is decided."""
     land_some(root, [7])
+def test_an_abandon_that_comes_too_late_removes_no_rows(tmp_path: Path) -> None:
+    check_a_late_abandon(tmp_path, DeltaSink, run_alone, state_of, tmp_path / "sink" / "_fencepost")
+    polars.testing.assert_frame_equal(rows_of(tmp_path), expected_of(tmp_path))
+
+
     before = {name: it for name, it in hashes(root).items() if "_prepare" not in name}
     with pytest.raises(kind, match=match):
         make_job(root, **options).run()

@@ -28,7 +28,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.utils.config import Config
 from support.iceberg import NAME, catalog_of, crash, expected_of, files_of, properties_of, rows_of, versions_of
-from support.lake import SCHEMA, Crash, check_copies_of_a_state, land, land_some, make_rows
+from support.lake import SCHEMA, Crash, check_a_late_abandon, check_copies_of_a_state, land, land_some, make_rows
 from support.s3_server import BUCKET, serve_s3
 from support.secret_runs import SECRETS, ProcessEngine, contents_of, files_with, start_killed
 
@@ -509,6 +509,11 @@ def test_a_zombie_that_wakes_when_the_version_is_abandoned(
             assert run_alone(root) == 2
         check(root, own, [1, 2])
         assert state_of(root).status(1) == "abandoned"
+
+
+def test_an_abandon_that_comes_too_late_removes_no_rows(tmp_path: Path, catalog: SqlCatalog) -> None:
+    check_a_late_abandon(tmp_path, IcebergSink, run_alone, state_of, tmp_path / "warehouse/db/events/_fencepost")
+    check(tmp_path, catalog, [1, 2, 3])
 
 
 def test_a_version_that_the_table_refuses(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> None:

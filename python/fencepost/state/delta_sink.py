@@ -53,7 +53,15 @@ from fencepost.state.hive import hive_folders, hive_values
 from fencepost.state.placing import CopyItem
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
-from fencepost.state.sinks import MARKER, RunFolders, check_attempt, check_not_ahead, number_of, without_rows
+from fencepost.state.sinks import (
+    MARKER,
+    RunFolders,
+    check_attempt,
+    check_not_ahead,
+    finished_status,
+    number_of,
+    without_rows,
+)
 from fencepost.state.stores import LocalStore, RemoteStore, Store, load_provider, unavailable
 
 if TYPE_CHECKING:
@@ -384,8 +392,8 @@ class DeltaSink:
                     "it, or abandon the version (`fencepost state abandon`)"
                 )
             last = table.transactions.get(state)
-            if last is not None and last > number and (status := self._status(decision)):
-                return status  # other drivers have finished this version and later ones
+            if last is not None and last > number:
+                return finished_status(self.location, decision, self._status(decision))
             if last == number:
                 is_abandoned = table.transactions.get(state + ABANDONED_APP) == number
                 if not is_mine:

@@ -29,7 +29,14 @@ from fencepost.state.iceberg_tables import NamedTable, columns_of, history, is_f
 from fencepost.state.placing import CopyItem
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
-from fencepost.state.sinks import RunFolders, check_attempt, check_not_ahead, number_of, without_rows
+from fencepost.state.sinks import (
+    RunFolders,
+    check_attempt,
+    check_not_ahead,
+    finished_status,
+    number_of,
+    without_rows,
+)
 from fencepost.state.stores import RemoteStore, is_local
 
 if TYPE_CHECKING:
@@ -304,7 +311,7 @@ class IcebergSink:
                 return mark.status
             if mark.version > number:
                 self._check_attempt(table, decision)
-                return wanted  # other writers have continued; the side tables show this version's status
+                return finished_status(self.location, decision, self._beside(table).status(decision))
             if mark.version != number - 1:
                 text = f"version {number} can only follow {number - 1}, but the newest in the table is {mark.version}"
                 raise SinkChangedError(f"{self.location}: {text}")

@@ -437,6 +437,20 @@ def check_attempt(sink: object, decision: Decision, found: str | None) -> None:
 
 def check_owner(sink: str | Path, owner: str | None, state: str, settings: Settings | None) -> None:
     """Raise SinkError for a sink of another state. `owner`: the id in its marker."""
+def finished_status(sink: object, decision: Decision, found: str | None) -> str:
+    """Return the status of a version that others have finished: `found`, which its side tables show.
+
+    Raises SinkError if they are gone. Then the version may be in the table, so nobody may remove its rows.
+    """
+    if found is None:
+        raise SinkError(
+            f"{sink}: others have finished version {decision.version} and later ones, but the files beside the rows "
+            "are gone that show whether this one was abandoned. Nothing was changed. If they have gone on with another "
+            "copy of this state, use that copy; otherwise run again"
+        )
+    return found
+
+
     if settings is None:
         raise SinkError(
             f"{sink}: belongs to a state (id {owner}), but the state {state} is empty: it was lost, or "
