@@ -200,6 +200,17 @@ def test_a_column_that_names_folders_may_begin_with_an_underscore(tmp_path: Path
     assert sorted(applied_files(tmp_path / "sink")) == sorted(f"{tmp_path}/sink/{it}" for it in report.outputs)
 
 
+def test_a_link_to_nothing_hides_no_other_file(tmp_path: Path) -> None:
+    """As after some files were moved to a disk that is not mounted now."""
+    land_files(tmp_path)
+    make(tmp_path).run()
+    files = applied_files(tmp_path / "sink")
+    for number in range(20):
+        (tmp_path / "sink/run=1" / f"{number}.parquet").symlink_to(tmp_path / "nowhere")
+    assert applied_files(tmp_path / "sink") == files
+    assert dataset(tmp_path / "sink").count_rows() == 600
+
+
 def test_the_layout_may_change_from_run_to_run(tmp_path: Path) -> None:
     layouts: list[dict[str, Any]] = [{}, {"partition_by": "pid"}, {"partition_by": "day(at)"}, {"sort_by": "row"}, {}]
     for number, layout in enumerate(layouts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import uuid
@@ -685,6 +686,25 @@ def test_a_state_without_timestamps_cannot_evict(tmp_path: Path) -> None:
     world.run(rows_of(1), "1.txt")
     with pytest.raises(fp.PolicyError, match="keeps no timestamps"):
         world.state.evict(1, 1)
+
+
+def test_a_list_that_a_disk_does_not_return_is_not_called_damaged(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The advice for a damaged one is to remove it."""
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "ParquetFile", fail)
+        with pytest.raises(fp.StoreError) as info:
+            world.state.rollback(1, accept_duplicates=True)
+    assert info.value.errno == errno.EIO
+    next(world.sink.path.glob("run=*/_missing/*")).write_bytes(b"PAR1")
+    with pytest.raises(fp.SinkError, match="Restore the file"):
+        world.state.rollback(1, accept_duplicates=True)
+    assert glance(world.state) == RUNS
 
 
 # -- Garbage

@@ -32,7 +32,7 @@ from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, Sett
 from fencepost.state.disk import TEMPORARY, Disk, opened_folder
 from fencepost.state.iceberg_tables import is_iceberg
 from fencepost.state.scratch import FolderScratch
-from fencepost.state.stores import LocalStore, RemoteStore, open_store
+from fencepost.state.stores import LocalStore, RemoteStore, open_store, unavailable
 from fencepost.state.versions import State
 
 IN_PLACE = "in-place"
@@ -338,6 +338,8 @@ class RunFolders:
             try:
                 yield pq.ParquetFile(path).read()
             except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno is not None:  # pyarrow raises others for damage
+                    raise unavailable(str(path), "cannot be read", error) from error
                 raise SinkError(
                     f"{path}: this list of missing ranges cannot be read ({error}). Restore the file, or remove it and "
                     "run again, which corrects the list"
@@ -435,8 +437,6 @@ def check_attempt(sink: object, decision: Decision, found: str | None) -> None:
         )
 
 
-def check_owner(sink: str | Path, owner: str | None, state: str, settings: Settings | None) -> None:
-    """Raise SinkError for a sink of another state. `owner`: the id in its marker."""
 def finished_status(sink: object, decision: Decision, found: str | None) -> str:
     """Return the status of a version that others have finished: `found`, which its side tables show.
 
@@ -451,6 +451,8 @@ def finished_status(sink: object, decision: Decision, found: str | None) -> str:
     return found
 
 
+def check_owner(sink: str | Path, owner: str | None, state: str, settings: Settings | None) -> None:
+    """Raise SinkError for a sink of another state. `owner`: the id in its marker."""
     if settings is None:
         raise SinkError(
             f"{sink}: belongs to a state (id {owner}), but the state {state} is empty: it was lost, or "
@@ -547,7 +549,8 @@ def _sizes(folder: Path) -> dict[str, int]:
                     if entry.is_dir(follow_symlinks=False):
                         subfolders.append(f"{inside}{entry.name}/")
                     else:
-                        found[inside + entry.name] = entry.stat().st_size
+                        with suppress(FileNotFoundError):  # removed since, or a link to nothing: the others count
+                            found[inside + entry.name] = entry.stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             continue
     return found
