@@ -17,6 +17,7 @@ import pytest
 from fencepost import Columns, Policy, auditor, lake, resets
 from fencepost.generate import LandingZone, generate
 from fencepost.lake import repeats
+from fencepost.pages.run import run_page
 from support.lake import hashes, land, make_job
 
 DAY_MS = 86_400_000
@@ -101,6 +102,19 @@ def test_a_restart_that_fills_what_was_missing(tmp_path: Path) -> None:
     land_all(tmp_path, {"a": life(0, range(0, 500, 2)), "b": life(DAY_MS, range(500))})
     with pytest.raises(fp.PolicyError, match="'duplicates': 250, 'retimed': 250"):
         make_job(tmp_path, max_idle_ms=10 * DAY_MS).run()
+
+
+def test_all_keys_are_counted_though_the_report_has_the_first(tmp_path: Path) -> None:
+    """A recreated topic: every producer restarts."""
+    lives = [pa.concat_tables([life(day * DAY_MS, [0], pid=pid) for pid in range(1_500)]) for day in (0, 1)]
+    land_all(tmp_path, {"a": lives[0], "b": lives[1]})
+    with pytest.raises(fp.PolicyError, match="numbering of 1,500 keys"):
+        make_job(tmp_path, max_idle_ms=10 * DAY_MS).run()
+    report = make_job(tmp_path, max_idle_ms=10 * DAY_MS, on_reset="report").run()
+    assert (report.reset_keys, len(report.suspected_resets)) == (1_500, 1_000)
+    assert re.search(r"resets +1,500 +keys", str(report))
+    (restarts,) = (it for it in run_page(report).sections if it.name == "restarts")
+    assert (restarts.figure, restarts.tables[0].total) == ("1,500 keys", 1_500)
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.binary(2), pa.dictionary(pa.int8(), pa.string())], ids=str)

@@ -19,10 +19,16 @@ from fencepost import Columns, Policy, cli, kafka, lake
 from fencepost.generate import LandingZone, generate
 from fencepost.pages import charts
 from fencepost.pages.audit import audit_page
+from fencepost.pages.history import history_page
 from fencepost.pages.html import Html, tag, visible
+from fencepost.pages.run import run_page
 from fencepost.pages.tables import share
+from fencepost.state.history import about
 from support.kafka_logs import DATA
+from support.lake import read_sink
 from support.pages import HOSTILE, LANDING, rows_of
+from support.retained import abandon_next, go, make_job
+from support.retained import opened as retained
 
 VOID = {"meta", "input", "br", "col", "path", "rect", "line"}
 
@@ -319,6 +325,39 @@ def test_pages_of_runs_and_states(zone: Path, tmp_path: Path, capsys: pytest.Cap
     assert [row[numbers.columns.index("kept")] for row in numbers.rows] == [it["kept"] for it in versions][::-1]
     assert cli.main([*job, "--html", str(page), "-q"]) == 0
     check_page(page.read_text())
+
+
+def test_a_page_counts_rows_once_that_two_versions_have_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One version was abandoned, another one rolled back, so that later runs have read their files again."""
+    go(tmp_path, 0)
+    abandon_next(tmp_path, 1, monkeypatch)
+    assert make_job(tmp_path).run().version == 3
+    own = retained(tmp_path)
+    for path in (tmp_path / "sink" / "run=3").glob("*.parquet"):
+        path.unlink()
+    own.rollback(1)
+    assert make_job(tmp_path).run().version == 5
+    sections = {it.name: it for it in history_page(about(own), own.history()).sections}
+    assert sections["kept"].figure == f"{read_sink(tmp_path).height:,} rows"
+    assert "newest 5 versions, of 80 rows read" in sections["kept"].answer
+    assert "do not count" in sections["kept"].answer
+    assert len(sections["kept"].tables[0].rows) == 5
+    check_page(own.to_html())
+
+
+def test_the_page_of_a_seed_does_not_say_that_it_wrote_rows(tmp_path: Path) -> None:
+    nothing = [0] * 2_500
+    rows = pa.table({"pid": nothing, "epoch": nothing, "partition": nothing, "seq": range(0, 5_000, 2)})
+    (tmp_path / "source").mkdir()
+    pq.write_table(rows, tmp_path / "source" / "clean.parquet")
+    report = make_job(tmp_path).seed()
+    assert (report.kept, report.outputs) == (2_500, ())
+    sections = {it.name: it for it in run_page(report).sections}
+    assert sections["kept"].answer.startswith("were kept, of 2,500 rows read. 0 were not.")
+    assert sections["lost"].tables[0].total == report.missing_ranges > len(report.missing)
+    assert "written" not in check_page(report.to_html()).text
 
 
 def test_the_page_of_advice(zone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,11 +24,12 @@ from fencepost import state
 from fencepost.lake import DedupJob, LocalEngine
 from fencepost.state.delta_log import put_commit
 from fencepost.state.delta_sink import DeltaSink
+from fencepost.state.history import explain
 from support.lake import (
     SCHEMA,
     Crash,
-    check_copies_of_a_state,
     check_a_late_abandon,
+    check_copies_of_a_state,
     crash_at,
     first_of_each,
     hashes,
@@ -74,6 +75,17 @@ def state_of(root: Path) -> state.State:
 
 
 # -- What is written
+
+
+def test_a_version_is_described_without_the_figures_of_its_commit(tmp_path: Path) -> None:
+    """The bounds of each output would be the longest line of `fencepost state show`."""
+    for seed in range(2):
+        land_some(tmp_path, [seed])
+        make_job(tmp_path).run()
+    found = [state_of(tmp_path).version(it).sink_version or {} for it in (1, 2)]
+    assert [it.keys() for it in found] == [{"create", "bounds"}, {"table", "version", "transaction", "bounds"}]
+    told = [explain(state_of(tmp_path), it)["sink_version"] for it in (1, 2)]
+    assert told == [None, {name: found[1][name] for name in ("table", "version", "transaction")}]
 
 
 def test_each_version_is_one_transaction(tmp_path: Path) -> None:
@@ -357,6 +369,11 @@ def test_an_abandoned_version_never_appears(tmp_path: Path, monkeypatch: pytest.
     assert {it.name for it in (tmp_path / "sink").glob("part-*")} == files
 
 
+def test_an_abandon_that_comes_too_late_removes_no_rows(tmp_path: Path) -> None:
+    check_a_late_abandon(tmp_path, DeltaSink, run_alone, state_of, tmp_path / "sink" / "_fencepost")
+    polars.testing.assert_frame_equal(rows_of(tmp_path), expected_of(tmp_path))
+
+
 # -- Whatever others do to the table
 
 
@@ -369,11 +386,6 @@ def with_two_versions(root: Path) -> None:
 def refusal(root: Path, kind: type[Exception], match: str, **options: Any) -> None:
     """A run that is refused changes nothing, before anything is decided."""
     land_some(root, [7])
-def test_an_abandon_that_comes_too_late_removes_no_rows(tmp_path: Path) -> None:
-    check_a_late_abandon(tmp_path, DeltaSink, run_alone, state_of, tmp_path / "sink" / "_fencepost")
-    polars.testing.assert_frame_equal(rows_of(tmp_path), expected_of(tmp_path))
-
-
     before = {name: it for name, it in hashes(root).items() if "_prepare" not in name}
     with pytest.raises(kind, match=match):
         make_job(root, **options).run()

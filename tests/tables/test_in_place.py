@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fencepost.state.delta_log import LOG, live_files, read_commit
 from fencepost.state.disk import Disk
 from fencepost.state.in_place import InPlace
 from fencepost.state.stores import LocalStore
+from fencepost.state.versions import State
 from support.delta_in_place import WAYS, append, rows_of, state_of_vectors, table_of
 from support.lake import SCHEMA, Crash, crash_at, first_of_each, hashes, make_rows
 
@@ -360,6 +362,34 @@ def test_a_rebase_starts_the_list_of_missing_ranges_again(tmp_path: Path) -> Non
     counted = lines.with_columns(times=pl.when(pl.col("change") == "OPEN").then(1).otherwise(-1))
     left = counted.group_by(keys).agg(pl.col("times").sum()).filter(pl.col("times") != 0)
     polars.testing.assert_frame_equal(left.drop("times").select(wanted.columns).sort(pl.all()), wanted)
+
+
+def test_a_run_that_is_overtaken_after_a_split_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(tmp_path, 0)
+    make_job(tmp_path).run()
+    append(tmp_path, 1)
+    real = State.finish
+
+    def finish(own: State, version: int, status: str = "applied") -> None:
+        real(own, version, status)
+        monkeypatch.undo()
+        assert make_job(tmp_path, shard_bytes_max=None).run().version == 3
+
+    monkeypatch.setattr(State, "finish", finish)
+    with pytest.raises(fp.StateConflictError, match="decided version 3 first"):
+        make_job(tmp_path, shard_bytes_max=1).run()
+    assert_kept(tmp_path, 0, 1)
+
+
+def test_a_rebase_counts_the_lines_that_it_writes(tmp_path: Path) -> None:
+    """And not those of a state from nothing: a metric would count every range again."""
+    append(tmp_path, 0, 1)
+    assert make_job(tmp_path).run().missing_changes["OPEN"] > 0
+    assert make_job(tmp_path).rebase().missing_changes == {}
+    delete(tmp_path)
+    report = make_job(tmp_path).rebase()
+    written = pl.read_parquet(tmp_path / "table" / "_fencepost" / f"run={report.version}" / "_missing" / "*.parquet")
+    assert report.missing_changes == Counter(written["change"].to_list()) != {}
 
 
 def test_a_change_of_settings_between_check_and_listing_is_noticed(

@@ -38,7 +38,7 @@ def check_verdicts(run: Run, found: Found, judged: list[Judged]) -> dict[str, in
     _check_refused(run, counts, rows)
     _check_noted(run, counts.get("ACCEPTED", 0), judged)
     _check_conflicts(run, counts.get("CONFLICT", 0), judged)
-    _check_resets(run, [table for shard in judged for table in shard.resets if len(table)])
+    _check_resets(run, judged)
     return counts
 
 
@@ -98,10 +98,11 @@ def _check_conflicts(run: Run, count: int, judged: list[Judged]) -> None:
     )
 
 
-def _check_resets(run: Run, resets: list[pa.Table]) -> None:
-    count = sum(map(len, resets))
+def _check_resets(run: Run, judged: list[Judged]) -> None:
+    count = sum(it.reset_keys for it in judged)
     if not count or run.job.on_reset == "report":
         return
+    resets = [table for it in judged for table in it.resets if len(table)]
     worst = pa.concat_tables(resets, promote_options="permissive").sort_by([("retimed", "descending")])
     listed = "; ".join(str(line) for line in worst.slice(0, 3).to_pylist())
     keys = plural(count, "key")

@@ -20,7 +20,7 @@ from fencepost.lake.judge import Judged
 from fencepost.lake.schemas import to_text
 from fencepost.lake.storage import retry
 from fencepost.lake.write import Written
-from fencepost.state.changelog import NamedFile, as_side_file, corrections, read_piece, write_lines
+from fencepost.state.changelog import NamedFile, as_side_file, corrections, count_lines, read_piece, write_lines
 from fencepost.state.commit import NewRows
 from fencepost.state.decision import Decision, Deferred, Inputs, Marked, Outputs, Shards, SideFiles
 from fencepost.state.ledger import file_table
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 
 def write_changelog(run: Run, judged: list[Judged]) -> NamedFile | None:
-    """Write the changes in missing ranges, one file of those of all tasks. Returns None without changes.
+    """Write the changes in missing ranges, one file of those of all tasks, and count them for the report.
+
+    Returns None without changes.
 
     Memory: a column of some row groups.
     """
@@ -41,7 +43,9 @@ def write_changelog(run: Run, judged: list[Judged]) -> NamedFile | None:
         # the whole list of missing ranges: nothing was known before
         now = (read_piece(run.scratch, it).drop_columns(["version", "change"]) for it in rows)
         lines = corrections(run.job.sink.changelog(), now, run.version)
+        run.missing_changes = count_lines(lines)
         return write_lines(lines, run.outputs) if lines else None
+    run.missing_changes = sum((Counter(it.changes) for it in judged), Counter[str]())
     if not rows:
         return None
     sources = [run.scratch.place(it) for it in rows]

@@ -100,8 +100,8 @@ class DedupJob:
             ordered by file name and row. Required, possibly as (), by policies that depend on the order: with a wrong
             order they lose good rows.
 
-        rejected_max: Maximum share of refused rows, not counting DUPLICATE. Above it, the run stops before its
-            decision.
+        rejected_max: Maximum share of refused rows, not counting DUPLICATE and CONFLICT. Above it, the run stops
+            before its decision.
         rejects: The refused rows to quarantine in `run=<n>/_rejects/verdict=<name>/`: "copy" for all except duplicates,
             "all", or "none".
         on_reset: What to do if keys seem to restart their numbers: "stop" the run before its decision, or "report".

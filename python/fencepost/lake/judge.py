@@ -23,7 +23,7 @@ from fencepost.lake.refused import Refused, merge_refused, refused_ranges, write
 from fencepost.lake.repeats import find_resets
 from fencepost.lake.scan import LENGTH, Exchange, Reading, read_batch
 from fencepost.lake.spans import joined
-from fencepost.state.changelog import changes, write_piece
+from fencepost.state.changelog import changes, count_lines, write_piece
 from fencepost.state.decision import Shard
 from fencepost.state.scratch import Scratch, write_table
 from fencepost.state.segment_files import SegmentWriter, advance, held_positions, load_table
@@ -109,6 +109,8 @@ class Judged:
     stale: list[pa.Table] = field(default_factory=list)
     border: int = 0
     resets: list[pa.Table] = field(default_factory=list)
+    reset_keys: int = 0
+    """Number of suspected resets."""
     pairs: str | None = None
     """If content is compared: an Arrow IPC file of `conflicts.PAIRS`."""
     paired: int = 0
@@ -158,9 +160,7 @@ def judge(store: Store, scratch: Scratch, exchanges: ExchangeFiles, item: JudgeI
     if ranges is not None:
         judged.accepted, judged.alone = ranges.write(scratch)
     judged.changelog = write_piece(changed, scratch)
-    for table in changed:
-        for kind in pc.value_counts(table["change"]).to_pylist():
-            judged.changes[kind["values"]] = judged.changes.get(kind["values"], 0) + kind["counts"]
+    judged.changes = dict(count_lines(changed))
     return judged
 
 
@@ -202,7 +202,9 @@ def _judge_shard(
     _check_growth(table, shard, held_before, held, counts.get(Verdict.ACCEPTED.name, 0))
     codes = np.asarray(pa.array(verdicts.verdict))
     if ages is not None and counts.get(Verdict.DUPLICATE.name, 0):
-        _add_shown(find_resets(lines, codes, ages, reading.policy, reading.reset_rows_min), judged.resets)
+        resets = find_resets(lines, codes, ages, reading.policy, reading.reset_rows_min)
+        judged.reset_keys += len(resets)
+        _add_shown(resets, judged.resets)
     if _evict(table, item.eviction.horizon_after):
         held = held_positions(table)
         missing_after = pa.table(table.missing())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from tempfile import TemporaryDirectory
@@ -93,6 +94,8 @@ class Run:
         self.schema: pa.Schema | None = None
         """The schema of the sink's files, including this run's. None if the sink does not track it."""
         self.eviction = Eviction(horizon_before=None, horizon_after=None)
+        self.missing_changes: Counter[str] = Counter()
+        """See `RunReport.missing_changes`."""
 
     @property
     def has_moved(self) -> bool:
@@ -228,11 +231,11 @@ class Run:
             return False
         with self.step("split"):
             version = job.state.reshard(count, sink=job.sink).version
+            if version != self.version:  # it follows a run that has finished since: that one may have read this input
+                raise conflict(job.state, self.version)
             self.recover()
         if self.before is None or self.before.version != version:
             raise conflict(job.state, version + 1)  # another run may have read this run's input
-            if version != self.version:  # it follows a run that has finished since: that one may have read this input
-                raise conflict(job.state, self.version)
         return True
 
     def discard(self) -> None:

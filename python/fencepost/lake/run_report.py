@@ -109,6 +109,8 @@ class RunReport(Report):
     """Keys that seem to restart their numbers, the first 1000: key columns (with epoch if it is part of the key), rows,
     duplicates, and retimed: the repeats that cannot be copies (`fencepost.resets`). Empty if they were not searched
     for."""
+    reset_keys: int
+    """Number of all these keys."""
     reset_rows_min: int
     """Number of retimed repeats from which a key is suspected."""
     content_compared: int | None
@@ -235,7 +237,7 @@ class RunReport(Report):
         if not self.resets_looked_for:
             reason = "only timestamps tell a restarted counter from repeats, and without max_idle none are read"
             return [("resets", "?", f"not looked for: {reason}")]
-        count = len(self.suspected_resets)
+        count = self.reset_keys
         text = f"{noun(count, 'key')} whose numbers seem to start again: {reset_rule(self.reset_rows_min)}"
         return [("resets", f"{count:,}", text)]
 
@@ -284,12 +286,9 @@ def make_report(
     """Return the report of a finished run."""
     job, state = run.job, decision or run.before
     rejected: Counter[str] = Counter()
-    changes: Counter[str] = Counter()
     for group in written:
         for _, verdict, _, rows, _, _ in group.rejects:
             rejected[verdict] += rows
-    for task in judged:
-        changes.update(task.changes)
     facts: dict[str, Any] = dict.fromkeys(("missing_ranges", "missing_rows", "stale_epoch", "border"), 0)
     if decision is not None:
         facts = {name: getattr(decision, name) for name in facts}
@@ -322,11 +321,12 @@ def make_report(
         kept=counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0),
         rejected=dict(rejected),
         missing=_shown(table for task in judged for table in task.missing),
-        missing_changes=dict(changes),
+        missing_changes=dict(run.missing_changes) if decision else {},
         missing_open=state.missing_open if state else 0,
         stale=_shown([*(found.stale if found else ()), *(table for task in judged for table in task.stale)]),
         resets_looked_for=job.max_idle_ms is not None,
         suspected_resets=_shown(table for task in judged for table in task.resets),
+        reset_keys=sum(task.reset_keys for task in judged),
         reset_rows_min=job.reset_rows_min,
         content_compared=sum(task.paired for task in judged) if job.compare_content is not None else None,
         checksums_kept=sum(state.checksums.rows) if state and state.checksums else None,

@@ -35,13 +35,28 @@ PANELS = {
 def history_page(about: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]) -> Page:
     """Return the page. `about`: facts about the state by name; `versions`: figures of the newest versions, oldest
     first."""
+    counted = _counted(versions)
     return Page(
         "State",
         str(about["state"]),
         [(name.replace("_", " ").capitalize(), _text_of(it)) for name, it in about.items() if name != "state" and it],
-        [_kept(versions), _lost(about, versions), _grown(versions)],
-        list(_more(versions)),
+        [_kept(versions, counted), _lost(about, counted), _grown(counted)],
+        list(_more(counted)),
     )
+
+
+def _counted(versions: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the newest version and those on which it builds.
+
+    The input of the others, which were abandoned or undone, is read again by later ones.
+    """
+    wanted = next((it["version"] for it in reversed(versions) if it["status"] != "abandoned"), 0)
+    found = []
+    for it in reversed(versions):
+        if it["version"] == wanted:
+            found.append(it)
+            wanted = it["builds_on"]
+    return found[::-1]
 
 
 def _text_of(value: Any) -> str:
@@ -52,11 +67,14 @@ def _text_of(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _kept(versions: Sequence[Mapping[str, Any]]) -> Section:
-    rows, kept = (sum(it[name] or 0 for it in versions) for name in ("rows", "kept"))
+def _kept(versions: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]]) -> Section:
+    """`versions`: all, for the table. `counted`: those whose figures count."""
+    rows, kept = (sum(it[name] or 0 for it in counted) for name in ("rows", "kept"))
     part = f", {share(kept / rows)}" if rows else ""
     answer = f"were kept by the newest {plural(len(versions), 'version')}, of {rows:,} rows read{part}."
-    charts = [_chart(versions)] if len(versions) > 1 else []
+    if len(counted) < len(versions):
+        answer += " Versions that were abandoned, or undone by a rollback or a rebase, do not count."
+    charts = [_chart(versions, counted)] if len(counted) > 1 else []
     return Section("kept", "What did the runs keep?", f"{kept:,} rows", answer, "note", charts, [_table(versions)])
 
 
@@ -91,15 +109,15 @@ def _grown(versions: Sequence[Mapping[str, Any]]) -> Section:
     return Section("size", "How large is the state?", size(last["state_bytes"]), answer, "note")
 
 
-def _chart(versions: Sequence[Mapping[str, Any]]) -> Chart:
-    used = {name: panel for name, panel in PANELS.items() if any(it[name] for it in versions)}
-    said = ", ".join(f"{name} {versions[-1][key] or 0:,}" for key, (name, _) in used.items())
+def _chart(versions: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]]) -> Chart:
+    used = {name: panel for name, panel in PANELS.items() if any(it[name] for it in counted)}
+    said = ", ".join(f"{name} {counted[-1][key] or 0:,}" for key, (name, _) in used.items())
     return Chart(
         "versions",
         "Each version",
         "One column for each version, the newest to the right.",
         f"Columns by version. The newest: {said}.",
-        over_versions(versions, used),
+        over_versions(counted, used),
         _table(versions),
         ("wide", "narrow"),
     )

@@ -66,7 +66,7 @@ class _Run:
             "kept",
             "What was kept?",
             f"{report.kept:,} rows",
-            f"were written, of {report.rows:,} rows read. {report.rows - report.kept:,} were not.",
+            f"were kept, of {report.rows:,} rows read. {report.rows - report.kept:,} were not.",
             "note",
             [chart] if counts else (),
         )
@@ -77,12 +77,12 @@ class _Run:
         repeats = report.counts.get("DUPLICATE", 0) + report.counts.get("CONFLICT", 0)
         if not repeats:
             return Section("repeats", question, "None", f"No row was a repeat, of {report.rows:,} rows.", "good")
-        answer = f"were repeats: {share(repeats / report.rows)} of {report.rows:,} rows. They were not written."
+        conflicts = report.counts.get("CONFLICT", 0)
+        answer = f"were repeats: {share(repeats / report.rows)} of {report.rows:,} rows. They were not kept."
         if report.content_compared is not None:
-            answer += (
-                f" {report.content_compared:,} were compared, {report.counts.get('CONFLICT', 0):,} have other content."
-            )
-        tables = [table_of("Repeats with other content", report.conflicts, {}, 10)] if len(report.conflicts) else []
+            answer += f" {report.content_compared:,} were compared, {conflicts:,} have other content."
+        found = table_of("Repeats with other content", report.conflicts, {}, 10, total=conflicts)
+        tables = [found] if len(report.conflicts) else []
         return Section("repeats", question, f"{repeats:,} rows", answer, "note", tables=tables)
 
     def lost(self) -> Section:
@@ -101,7 +101,7 @@ class _Run:
             f"{report.missing_rows:,} rows",
             answer,
             "bad",
-            tables=[self._table("Gaps of this run", report.missing)],
+            tables=[self._table("Gaps of this run", report.missing, report.missing_ranges)],
             commands=[Command("List all gaps that are open now", line)],
         )
 
@@ -120,11 +120,11 @@ class _Run:
         if not report.resets_looked_for:
             answer = "Timestamps are not kept by this state, and only they tell a restarted counter from repeats."
             return Section("restarts", question, "Not known", answer, "unknown")
-        count = len(report.suspected_resets)
+        count = report.reset_keys
         if not count:
             return Section("restarts", question, "No", "No key seems to start again.", "good")
         answer = "probably started their numbers again under the same epoch. Their new events look like repeats."
-        tables = [self._table("Keys whose numbers seem to start again", report.suspected_resets)]
+        tables = [self._table("Keys whose numbers seem to start again", report.suspected_resets, count)]
         return Section("restarts", question, plural(count, "key"), answer, "bad", tables=tables)
 
     def left_out(self) -> Iterator[Section]:
@@ -142,10 +142,11 @@ class _Run:
                 "files", "Which files were left out?", plural(len(files), "file"), answer, "bad", tables=[table]
             )
 
-    def _table(self, caption: str, found: Any) -> Table:
-        """A table of keys and their findings."""
+    def _table(self, caption: str, found: Any, total: int | None = None) -> Table:
+        """A table of keys and their findings. `total`: their number, if the report has only the first of them."""
         names = key_names(found.column_names, self.report.identity)
-        return table_of(caption, found, COUNTS | dict.fromkeys([*names, "epoch"], "id"), names=names)
+        kinds = COUNTS | dict.fromkeys([*names, "epoch"], "id")
+        return table_of(caption, found, kinds, names=names, total=total)
 
     def steps(self) -> Section:
         report = self.report

@@ -48,12 +48,20 @@ class Table:
         return [[row[at] for row in self.rows] for at in range(len(self.columns))]
 
 
-def table_of(caption: str, found: Any, kinds: dict[str, str], rows_max: int = ROWS_MAX, names: Any = None) -> Table:
-    """Build a table from a `pyarrow.Table`. `names`: other names for its columns."""
+def table_of(
+    caption: str,
+    found: Any,
+    kinds: dict[str, str],
+    rows_max: int = ROWS_MAX,
+    names: Any = None,
+    total: int | None = None,
+) -> Table:
+    """Build a table from a `pyarrow.Table`. `names`: other names for its columns. `total`: see `Table`."""
     rows = found.slice(0, rows_max).to_pylist()
     shown = [(names or {}).get(name, name) for name in found.column_names]
     kinds = {(names or {}).get(name, name): kind for name, kind in kinds.items()}
-    return Table(caption, shown, [list(row.values()) for row in rows], len(found), kinds=kinds)
+    total = len(found) if total is None else total
+    return Table(caption, shown, [list(row.values()) for row in rows], total, kinds=kinds)
 
 
 def _row(row: Sequence[Any], kinds: list[str], classes: list[str | None]) -> Html:

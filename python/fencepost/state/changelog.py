@@ -11,14 +11,15 @@ Lines are counted regardless of their order: OPEN adds one of its range, every o
 open twice, if the same sequences are missing in two laps. The sum over all files in the sink is `State.missing`. The
 exception are ranges that the horizon gave up in shards that no version has read since; their FINAL lines come with the
 next version that reads the shard. Every version that changes missing ranges writes lines: runs, seeds, evictions,
-reshards (which read every shard), and rollbacks.
+reshards (which read every shard), rollbacks, and rebases.
 
-A rollback cannot know which files the user has removed. So it counts the lines that the sink still shows, and writes
-the difference to the list of the restored state. Files removed later are not accounted for.
+A rollback or rebase cannot know which files the user has removed. So it counts the lines that the sink still shows, and
+writes the difference to the list of the new state. Files removed later are not accounted for.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -102,6 +103,17 @@ def corrections(shown: Iterable[ArrowTable], missing: Iterable[ArrowTable], vers
         lines = wrong.take(pa.array(np.repeat(np.arange(len(wrong)), times)))
         if len(lines):
             found.append(_as_lines(lines, np.full(len(lines), KINDS.index(kind), np.int8), version))
+    return found
+
+
+def count_lines(lines: Iterable[ArrowTable]) -> Counter[str]:
+    """Return the number of lines by change."""
+    import pyarrow.compute as pc
+
+    found: Counter[str] = Counter()
+    for table in lines:
+        for kind in pc.value_counts(table["change"]).to_pylist():
+            found[kind["values"]] += kind["counts"]
     return found
 
 

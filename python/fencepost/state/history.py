@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from fencepost.state.versions import State
 
 
+_OF_COMMITS = ("create", "bounds")
+"""What `Decision.sink_version` has for the commit to a Delta table: a schema, and the bounds of each output."""
+
+
 def explained(state: State, last: int) -> list[dict[str, Any]]:
     """Describe the newest versions, the oldest first, without folded ones."""
     newest = state.decided()
@@ -63,14 +67,14 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
     decision = state.version(version)
     inputs, outputs = list(decision.inputs.each()), list(decision.outputs.each())
     quarantined, side_files = list(decision.quarantined.each()), list(decision.side_files.each())
-    kept = decision.counts.get("ACCEPTED", 0) + decision.counts.get("UNTRACKED", 0)
-    decided_ms = decision.decided_ms
+    kept = _kept(decision.counts)
+    seen = {name: it for name, it in (decision.sink_version or {}).items() if name not in _OF_COMMITS}
     details: dict[str, Any] = {
         "version": version,
         "kind": decision.kind,
         "status": state.status(version),
         "builds_on": decision.builds_on,
-        "decided": datetime.fromtimestamp(decided_ms / 1000, UTC).isoformat(timespec="seconds") if decided_ms else None,
+        "decided": _time(decision.decided_ms),
         "plan": decision.plan or None,
         "report": decision.report or None,
         "source_position": decision.source_position,
@@ -86,7 +90,7 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
         "stale_epoch": decision.stale_epoch,
         "border": decision.border,
         "quarantined": len(quarantined),
-        "sink_version": {name: it for name, it in (decision.sink_version or {}).items() if name != "create"} or None,
+        "sink_version": seen or None,
         "written_files": len(outputs),
         "written_rows": sum(it["rows"] for it in outputs),
         "written_bytes": sum(it["bytes"] for it in outputs),
@@ -111,14 +115,25 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
 def _explain_collected(state: State, version: int) -> dict[str, Any]:
     found = state.summary(version)
     unknown = dict.fromkeys(("missing_rows", "missing_open", "stale_epoch"))
-    names = ("version", "kind", "status", "builds_on", "files", "rows", "counts", "kept", "entries", "state_bytes")
+    names = ("version", "kind", "status", "builds_on", "files", "rows", "counts", "entries", "state_bytes")
+    kept = _kept(found.counts)  # not `Version.kept`, which is 0 for a seed
     return {
         **{name: getattr(found, name) for name in names},
-        "not_kept": found.rows - found.kept,
+        "decided": _time(found.decided_ms),
+        "kept": kept,
+        "not_kept": found.rows - kept,
         **unknown,
         "report": found.report or None,
         "collected": "older than what is kept to go back to, so only this is known",
     }
+
+
+def _kept(counts: Mapping[str, int]) -> int:
+    return counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0)
+
+
+def _time(ms: int) -> str | None:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else None
 
 
 def _policy_name(rules: str) -> str:
