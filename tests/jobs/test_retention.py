@@ -15,8 +15,10 @@ import pytest
 from fencepost import lake
 from fencepost.lake import DedupJob, preparing
 from fencepost.state import folding, retention, versions
+from fencepost.state.disk import Disk
 from fencepost.state.history import explain
 from fencepost.state.retention import Retention
+from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import LocalStore
 from support.lake import IDENTITY, Crash, crash_at, first_of_each, land, make_rows, read_sink, read_source
 from support.retained import HOUR_MS, WEEK_MS, abandon_next, check, clock, files_of, go, make_job, opened
@@ -225,6 +227,50 @@ def test_a_collected_version_is_still_described(
         own.rollback(0)
     assert own.decided() == 6
     assert own.rollback(0, accept_duplicates=True).entries == 0
+
+
+def test_a_collected_seed_is_described_as_before(
+    tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wrote no row, but it did not refuse any either."""
+    monkeypatch.setattr(versions, "DECISION_BYTES_MAX", 0)
+    clean = first_of_each(pl.DataFrame(make_rows(0, 40)))
+    land(tmp_path / "source", "0000.parquet", clean.to_arrow().cast(make_rows(0, 1).schema))
+    make_job(tmp_path, keep=2).seed()
+    names = ("rows", "kept", "not_kept", "decided")
+    whole = explain(opened(tmp_path), 1)
+    assert [whole[name] for name in names[:3]] == [len(clean), len(clean), 0]
+    for number in range(1, 6):
+        go(tmp_path, number, keep=2)
+    assert opened(tmp_path).is_collected(1)
+    assert [explain(opened(tmp_path), 1)[name] for name in names] == [whole[name] for name in names]
+
+
+def test_two_runs_that_remove_the_same_files(
+    tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slower one finds that the description of a version exists, and the other one removes it."""
+    monkeypatch.setattr(versions, "DECISION_BYTES_MAX", 0)
+    for number in range(4):
+        go(tmp_path, number, keep=2)
+    newest = opened(tmp_path).latest()
+    assert newest is not None
+    assert newest.oldest == newest.collected + 1
+    body = opened(tmp_path).decision_files(newest.collected)[0]
+
+    class Overtaken(LocalStore):
+        def exists(self, name: str) -> bool:
+            found = super().exists(name)
+            if found and name == body:
+                retention.release(opened(tmp_path), RunFolders(tmp_path / "sink", Disk(False)), newest)
+                assert not super().exists(name)
+            return found
+
+    land(tmp_path / "source", "last.parquet", make_rows(9, 40))
+    job = make_job(tmp_path, keep=2)
+    job.state.store = Overtaken(tmp_path / "state", sync=False)
+    assert job.run().version == newest.version + 1
+    check(tmp_path)
 
 
 class Counting(LocalStore):

@@ -228,8 +228,7 @@ class State(Report):
     def files_of(self, version: int) -> set[str] | None:
         """Return the segment files that a version needs; None if its body was collected."""
         logged = self._logged(version)
-        header = self._header(version, logged, self.log_hash(version - 1))
-        return None if self._is_collected(header) else self._decision(version, logged, is_root=True).files()
+        return self._files(version, logged, self._header(version, logged, self.log_hash(version - 1)))
 
     def decision_files(self, version: int) -> list[str]:
         """Return the names of a version's body and root, if it has them, collected or not."""
@@ -681,10 +680,11 @@ class State(Report):
             segments = self.store.list(f"segments/{version}")
             winner = segments_folder(version, header["attempt"])
             yield from (name for name in segments if not name.startswith(f"{winner}/"))
-            if any(name.startswith(f"{winner}/") for name in segments) and not self._is_collected(header):
+            mine = [name for name in segments if name.startswith(f"{winner}/")]
+            files = self._files(version, logged, header) if mine else None
+            if files is not None:
                 # Losing tasks of the winning attempt also write there.
-                files = self._decision(version, logged, is_root=True).files()
-                yield from (name for name in segments if name.startswith(f"{winner}/") and name not in files)
+                yield from (name for name in mine if name not in files)
 
     def _summary(self, version: int) -> dict[str, Any]:
         header = self._header(version, self._logged(version), self.log_hash(version - 1))
@@ -693,6 +693,17 @@ class State(Report):
 
     def _is_collected(self, header: dict[str, Any]) -> bool:
         return "body" in header and not self.store.exists(header["body"])
+
+    def _files(self, version: int, logged: bytes, header: dict[str, Any]) -> set[str] | None:
+        """Return the segment files that a version needs; None if its body was collected."""
+        if self._is_collected(header):
+            return None
+        try:
+            return self._decision(version, logged, is_root=True).files()
+        except SnapshotError:
+            if self._is_collected(header):  # another run has removed it in the meantime
+                return None
+            raise
 
     def _concat(self, part: Callable[[StateTable], Any]) -> Any:
         import pyarrow as pa  # type: ignore[import-untyped]
