@@ -225,6 +225,53 @@ def test_two_consumers_a_rebalance_a_kill_and_a_crash_of_the_database(
     orders.engine.dispose()
 
 
+def new_client(orders: Orders, strategy: str = "cooperative-sticky") -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": orders.broker.address,
+            "group.id": orders.topic,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "partition.assignment.strategy": strategy,
+            "log_level": 0,
+        }
+    )
+
+
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
+def test_messages_that_are_deleted_in_an_outage(broker: Broker, server: PostgresServer, strategy: str) -> None:
+    """The loop continues after them. librdkafka refused the seek, and the loop ended."""
+    orders = Orders(broker, server, f"orders-deleted-{strategy}")
+    is_away = threading.Event()
+    seen: list[int] = []
+
+    def effect(_: Connection, kept: pa.Table) -> None:
+        if is_away.is_set():
+            raise StoreError("away")
+        seen.extend(kept["number"].to_pylist())
+
+    sink = SqlSink(orders.engine, None, "billing", policy="kafka_offsets", columns="kafka")
+    options: dict[str, Any] = {"decode": lambda it: dict(json.loads(it.value())), "on_reset": "report"}
+    loop = ConsumerLoop(new_client(orders, strategy), sink, [orders.topic], effect=effect, batch_max=1, **options)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    orders.send(10)
+    wait_until(lambda: len(seen) == 10, "not all is applied")
+    is_away.set()
+    orders.send(40)
+    wait_until(lambda: loop.metrics()["is_paused"], "no outage")
+    broker.cut(orders.topic, sink.positions()[f"{orders.topic}-0"] + 15)
+    is_away.clear()
+    wait_until(lambda: {48, 49} <= set(seen) or not thread.is_alive(), "the last ones are not applied")
+    loop.stop()
+    thread.join(PATIENCE_SECONDS)
+    assert [it for it in orders.sent if it % 2] == [it for it in seen if it % 2]
+    assert 0 < len(orders.sent) - len(seen) <= 15
+    assert len(seen) == len(set(seen))
+    orders.engine.dispose()
+
+
 def test_a_partition_that_moves_in_an_outage_is_read_when_it_returns(broker: Broker, server: PostgresServer) -> None:
     """A second consumer gets the partition while the first waits for the database, and releases it afterwards."""
     orders = Orders(broker, server, "orders-that-return")
@@ -237,17 +284,7 @@ def test_a_partition_that_moves_in_an_outage_is_read_when_it_returns(broker: Bro
 
     @contextmanager
     def consuming() -> Iterator[ConsumerLoop]:
-        client = Consumer(
-            {
-                "bootstrap.servers": broker.address,
-                "group.id": orders.topic,
-                "enable.auto.commit": False,
-                "auto.offset.reset": "error",
-                "isolation.level": "read_committed",
-                "partition.assignment.strategy": "cooperative-sticky",
-                "log_level": 0,
-            }
-        )
+        client = new_client(orders)
         sink = SqlSink(orders.engine, None, "billing", policy="kafka_offsets", columns="kafka")
         loop = ConsumerLoop(client, sink, [orders.topic], decode=lambda it: dict(json.loads(it.value())), effect=effect)
         thread = threading.Thread(target=loop.run)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy
+from aiokafka.errors import KafkaConnectionError
 from fencepost.consumer import ConsumerLoop, asynchronous, to_topic
 from fencepost.consumer import assignment as assignment_module
 from fencepost.consumer import loop as loop_module
@@ -436,6 +438,23 @@ def test_an_error_that_no_message_causes_stops_the_loop(orders: Engine, decoder:
     assert (stored(orders), dead(orders), sink.positions()) == ([], [], {"orders-0": 0})
 
 
+def test_a_table_that_changes_while_the_loop_runs_stops_it(orders: Engine) -> None:
+    """Each start of the loop made a hundred dead letters: no message is the cause."""
+    cluster = Cluster()
+    cluster.send("orders", *map(order, range(6)))
+
+    def renaming(message: FakeMessage) -> dict[str, Any]:
+        if message.offset() == 4:
+            with orders.begin() as connection:
+                connection.execute(text("ALTER TABLE orders RENAME COLUMN customer TO buyer"))
+        return decode(message)
+
+    sink = new_sink(orders)
+    with pytest.raises(fp.SinkError, match="database refuses a statement.*customer"):
+        new_loop(sink, FakeClient(cluster, [P0]), decode=renaming, batch_max=2).run()
+    assert (dead(orders), sink.positions()) == ([], {"orders-0": 3})
+
+
 def test_fields_that_the_table_has_not(orders: Engine) -> None:
     cluster = Cluster()
     cluster.send("orders", '{"customer": "a", "cents": 1, "surprise": 2}')
@@ -535,6 +554,49 @@ def test_messages_that_were_deleted_unread(orders: Engine) -> None:
     assert loop.metrics()["client_errors"] == 2
 
 
+@pytest.mark.parametrize("is_cooperative", [True, False])
+def test_messages_that_are_deleted_while_it_runs(orders: Engine, is_cooperative: bool) -> None:
+    """librdkafka then reads the partition only after another assignment: a seek ended the loop."""
+    cluster = Cluster()
+    for number in range(18):
+        cluster.send("orders", order(number), partition=number % 2)
+    client = FakeClient(cluster, [P0, P1])
+    client.is_cooperative = is_cooperative
+
+    def deleted(message: FakeMessage) -> dict[str, Any]:
+        if message.partition() == 0 and message.offset() == 2:
+            cluster.cut("orders", 6)
+            client.errors = [Error("_AUTO_OFFSET_RESET")]
+        return decode(message)
+
+    loop = new_loop(new_sink(orders), client, decode=deleted, on_reset="report", batch_max=2)
+    loop.run()
+    assert [row[1] for row in stored(orders) if row[0] == 0] == [0, 1, 2, 6, 7, 8]
+    assert [row[1] for row in stored(orders) if row[0] == 1] == list(range(9))
+
+
+def test_two_partitions_whose_messages_are_all_deleted(orders: Engine) -> None:
+    """Each is placed after its deleted messages, and stays there when the other one is."""
+    cluster = Cluster()
+    for number in range(6):
+        cluster.send("orders", order(number), partition=number % 2)
+    client, cuts = FakeClient(cluster, [P0, P1]), iter([0, 1])
+
+    def cut() -> None:
+        for partition in cuts:
+            cluster.send("orders", order(9), partition=partition)
+            cluster.cut("orders", 4, partition)
+            client.errors = [Error("_AUTO_OFFSET_RESET")]
+            return
+        assert client.reading == {P0: 4, P1: 4}
+        loop.stop()
+
+    loop = new_loop(new_sink(orders), client, on_reset="report")
+    client.when_idle = cut
+    loop.run()
+    assert len(stored(orders)) == 6
+
+
 def test_a_topic_that_was_created_again(orders: Engine) -> None:
     cluster = Cluster()
     cluster.send("orders", *map(order, range(3)))
@@ -551,8 +613,27 @@ def test_kafka_that_does_not_answer_is_asked_again(orders: Engine) -> None:
     cluster.send("orders", order(0))
     client = FakeClient(cluster, [P0])
     client.failing_bounds = 3
-    new_loop(new_sink(orders), client).run()
+    loop = new_loop(new_sink(orders), client)
+    seen: list[tuple[int, bool]] = []
+    client.when_bounds_fail = lambda: seen.append((loop.metrics()["outages"], loop.metrics()["is_paused"]))
+    loop.run()
     assert stored(orders) == truth(cluster)
+    assert seen == [(0, False), (1, True), (1, True)]
+    assert (loop.metrics()["outages"], loop.metrics()["is_paused"]) == (1, False)
+
+
+def test_a_loop_that_is_stopped_in_an_outage_says_nothing_else(
+    orders: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Cluster()
+    cluster.send("orders", order(0))
+    outage = Outage(1)
+    loop = new_loop(new_sink(orders), FakeClient(cluster, [P0]), effect=outage)
+    outage.meanwhile = loop.stop
+    with caplog.at_level("WARNING", "fencepost.consumer"):
+        loop.run()
+    assert stored(orders) == []
+    assert "responds again" not in caplog.text
 
 
 def test_a_fatal_error_of_the_client(orders: Engine) -> None:
@@ -722,6 +803,77 @@ def test_an_asynchronous_loop_ends_while_kafka_does_not_respond(monkeypatch: pyt
 
     asyncio.run(main())
     assert stopped == [True]
+
+
+class Rebalancing:
+    """aiokafka's consumer: `start` waits for the first assignment, and `stop` for a listener that is called."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.stopped = 0
+
+    def subscribe(self, _: Any, listener: Any) -> None:
+        self.listener = listener
+
+    async def start(self) -> None:
+        if self.error is not None:
+            raise self.error
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        await self.listener.on_partitions_revoked([])
+        await self.listener.on_partitions_assigned([])
+        self.stopped += 1
+
+
+def asynchronous_loop(engine: Engine, consumer: Rebalancing) -> tuple[asynchronous.AsyncConsumerLoop, Any]:
+    stopping = asynchronous._Stopping()
+    sink = SqlSink(engine, None, "c", policy="kafka_offsets", columns="kafka")
+    client: Any = asynchronous._Client(consumer)  # type: ignore[arg-type]
+    loop = ConsumerLoop(client, sink, ["orders"], effect=lambda *_: None, stopping=stopping)
+    return asynchronous.AsyncConsumerLoop(loop, stopping), stopping
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_an_asynchronous_loop_ends_during_a_rebalance(engine: Engine) -> None:
+    """Before its first assignment, too. The group assigns partitions once more before the client has left it."""
+    consumer = Rebalancing()
+
+    async def main() -> None:
+        loop, _ = asynchronous_loop(engine, consumer)
+        asyncio.get_running_loop().call_later(0.01, loop.stop)
+        await asyncio.wait_for(loop.run(), 10)
+
+    asyncio.run(main())
+    assert consumer.stopped == 1
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_an_error_of_aiokafka_is_a_store_error(engine: Engine) -> None:
+    consumer = Rebalancing(KafkaConnectionError("no bootstrap"))
+
+    async def main() -> None:
+        await asynchronous_loop(engine, consumer)[0].run()
+
+    with pytest.raises(fp.StoreError, match="client reports a fatal error.*no bootstrap"):
+        asyncio.run(main())
+    assert consumer.stopped == 1
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_an_asynchronous_loop_runs_outside_the_main_thread(engine: Engine) -> None:
+    """Python handles signals in the main thread only."""
+    consumer = Rebalancing()
+
+    async def main() -> None:
+        loop, stopping = asynchronous_loop(engine, consumer)
+        stopping.set()
+        await loop.run()
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    thread.join()
+    assert consumer.stopped == 1
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -109,10 +109,12 @@ class FakeClient:
         self.cluster = cluster
         self.when_idle: Callable[[], None] = lambda: None
         self.reading: dict[Key, int] = {}
+        self.broken: set[Key] = set()
         self.paused: set[Key] = set()
         self.errors: list[Error] = []
         self.failing_seeks = 0
         self.failing_bounds = 0
+        self.when_bounds_fail: Callable[[], None] = lambda: None
         self.is_cooperative = False
         self.polls_while_paused = 0
         self.is_closed = False
@@ -147,9 +149,12 @@ class FakeClient:
         for change in changes:
             change()
         if self.errors:
-            return FakeMessage(("orders", 0, -1), None, problem=self.errors.pop(0))
+            error = self.errors.pop(0)
+            if error.said == "_AUTO_OFFSET_RESET":
+                self.broken.add(("orders", 0))
+            return FakeMessage(("orders", 0, -1), None, problem=error)
         for key, offset in self.reading.items():
-            if key not in self.paused:
+            if key not in self.paused | self.broken:
                 found = next((it for it in self.cluster.logs.get(key, ()) if it.offset() >= offset), None)
                 if found is not None:
                     self.reading[key] = found.offset() + 1
@@ -174,10 +179,17 @@ class FakeClient:
 
     def incremental_assign(self, partitions: list[Place]) -> None:
         self.reading |= {(it.topic, it.partition): it.offset for it in partitions}
+        self.broken -= self.reading.keys()
+
+    def incremental_unassign(self, partitions: list[Place]) -> None:
+        if not self.is_cooperative:
+            raise RuntimeError("_STATE: use assign")
+        for it in partitions:
+            del self.reading[it.topic, it.partition]
 
     def seek(self, partition: Place) -> None:
-        if self.failing_seeks:
-            self.failing_seeks -= 1
+        if self.failing_seeks or (partition.topic, partition.partition) in self.broken:
+            self.failing_seeks = max(0, self.failing_seeks - 1)
             raise RuntimeError("_STATE: erroneous state")
         self.reading[partition.topic, partition.partition] = partition.offset
 
@@ -196,6 +208,7 @@ class FakeClient:
     ) -> tuple[int, int] | None:
         if self.failing_bounds:
             self.failing_bounds -= 1
+            self.when_bounds_fail()
             return None
         key = (partition.topic, partition.partition)
         return self.cluster.starts.get(key, 0), self.cluster.ends.get(key, 0)

@@ -208,7 +208,14 @@ class Assignment:
         if partition is None:
             return
         handle = self._placed(partition.handle, partition.position).handle
-        self._client.seek(handle)
+        # librdkafka refuses a seek after this error, so assign the partition again.
+        try:
+            self._client.incremental_unassign([handle])
+        except Exception:
+            # Without a cooperative protocol, an assignment replaces all partitions.
+            self._client.assign([self._placed(it.handle, it.position).handle for it in self.partitions])
+        else:
+            self._client.incremental_assign([handle])
 
     def pause(self) -> None:
         """Stop fetching. The client stays a member of the group while it is polled."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from fencepost.consumer.loop import ConsumerLoop
+from fencepost.errors import StoreError
 from fencepost.sql import AsyncSqlSink
 from fencepost.sql.asynchronous import AsyncEffect
 
@@ -81,7 +83,7 @@ class AsyncConsumerLoop:
     async def run(self, *, signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM)) -> None:
         """Consume until `stop` is called or one of the signals arrives, then leave the group.
 
-        Raises the errors of `ConsumerLoop.run`.
+        Signals are handled in the main thread only. Raises the errors of `ConsumerLoop.run`.
         """
         with self._handled(signals):
             await greenlet_spawn(self._loop.run, signals=())
@@ -101,12 +103,13 @@ class AsyncConsumerLoop:
     @contextmanager
     def _handled(self, signals: Sequence[int]) -> Iterator[None]:
         running = asyncio.get_running_loop()
-        for number in signals:
+        handled = signals if threading.current_thread() is threading.main_thread() else ()
+        for number in handled:
             running.add_signal_handler(number, self.stop)
         try:
             yield
         finally:
-            for number in signals:
+            for number in handled:
                 running.remove_signal_handler(number)
 
 
@@ -212,6 +215,8 @@ class _Client:
         self._bounds: dict[tuple[str, int], tuple[int, int]] = {}
         self._uncommitted: dict[Any, int] = {}
         self._committing: asyncio.Task[None] | None = None
+        self._starting: asyncio.Future[None] | None = None
+        self._is_closing = False
 
     def subscribe(self, topics: list[str], **callbacks: Callable[..., None]) -> None:
         from aiokafka import ConsumerRebalanceListener
@@ -219,6 +224,8 @@ class _Client:
         rebalances = self._rebalances
 
         async def served(call: Callable[..., None], partitions: Iterable[Any]) -> None:
+            if self._is_closing:
+                return  # Nobody serves it: the loop waits for aiokafka to stop, which waits for this.
             done = asyncio.get_running_loop().create_future()
             rebalances.put_nowait((call, [_Handle(it.topic, it.partition) for it in sorted(partitions)], done))
             self._is_waiting.set()
@@ -232,12 +239,8 @@ class _Client:
                 await served(callbacks["on_assign"], assigned)
 
         self._consumer.subscribe(topics, listener=Listener())
-        # `start` returns after the first assignment, so the loop below must serve rebalances.
-        starting = asyncio.ensure_future(self._consumer.start())
-        while not starting.done():
-            await_only(self._first_of(starting))
-            self._serve()
-        starting.result()
+        # `start` returns after the first assignment, which `consume` serves.
+        self._starting = asyncio.ensure_future(self._consumer.start())
 
     async def _first_of(self, waiting: asyncio.Future[Any]) -> None:
         """Return when `waiting` is done or a rebalance begins."""
@@ -275,16 +278,27 @@ class _Client:
         return was_any
 
     async def _fetch(self, count: int, timeout_s: float) -> list[Any]:
-        from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
+        from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
         try:
-            found = await self._until_rebalance(
-                self._consumer.getmany(timeout_ms=round(timeout_s * 1000), max_records=count)
-            )
+            found = await self._until_rebalance(self._started_and_fetched(count, timeout_s))
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
             places = error.args[0] if isinstance(error.args[0], dict) else {}
             return [_OutOfRangeMessage(it.topic, it.partition) for it in places]
+        except KafkaError as error:  # aiokafka repeats by itself what may succeed
+            raise StoreError(f"the Kafka client reports a fatal error: {error}") from error
         return [_Record(record) for records in found.values() for record in records]
+
+    async def _started_and_fetched(self, count: int, timeout_s: float) -> dict[Any, Any]:
+        """Return the next records. Return none while the client is starting. Raise the error of its start."""
+        assert self._starting is not None, "the client is not subscribed"
+        if not self._starting.done():
+            await asyncio.wait({self._starting}, timeout=timeout_s)
+            return {}
+        self._starting.result()
+        return await self._consumer.getmany(  # type: ignore[no-any-return]
+            timeout_ms=round(timeout_s * 1000), max_records=count
+        )
 
     async def _until_rebalance(self, fetching: Coroutine[Any, Any, dict[Any, Any]]) -> dict[Any, Any]:
         """Return the fetched records. Cancel the fetch and return none if a rebalance begins, as it would block it."""
@@ -305,6 +319,9 @@ class _Client:
             self.seek(handle)
 
     incremental_assign = assign
+
+    def incremental_unassign(self, partitions: list[Any]) -> None:
+        """Do nothing: aiokafka seeks in a partition whose offset does not exist."""
 
     def seek(self, partition: Any) -> None:
         self._consumer.seek(_of(partition), partition.offset)
@@ -353,7 +370,11 @@ class _Client:
                 logger.info("the positions were not committed to Kafka: %s", error)
 
     def close(self) -> None:
-        """Leave the group. Rebalances that are still queued are dropped."""
+        """Leave the group. Rebalances that are still queued, and those that follow, are dropped."""
+        self._is_closing = True
+        if self._starting is not None:
+            self._starting.cancel()
+            await_only(asyncio.wait({self._starting}))
         if self._committing is not None:
             # While Kafka does not respond, aiokafka commits until it is stopped.
             await_only(asyncio.wait({self._committing}, timeout=_COMMIT_S))

@@ -132,6 +132,7 @@ class ConsumerLoop:
         self._assignment = Assignment(client, sink, start, on_reset, self._until_up)
         self._early: list[Item] = []
         self._refreshed_at = time.monotonic()
+        self._is_waiting = False
         self._counts = dict.fromkeys(ABOUT, 0)
 
     def stop(self) -> None:
@@ -171,7 +172,7 @@ class ConsumerLoop:
         assignment = self._assignment
         found["rebalances"] = assignment.changes
         return found | {
-            "is_paused": assignment.is_paused,
+            "is_paused": assignment.is_paused or self._is_waiting,
             "partitions": len(assignment.partitions),
             "lag": assignment.lag(),
         }
@@ -380,25 +381,32 @@ class ConsumerLoop:
         while not self._stop.is_set():
             try:
                 self._assignment.refresh()
-                break
             except OUTAGES as error:
                 self._wait_for_the_database(error, pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
-        self._refreshed_at = time.monotonic()
-        if self._assignment.is_paused:
-            logger.warning("the database responds again")
-            self._assignment.resume()
+                continue
+            self._refreshed_at = time.monotonic()
+            if self._assignment.is_paused:
+                logger.warning("the database responds again")
+                self._assignment.resume()
+            return
 
     def _until_up(self, call: Callable[[], T]) -> T | None:
         """Repeat a call until the database and Kafka respond, and return its result. Return None if the loop stops."""
         pause_s = _PAUSE_MIN_S
         while not self._stop.is_set():
             try:
-                return call()
+                found = call()
             except OUTAGES as error:
                 logger.warning("retrying in %.1f s: %s", pause_s, error)
-            self._stop.wait(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+                if not (self._is_waiting or self._assignment.is_paused):
+                    self._counts["outages"] += 1
+                self._is_waiting = True
+                self._stop.wait(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+            else:
+                self._is_waiting = False
+                return found
         return None
 
     @contextmanager

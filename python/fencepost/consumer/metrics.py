@@ -17,7 +17,7 @@ ABOUT = {
     "skipped": "Messages that the decoder skipped.",
     "dead_letters": "Messages that became dead letters.",
     "retries": "Retries of a message that failed by itself.",
-    "outages": "Outages of the database.",
+    "outages": "Outages of the database, or of Kafka when partitions are assigned.",
     "conflicts": "Conflicts with another process that moved a position.",
     "rebalances": "Assignments and revocations of partitions.",
     "client_errors": "Errors reported by the Kafka client.",
