@@ -169,6 +169,51 @@ def test_generated_columns_are_not_written(events: Engine) -> None:
     assert named.apply(with_it).rows_kept == 2
 
 
+def test_a_row_that_row_security_refuses_is_no_misfit_of_the_table(postgres: PostgresServer) -> None:
+    """PostgreSQL has one code for such a row, which is one bad message, and for a right that was revoked."""
+    engine, name = sqlalchemy.create_engine(postgres.new_database()), f"writer_{uuid.uuid4().hex}"
+
+    def run_all(*statements: str) -> None:
+        with engine.begin() as connection:
+            for statement in statements:
+                connection.execute(text(statement))
+
+    run_all("CREATE TABLE notes (id BIGINT)")
+    SqlSink(engine, "notes", "c", "message_id", message_id="id")
+    run_all(
+        "CREATE POLICY positive ON notes USING (id > 0)",
+        "ALTER TABLE notes ENABLE ROW LEVEL SECURITY",
+        f"CREATE ROLE {name} LOGIN",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}",
+    )
+    limited = sqlalchemy.create_engine(engine.url.set(username=name, password=None))
+    sink = SqlSink(limited, "notes", "c", "message_id", message_id="id")
+    assert sink.apply({"id": [1]}).rows_kept == 1
+    with pytest.raises(sqlalchemy.exc.ProgrammingError, match="row-level security"):
+        sink.apply({"id": [-1]})
+    run_all(f"REVOKE INSERT ON notes FROM {name}")
+    with pytest.raises(fp.SinkError, match="database refuses a statement: permission denied"):
+        sink.apply({"id": [2]})
+    for it in (limited, engine):
+        it.dispose()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("name", ["amount", "seq"])
+def test_two_columns_of_one_name_are_refused(events: Engine, name: str) -> None:
+    sink = SqlSink(events, "events", "billing")
+    by_id = SqlSink(events, "events", "ids", "message_id", message_id="seq")
+    twice = run(0, 2).append_column(name, pa.array([1, 2]))
+    for call in (sink.apply, sink.reconcile, by_id.apply):
+        with pytest.raises(fp.BatchError, match=f"column '{name}': occurs more than once"):
+            call(twice)
+    if name == "seq":
+        for one in (sink, by_id):
+            with pytest.raises(fp.BatchError, match="seq"):
+                one.handle(twice, break_off)
+    assert sink.apply(run(0, 2)).rows_kept == 2
+
+
 def test_events_have_the_columns_that_any_of_them_has(events: Engine) -> None:
     sink = SqlSink(events, "events", "billing")
     one = {"pid": 7, "epoch": 0, "partition": 0, "seq": 0}

@@ -12,6 +12,7 @@ the caller's work can end a transaction early, so a check follows it.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -85,6 +86,12 @@ class Kind(Protocol):
     def is_denied(self, error: exc.DBAPIError) -> bool:
         """Return whether the role lacks the right to create or change tables."""
 
+    def is_misfit(self, error: exc.DBAPIError) -> bool:
+        """Return whether the database refuses the statement whatever its values: for example a missing table or right.
+
+        Only for statements of this package: an application may build its own from values.
+        """
+
     def timed_out(self, error: exc.SQLAlchemyError) -> str:
         """Return an explanation for the message of a timeout error, or "" for other errors."""
 
@@ -116,6 +123,9 @@ def _check_rolls_back(engine: Engine) -> None:
             "skip_autocommit_rollback=True is not supported: a failed call would not be rolled back, and the next user "
             "of its connection would commit its claims. Leave this setting out of create_engine"
         )
+
+
+_UNKNOWN_ON_SQLITE = re.compile("^no such (table|column)|has no column named")
 
 
 class SQLite:
@@ -190,6 +200,11 @@ class SQLite:
 
     def is_denied(self, error: exc.DBAPIError) -> bool:
         return self._code(error) == 8  # SQLITE_READONLY
+
+    def is_misfit(self, error: exc.DBAPIError) -> bool:
+        """See `Kind`. SQLITE_ERROR is also the code of functions that refuse a value, such as malformed JSON."""
+        is_unknown = self._code(error) == 1 and _UNKNOWN_ON_SQLITE.search(str(error.orig)) is not None
+        return is_unknown or self._code(error) in (3, 8, 23)  # SQLITE_PERM, READONLY, AUTH.
 
     def timed_out(self, error: exc.SQLAlchemyError) -> str:
         return ""
@@ -279,6 +294,13 @@ class PostgreSQL:
 
     def is_denied(self, error: exc.DBAPIError) -> bool:
         return self._state(error) == "42501"
+
+    def is_misfit(self, error: exc.DBAPIError) -> bool:
+        """See `Kind`. A row that a policy of row security refuses has the code of a missing right, too."""
+        function = getattr(getattr(error.orig, "diag", None), "source_function", None)
+        is_of_row = function == "ExecWithCheckOptions"
+        # undefined_table, undefined_column, insufficient_privilege.
+        return self._state(error) in ("42P01", "42703", "42501") and not is_of_row
 
     def timed_out(self, error: exc.SQLAlchemyError) -> str:
         return {self._IDLED: _IDLED_TEXT, self._LOCKED: LOCKED_TEXT}.get(self._state(error), "")
@@ -437,6 +459,10 @@ class MariaDB:
 
     def is_denied(self, error: exc.DBAPIError) -> bool:
         return self._code(error) in (1044, 1142, 1227)
+
+    def is_misfit(self, error: exc.DBAPIError) -> bool:
+        """See `Kind`. Rights on databases, tables and columns; unknown databases, columns and tables."""
+        return self._code(error) in (1044, 1142, 1143, 1227, 1370, 1049, 1054, 1109, 1146)
 
     def timed_out(self, error: exc.SQLAlchemyError) -> str:
         return LOCKED_TEXT if self._code(error) in self._LOCKED else ""

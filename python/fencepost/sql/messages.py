@@ -22,7 +22,7 @@ from fencepost.policy import COLUMN_PRESETS
 from fencepost.sql import drivers
 from fencepost.sql.consumers import ID_BYTES_MAX, STORAGES, Consumer
 from fencepost.sql.database import driver_errors
-from fencepost.sql.rows import array_of, array_of_integers, prepared, uuid_spellings, uuid_texts
+from fencepost.sql.rows import array_of, array_of_integers, column_named, prepared, uuid_spellings, uuid_texts
 from fencepost.sql.upserts import RacedError, as_json, is_duplicate, json_text
 from fencepost.verdict import Verdict
 
@@ -244,15 +244,12 @@ _INSERT_ON_MARIADB = (
 
 
 def _column(rows: pa.Table, name: str) -> pa.ChunkedArray:
-    if name not in rows.column_names:
-        have = ", ".join(rows.column_names)
-        raise BatchError(f"column '{name}': missing; the rows have the columns {have}", column=name)
-    column = rows[name]
+    column = column_named(rows, name)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if column.null_count:
         row = pc.index(pc.is_null(column), True).as_py()
-        raise BatchError(f"column '{name}', row {row}: null, but a message needs an identity", column=name, row=row)
+        raise BatchError(f"column '{name}', row {row}: null, but each message needs a value", column=name, row=row)
     return column
 
 

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 from sqlalchemy import Connection, Table, TextClause, exc, text
 
-from fencepost.errors import BatchError
+from fencepost.errors import BatchError, SinkError
 from fencepost.inputs import shown
 from fencepost.sql import drivers
 from fencepost.sql.database import driver_errors
@@ -40,6 +40,19 @@ _PIECE_BYTES = 1 << 18
 _WHERE = re.compile(r"COPY [^,]+, line (\d+)(?:, column ([^:]+))?")
 _STAGED = "fencepost_staged"
 NOTHING = "nothing of this call was applied"
+
+
+def column_named(rows: pa.Table, name: str) -> pa.ChunkedArray:
+    """Return a column of the rows.
+
+    Raises:
+        BatchError: The rows have no column of this name, or several.
+    """
+    names = rows.column_names
+    if names.count(name) != 1:
+        problem = "occurs more than once" if name in names else "missing"
+        raise BatchError(f"column '{name}': {problem}; the rows have the columns {', '.join(names)}", column=name)
+    return rows[name]
 
 
 def are_uuids(column: pa.ChunkedArray) -> bool:
@@ -294,6 +307,14 @@ def refused_row(problem: str, rows: pa.Table, index: int, column: str | None, nu
 def refused_at_commit(table: str, error: exc.IntegrityError) -> BatchError:
     """Return the error of a deferred constraint, for which the database does not name a row."""
     return BatchError(f"the table {table} refuses the rows at the commit: {_reason(error.orig)}; {NOTHING}")
+
+
+def refused_statement(table: str, error: exc.DBAPIError) -> SinkError:
+    """Return the error of a statement that the database refuses whatever its rows are."""
+    return SinkError(
+        f"table {table}: the database refuses a statement: {_reason(error.orig)}. Was a table or column renamed or "
+        f"removed, or a right revoked? {NOTHING}"
+    )
 
 
 def _reason(error: Any) -> str:

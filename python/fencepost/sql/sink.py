@@ -23,7 +23,7 @@ from fencepost.sql.messages import Messages, MessageVerdicts, check_names
 from fencepost.sql.metrics import Counters, claims_of, families_of
 from fencepost.sql.reconciliation import OnFindings, Reconciliation, reconcile
 from fencepost.sql.retention import Reaped, reap, reap_processed
-from fencepost.sql.rows import NOTHING, refused_at_commit
+from fencepost.sql.rows import NOTHING, refused_at_commit, refused_statement
 from fencepost.sql.sequence_claims import Sequences, log_order_of
 from fencepost.sql.staged import StagedTable, place_of
 from fencepost.sql.target import Target
@@ -234,7 +234,8 @@ class SqlSink:
 
         Raises:
             BatchError: A row cannot be judged or written. Nothing is applied or claimed, here and below.
-            SinkError: The table lacks a column of the rows, or generates it.
+            SinkError: The table lacks a column of the rows, or generates it. Or the database refuses a statement, for
+                example because the table was renamed.
             StateConflictError: A source is not at its `expected` position.
             StoreError: The database does not answer, closes the connection, or cannot continue. Call again.
             OutcomeUnknownError: The connection was lost during the commit. Call again with the same rows: applied
@@ -247,16 +248,20 @@ class SqlSink:
             raise PolicyError(
                 "on_conflict='quarantine': apply() needs refused=, a function that receives the conflicts"
             )
-        target, table = self._target, rows_of(rows, NOTHING)
-        written = target.convert(table) if table.num_columns else table
+        target = self._target
 
-        try:
-            return self._run(table, _Writing(target, written), positions, expected, refused, written)
-        except exc.IntegrityError as error:
-            # An error without a statement comes from the commit. Other errors come from `refused`.
-            if error.statement is not None:
+        with self._counters.of_call():
+            table = rows_of(rows, NOTHING)
+            written = target.convert(table) if table.num_columns else table
+            try:
+                return self._run(table, _Writing(target, written), positions, expected, refused, written)
+            except exc.DBAPIError as error:
+                # An integrity error without a statement comes from the commit. Others come from `refused`.
+                if isinstance(error, exc.IntegrityError) and error.statement is None:
+                    raise refused_at_commit(target.name, error) from error
+                if self._database.kind.is_misfit(error):
+                    raise refused_statement(target.name, error) from error
                 raise
-            raise refused_at_commit(target.name, error) from error
 
     def handle(
         self,
@@ -283,10 +288,15 @@ class SqlSink:
         """
         if self._comparison is not None:
             raise PolicyError("handle() cannot compare what an effect writes: call apply(), or omit compare_content")
-        table = rows_of(rows, NOTHING)
-        return self._run(
-            table, lambda connection, mask: run(effect, connection, table.filter(mask)), positions, expected, refused
-        )
+        with self._counters.of_call():
+            table = rows_of(rows, NOTHING)
+            return self._run(
+                table,
+                lambda connection, mask: run(effect, connection, table.filter(mask)),
+                positions,
+                expected,
+                refused,
+            )
 
     def positions(self) -> dict[str, int]:
         """Return the next position of each source, as stored by `positions=` of earlier calls."""
@@ -433,21 +443,6 @@ class SqlSink:
             self._database, self._target, claims.identity, producer, source, where, findings_max, on_findings
         )
 
-    def _run(
-        self,
-        rows: pa.Table,
-        effect: Callable[[Connection, pa.Array], Any],
-        positions: Mapping[str, int] | None,
-        expected: Mapping[str, int] | None,
-        refused: Effect | None,
-        written: pa.Table | None = None,
-    ) -> Applied:
-        if rows.num_columns == 0 and rows.num_rows == 0:
-            # An empty list has no column names.
-            rows = pa.table({name: pa.array([], pa.int64()) for name in self._read})
-        with self._counters.of_call():
-            return self._run_counted(rows, effect, positions, expected, refused, written)
-
     def _judge_and_write(
         self,
         connection: Connection,
@@ -502,15 +497,18 @@ class SqlSink:
     def _target_name(self) -> str:
         return "" if self._target is None else self._target.name
 
-    def _run_counted(
+    def _run(
         self,
         rows: pa.Table,
         effect: Callable[[Connection, pa.Array], Any],
         positions: Mapping[str, int] | None,
         expected: Mapping[str, int] | None,
         refused: Effect | None,
-        written: pa.Table | None,
+        written: pa.Table | None = None,
     ) -> Applied:
+        if rows.num_columns == 0 and rows.num_rows == 0:
+            # An empty list has no column names.
+            rows = pa.table({name: pa.array([], pa.int64()) for name in self._read})
         advanced, held = _checked(positions or {}), _checked(expected or {})
         prepared = self._claims.prepare(rows)
 

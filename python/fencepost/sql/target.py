@@ -93,13 +93,10 @@ class Target:
 
         Raises:
             SinkError: The table lacks a column, generates it, or requires a column that the rows do not have.
-            BatchError: A column does not accept a value.
+            BatchError: A column does not accept a value, or the rows have several columns of its name.
         """
         names = self.insert or tuple(rows.column_names)
-        missing = [name for name in names if name not in rows.column_names]
-        if missing:
-            have = ", ".join(rows.column_names)
-            raise BatchError(f"column '{missing[0]}': missing; the rows have the columns {have}", column=missing[0])
+        given = {name: bulk.column_named(rows, name) for name in names}
         if any(name not in self.table.columns for name in names):
             # The column may have been added to the table later.
             self.table = _reflected(self._engine, self.table)
@@ -108,7 +105,7 @@ class Target:
         columns = [_Column(self.table.columns[name], self.kind) for name in names]
         if self.kind == "mariadb":
             self._check_time_zone(names)
-        return pa.table([it.convert(rows[it.name]) for it in columns], names=list(names))
+        return pa.table({it.name: it.convert(given[it.name]) for it in columns})
 
     def write(self, connection: Connection, rows: pa.Table, numbers: Any = None) -> None:
         """Write the result of `convert`. See `rows.insert`."""
