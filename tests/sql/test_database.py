@@ -453,6 +453,27 @@ else:
     assert done.stdout.split() == ["True", "True", "RequestClaim", "0"]
 
 
+def test_a_fork_does_not_reconcile_on_connections_of_its_parent(database_url: str) -> None:
+    program = f"""
+import os, fencepost, sqlalchemy
+from fencepost.sql import SqlSink
+engine = sqlalchemy.create_engine({database_url!r})
+with engine.begin() as connection:
+    connection.execute(sqlalchemy.text("CREATE TABLE notes (id BIGINT)"))
+sink = SqlSink(engine, "notes", "c", "message_id", message_id="id")
+child = os.fork()
+if child == 0:
+    try:
+        sink.reconcile([])
+    except fencepost.PolicyError as error:
+        print("of which this is a fork" in error.message, flush=True)
+else:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
 def test_a_fork_may_use_an_engine_without_a_pool(database_url: str) -> None:
     program = f"""
 import os, sqlalchemy

@@ -371,6 +371,11 @@ def test_reconcile_finds_missing_unexpected_and_conflicting_rows(sink: SqlSink, 
     assert (short.unexpected, short.missing) == (2, 1)
     part = sink.reconcile(rows(0, 1), where=EVENTS.c.seq < 2)
     assert part.is_clean
+    missing = sink.reconcile(rows(20), where=EVENTS.c.seq == 20)
+    assert missing.findings["table_fingerprint"].to_pylist() == [None]
+    for some in (report, part, missing):
+        kinds = [it.type for it in some.findings.schema if it.name not in ("pid", "epoch", "partition", "seq")]
+        assert kinds == [pa.string(), pa.int64(), pa.int64(), pa.string(), pa.string()]
     assert sink.reconcile(rows(0, 1), where="seq < 2").matched == 2
 
 
@@ -524,6 +529,20 @@ def test_a_long_source_is_read_a_batch_at_a_time(sink: SqlSink) -> None:
     assert max(sizes) <= 10_000
 
 
+def test_a_comparison_locks_no_row(sink: SqlSink, events: Engine) -> None:
+    """MariaDB locked all rows of the table, so that the application waited until the last finding."""
+    sink.apply(rows(0, 1))
+
+    def change(_: pa.RecordBatch) -> None:
+        with events.begin() as connection:
+            if events.dialect.name == "mariadb":
+                connection.execute(sqlalchemy.text("SET innodb_lock_wait_timeout = 1"))
+            connection.execute(EVENTS.update().where(EVENTS.c.seq == 1).values(note="changed"))
+
+    assert sink.reconcile(rows(0), on_findings=change).unexpected == 1
+    assert sink.reconcile(rows(0, 1)).conflicts == 1
+
+
 def test_nothing_stays_after_a_comparison(sink: SqlSink, events: Engine) -> None:
     sink.apply(rows(0, 1))
     with pytest.raises(fp.BatchError, match=r"column 'seq': missing; .* pid, epoch"):
@@ -568,9 +587,11 @@ def test_metrics(events: Engine) -> None:
     sink.handle(rows(0, pid=8, time=now), nothing)
     with pytest.raises(ZeroDivisionError):
         sink.handle(rows(5, time=now), lambda *_: 1 // 0)
+    with pytest.raises(TypeError):
+        sink.handle("no rows", nothing)
     found = sink.metrics()
     assert 60_000 <= found["oldest_claim_age_ms"] < 90_000
-    assert (found["calls"], found["failures"], found["hits"], found["claims"]) == (3, 1, 1, 2)
+    assert (found["calls"], found["failures"], found["hits"], found["claims"]) == (4, 2, 1, 2)
     assert (found["rows"]["accepted"], found["rows"]["duplicate"], found["positions"]) == (3, 1, {"orders-0": 3})
     lines = to_text(sink).splitlines()
     assert lines[-1] == "# EOF"

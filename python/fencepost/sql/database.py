@@ -210,10 +210,20 @@ class Database:
         Raises:
             StoreError: As `transaction`, but the interrupted statement may have committed.
         """
+        with self.connected() as connection:
+            return work(connection.execution_options(isolation_level="AUTOCOMMIT"))
+
+    @contextmanager
+    def connected(self) -> Iterator[Connection]:
+        """Yield a connection without a transaction of this class. Nothing is retried.
+
+        Raises:
+            StoreError: As `transaction`.
+        """
         self._check_process()
         with outages(self.engine), self.engine.connect() as connection:
             self._set_up(connection)
-            return work(connection.execution_options(isolation_level="AUTOCOMMIT"))
+            yield connection
 
     @property
     def clock(self) -> str:
@@ -278,11 +288,9 @@ class Database:
         if not self.kind.commits_ddl:
             self.settled(work)
             return
-        self._check_process()
         for attempt in range(1, self.attempts + 1):
             try:
-                with outages(self.engine), self.engine.connect() as connection:
-                    self._set_up(connection)
+                with self.connected() as connection:
                     work(connection)
                     connection.commit()
                 return

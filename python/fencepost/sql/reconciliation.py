@@ -50,7 +50,7 @@ from fencepost.errors import BatchError, SinkError
 from fencepost.inputs import is_column, not_tabular, rows_of
 from fencepost.sql import drivers
 from fencepost.sql import rows as bulk
-from fencepost.sql.database import Database, Int64, outages
+from fencepost.sql.database import Database, Int64
 from fencepost.sql.target import Target
 
 OnFindings: TypeAlias = Callable[[pa.RecordBatch], object]
@@ -59,6 +59,13 @@ _BATCH_ROWS, _FINDINGS_ROWS = 65_536, 10_000
 # The lowest limit of function arguments among builds of SQLite.
 _ARGUMENTS_MAX = 100
 _KINDS = ("missing", "unexpected", "conflict", "repeated")
+# Columns of findings after the identity.
+_COMPARED = {
+    "source_rows": pa.int64(),
+    "table_rows": pa.int64(),
+    "source_fingerprint": pa.string(),
+    "table_fingerprint": pa.string(),
+}
 
 
 @dataclass(frozen=True)
@@ -111,9 +118,10 @@ def reconcile(
             "source; nothing has changed"
         )
     # Not a transaction of `database`, which would hold SQLite's write lock. Only temporary tables are written here.
-    with outages(database.engine), database.engine.connect() as connection:
-        if connection.dialect.name == "postgresql":
-            # With AUTOCOMMIT, the temporary tables would outlive the call, and findings could not be read in parts.
+    with database.connected() as connection:
+        if connection.dialect.name != "sqlite":
+            # With AUTOCOMMIT, the temporary tables would outlive the call, and findings could not be read in parts. In
+            # REPEATABLE READ, MariaDB would lock every row of the application's table until the call ends.
             connection.execution_options(isolation_level="READ COMMITTED")
         know_fingerprints(connection)
         comparison = _Comparison(connection, target, tuple(identity), tuple(producer))
@@ -193,8 +201,8 @@ class _Comparison:
         is_ours = both.c.is_ours
         query = select(
             *self._of(both),
-            func.sum(1 - is_ours).label("source_rows"),
-            func.sum(is_ours).label("table_rows"),
+            cast(func.sum(1 - is_ours), Int64).label("source_rows"),  # MariaDB's sums are decimals.
+            cast(func.sum(is_ours), Int64).label("table_rows"),
             func.min(case((is_ours == 0, both.c.fingerprint))).label("source_fingerprint"),
             func.min(case((is_ours == 1, both.c.fingerprint))).label("table_fingerprint"),
             (func.min(both.c.fingerprint) != func.max(both.c.fingerprint)).label("differs"),
@@ -225,13 +233,12 @@ class _Comparison:
             table_rows += int(rows)
         odd = select(func.sum(compared.c.table_rows), func.sum(compared.c.source_rows)).where(~self.has_identity)
         odd_table, odd_source = (int(it or 0) for it in self.connection.execute(odd).one())
-        listed = ("source_rows", "table_rows", "source_fingerprint", "table_fingerprint")
-        columns = [self.kind.label("finding"), *self._of(compared), *(compared.c[name] for name in listed)]
+        columns = [self.kind.label("finding"), *self._of(compared), *(compared.c[name] for name in _COMPARED)]
         query = select(*columns).where(self.has_identity, self.kind.is_not(None)).order_by(*self._of(compared))
         kept: list[pa.RecordBatch] = []
         found = self.connection.execute(query.execution_options(yield_per=_FINDINGS_ROWS))
         for rows in found.partitions():
-            batch = _as_batch(["finding", *names, *listed], rows)
+            batch = _as_batch(names, rows)
             room = findings_max - sum(len(it) for it in kept)
             if room > 0:
                 kept.append(batch.slice(0, room))
@@ -249,7 +256,7 @@ class _Comparison:
             conflicts=counts["conflict"],
             repeated=counts["repeated"],
             without_identity=odd_table + odd_source,
-            findings=_joined(kept, ["finding", *names, *listed]),
+            findings=_joined(kept or [_as_batch(names, [])]),
         )
 
     def drop(self) -> None:
@@ -275,12 +282,7 @@ class _Comparison:
         compiled = query.compile(self.connection, compile_kwargs={"literal_binds": True})
         # Not as `text`, which would escape a second time.
         self.connection.exec_driver_sql(f"CREATE TEMPORARY TABLE {name} AS {compiled}")
-        kinds: dict[str, Any] = {
-            "fingerprint": Text(),
-            "source_rows": Int64,
-            "table_rows": Int64,
-            "differs": types.Boolean(),
-        }
+        kinds: dict[str, Any] = {"fingerprint": Text(), "differs": types.Boolean()}
         columns = (Column(it.name, kinds.get(it.name, it.type)) for it in query.selected_columns)
         table = Table(name, MetaData(), *columns, prefixes=["TEMPORARY"])
         self._tables.append(table)
@@ -372,12 +374,12 @@ def _fingerprint(*values: object) -> str:
     return hashlib.md5(repr(values).encode(), usedforsecurity=False).hexdigest()
 
 
-def _as_batch(names: Sequence[str], rows: Sequence[Any]) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True)
-    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], names=list(names))
+def _as_batch(identity: Sequence[str], rows: Sequence[Any]) -> pa.RecordBatch:
+    kinds = {"finding": pa.string(), **dict.fromkeys(identity), **_COMPARED}
+    columns = zip(*rows, strict=True) if rows else [()] * len(kinds)
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds.values(), strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=list(kinds))
 
 
-def _joined(batches: list[pa.RecordBatch], names: list[str]) -> pa.Table:
-    if not batches:
-        return pa.table({name: pa.array([], pa.string()) for name in names})
+def _joined(batches: list[pa.RecordBatch]) -> pa.Table:
     return pa.concat_tables([pa.Table.from_batches([it]) for it in batches], promote_options="permissive")
