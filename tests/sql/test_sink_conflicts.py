@@ -137,6 +137,18 @@ def test_by_message_id(payments: Engine) -> None:
     assert verdicts(applied) == [ACCEPTED, CONFLICT, DUPLICATE]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.filterwarnings("ignore:Did not recognize type")
+def test_columns_of_types_that_sqlalchemy_does_not_know(engine: Engine) -> None:
+    """They were written until the first repeat, whose comparison failed."""
+    kind = {"sqlite": "", "postgresql": "POINT"}[engine.dialect.name]
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"CREATE TABLE places (id BIGINT, place {kind})"))
+    sink = SqlSink(engine, "places", "c", "message_id", message_id="id", compare_content=True, on_conflict="drop")
+    assert sink.apply({"id": [1, 2], "place": ["(1,2)", "(3,4)"]}).rows_kept == 2
+    assert verdicts(sink.apply({"id": [1, 2], "place": ["(1,2)", "(3,5)"]})) == [DUPLICATE, CONFLICT]
+
+
 def test_content_is_compared_only_on_request(payments: Engine) -> None:
     sink = SqlSink(payments, "payments", "billing")
     sink.apply(pay(0))

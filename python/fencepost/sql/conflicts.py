@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from sqlalchemy import Column, Connection, MetaData, Table, and_, exists, literal_column, select
-from sqlalchemy.schema import CreateTable
 
 from fencepost.errors import PolicyError
 from fencepost.sql import rows as bulk
@@ -67,15 +66,13 @@ class Comparison:
         return found, len(places) - len(known)
 
     def _create(self, connection: Connection, batch: Table) -> None:
-        if self.target.kind != "mariadb":
-            connection.execute(CreateTable(batch))
-            return
-        # The query of the target preserves character sets and collations.
+        # The query of the target preserves its types, also those that SQLAlchemy does not know, and collations.
         columns = [self.target.table.c[it.name] for it in batch.c if it.name != _PLACE]
         query = select(*columns, literal_column("0 + 0").label(_PLACE)).limit(0)
         compiled = query.compile(connection, compile_kwargs={"literal_binds": True})
-        # REPLACE: after an error the table outlives the rollback, which removes it in the other databases.
-        connection.exec_driver_sql(f"CREATE OR REPLACE TEMPORARY TABLE {batch.name} AS {compiled}")
+        # On MariaDB the table of a failed call outlives the rollback, which removes it in the other databases.
+        create = "CREATE OR REPLACE" if self.target.kind == "mariadb" else "CREATE"
+        connection.exec_driver_sql(f"{create} TEMPORARY TABLE {batch.name} AS {compiled}")
 
     def _table(self, names: Sequence[str]) -> Table:
         columns: list[Column[Any]] = [Column(name, self.target.table.c[name].type) for name in names]
