@@ -310,6 +310,17 @@ def test_rows_that_the_table_does_not_take(
         StagedTable(database_url, "nowhere", tmp_path / "other")
 
 
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_rows_that_a_constraint_refuses(engine: Engine, make: Callable[..., DedupJob], tmp_path: Path) -> None:
+    """SQLite checks it after the decision."""
+    with engine.begin() as connection:
+        connection.execute(text(f"{CREATE[:-1]}, CHECK (seq < 0))"))
+    land_some(tmp_path, 0)
+    with pytest.raises(fp.SinkError, match=r"\S+, rows from 0: .*refuses it"):
+        make().run()
+    assert make().state.decided() == 0
+
+
 def test_a_version_that_the_table_refuses_for_good(
     events: Engine, make: Callable[..., DedupJob], tmp_path: Path
 ) -> None:

@@ -362,7 +362,7 @@ class StagedTable(RunFolders):
                     ". Restore this file, or abandon the version (`fencepost.state.open(STATE).abandon(n, sink=sink)`)"
                 )
             with self._refusals():
-                for rows in _converted(target, str(path)):
+                for rows, _ in _converted(target, str(path)):
                     target.write(connection, rows)
 
     @contextmanager
@@ -427,10 +427,11 @@ def stage(url: str, item: StageItem) -> Staged:
             if not database.kind.commits_ddl:
                 _create(connection, target, own, columns)
             for path in item.paths:
-                for some in _converted(target, path):
-                    bulk.insert(connection, own, some)
+                for some, place in _converted(target, path):
+                    with _refused_at(place):
+                        bulk.insert(connection, own, some)
                     rows += len(some)
-            return Staged(name, rows, list(target.insert or some.column_names))
+            return Staged(name, rows, list(target.insert or columns))
 
         return database.transaction(work)
 
@@ -448,14 +449,24 @@ def _create(connection: Connection, target: Target, table: Table, columns: Seque
         connection.execute(bulk.statement(f"CREATE UNLOGGED TABLE {new} (LIKE {like} INCLUDING {parts})"))
 
 
-def _converted(target: Target, path: str) -> Iterator[pa.Table]:
+def _converted(target: Target, path: str) -> Iterator[tuple[pa.Table, str]]:
+    """Yield the rows of a file in batches, each with its place for errors."""
     first = 0
     for batch in pq.ParquetFile(path).iter_batches(_BATCH_ROWS):
-        try:
-            yield target.convert(pa.Table.from_batches([batch]))
-        except BatchError as error:
-            raise SinkError(f"{path}, rows from {first}: {error.message}") from error
+        place = f"{path}, rows from {first}"
+        with _refused_at(place):
+            rows = target.convert(pa.Table.from_batches([batch]))
+        yield rows, place
         first += len(batch)
+
+
+@contextmanager
+def _refused_at(place: str) -> Iterator[None]:
+    """Convert BatchError to SinkError, with the place of the rows."""
+    try:
+        yield
+    except BatchError as error:
+        raise SinkError(f"{place}: {error.message}") from error
 
 
 def place_of(url: URL, table: str) -> tuple[Any, ...]:
