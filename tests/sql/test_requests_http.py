@@ -324,6 +324,30 @@ def test_a_client_that_goes_away_leaves_no_claim(engine: Engine) -> None:
 
 
 @on_sqlite
+def test_a_response_without_headers(engine: Engine) -> None:
+    """ASGI makes them optional. Such a response was an error 500, and its request was applied again."""
+    sent: list[Any] = []
+
+    async def app(_: Any, __: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204})
+        await send({"type": "http.response.body"})
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    requests = IdempotentRequests(engine)
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"idempotency-key", b"k")]}
+    for _ in range(2):
+        asyncio.run(AsgiIdempotency(app, requests, caller=lambda _: "7")(scope, receive, send))
+    assert sent == 2 * [
+        {"type": "http.response.start", "status": 204, "headers": []}, {"type": "http.response.body", "body": b""}
+    ]  # fmt: skip
+
+
+@on_sqlite
 def test_a_file_is_stored_with_its_content(engine: Engine, tmp_path: Path) -> None:
     """Servers such as Granian take the path of a file. The stored response was empty."""
     (tmp_path / "report").write_bytes(b"report")

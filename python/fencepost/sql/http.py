@@ -274,6 +274,7 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self.headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message["headers"]]
+            given = message.get("headers", ())
+            self.headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in given]
         elif message["type"] == "http.response.body":
             self.body += message.get("body", b"")
