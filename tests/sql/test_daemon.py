@@ -422,6 +422,22 @@ def test_metrics_of_the_database(engine: Engine, coordinator: TransactionCoordin
     assert any(it.startswith("process_resident_memory_bytes") for it in found)
 
 
+def test_a_task_that_was_removed_from_the_settings_has_no_metrics(engine: Engine) -> None:
+    """Its last success grew older without end."""
+    url = engine.url.render_as_string(hide_password=False)
+    kept, other = (Daemon(Settings(url, claims_keep_ms=it)) for it in ({"billing": DAY_MS}, {}))
+    for task in ("claims", "recover"):
+        owner = kept.leases().take(task, 1)
+        assert owner is not None
+        kept.leases().finish(task, owner, due_in_ms=1, is_failed=False)
+    age = 'fencepost_task_last_success_age_seconds{task="%s"}'
+    found = [to_text(DaemonMetrics(it)) for it in (kept, other)]
+    assert [age % "claims" in it for it in found] == [True, False]
+    assert all(age % "recover" in it for it in found)
+    for daemon in (kept, other):
+        daemon.engine.dispose()
+
+
 def test_sizes_that_a_database_does_not_know(engine: Engine) -> None:
     """PostgreSQL returns null for a table that is dropped meanwhile, MariaDB also for a view."""
     with engine.connect() as connection:

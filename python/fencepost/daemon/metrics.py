@@ -53,7 +53,8 @@ class DaemonMetrics:
         yield from found
 
     def _of_database(self) -> Iterator[Metric]:
-        states = self._daemon.leases().states()
+        # A task that the settings no longer have is not late.
+        states = [it for it in self._daemon.leases().states() if it.task in self._daemon.runs()]
         ages = {("task", it.task): _seconds(it.succeeded_ms_ago) for it in states}
         about = "Since a task succeeded last, in whichever process."
         yield gauge("fencepost_task_last_success_age_seconds", about, ages, unit="seconds")
