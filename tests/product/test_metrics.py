@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import fencepost as fp
 import prometheus_client
 import pytest
+import sqlalchemy
 from fencepost.metrics import Collector, counter, gauge, to_text
+from fencepost.sql import SqlSink
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from support.faulty_transport import MemoryTransport
 
@@ -46,6 +48,24 @@ def test_registering_a_collector_does_not_query_its_sources() -> None:
     registry.register(Collector(Away("a")))
     with pytest.raises(fp.StoreError):
         prometheus_client.generate_latest(registry)
+
+
+@pytest.mark.parametrize("error", [fp.StoreError, fp.OutcomeUnknownError])
+def test_in_an_outage_a_sink_has_its_counters(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape that fails would hide the loop beside it, which says that it waits for the database."""
+    sink = SqlSink(sqlalchemy.create_engine("sqlite://"), None, "billing")
+    assert "fencepost_sink_claims{" in to_text(sink)
+
+    def away(*_: object) -> None:
+        raise error("no answer")
+
+    monkeypatch.setattr("fencepost.sql.sink.claims_of", away)
+    text = to_text(sink, Source("a"))
+    assert 'fencepost_sink_calls_total{consumer="billing"} 0.0' in text
+    assert 'rows_total{of="a",verdict="kept"} 3.0' in text
+    assert "fencepost_sink_claims" not in text
+    with pytest.raises(error):
+        sink.metrics()
 
 
 def test_a_producer_has_metrics() -> None:

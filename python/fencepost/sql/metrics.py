@@ -81,19 +81,24 @@ def claims_of(consumer: Consumer, storage: Storage) -> dict[str, Any]:
     return consumer.database.transaction(work)
 
 
-def families_of(consumer: str, metrics: Mapping[str, Any]) -> Iterator[Metric]:
-    """Yield the metric families of `SqlSink.metrics`."""
+def families_of_calls(consumer: str, counters: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield the metric families of `Counters.to_dict`."""
     by = {"consumer": consumer}
-    rows = {("verdict", verdict): count for verdict, count in metrics["rows"].items()}
-    positions = {("source", source): position for source, position in metrics["positions"].items()}
-    age, horizon = _seconds(metrics["oldest_claim_age_ms"]), _seconds(metrics["horizon_ms"])
-    about_stale, stale = "Rows with an epoch below the highest one of their key.", metrics["stale_epoch"]
-    about_horizon = "Rows up to this time are no longer judged as new."
-    yield counter("fencepost_sink_calls", "Calls of apply and handle.", metrics["calls"], by)
-    yield counter("fencepost_sink_failures", "Calls that raised.", metrics["failures"], by)
+    rows = {("verdict", verdict): count for verdict, count in counters["rows"].items()}
+    about_stale, stale = "Rows with an epoch below the highest one of their key.", counters["stale_epoch"]
+    yield counter("fencepost_sink_calls", "Calls of apply and handle.", counters["calls"], by)
+    yield counter("fencepost_sink_failures", "Calls that raised.", counters["failures"], by)
     yield counter("fencepost_sink_rows", "Judged rows, by verdict.", rows, by)
     yield counter("fencepost_sink_stale_epoch_rows", about_stale, stale, by)
-    yield gauge("fencepost_sink_claims", "Claims in the database.", metrics["claims"], by)
+
+
+def families_of_claims(consumer: str, claims: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield the metric families of `claims_of`."""
+    by = {"consumer": consumer}
+    positions = {("source", source): position for source, position in claims["positions"].items()}
+    age, horizon = _seconds(claims["oldest_claim_age_ms"]), _seconds(claims["horizon_ms"])
+    about_horizon = "Rows up to this time are no longer judged as new."
+    yield gauge("fencepost_sink_claims", "Claims in the database.", claims["claims"], by)
     yield gauge("fencepost_sink_oldest_claim_age_seconds", "Age of the oldest claim.", age, by, "seconds")
     yield gauge("fencepost_sink_horizon_timestamp_seconds", about_horizon, horizon, by, "seconds")
     yield gauge("fencepost_sink_position", "Position of a source.", positions, by)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from sqlalchemy import Connection, Engine, Table, exc
 
 from fencepost.content import columns_to_compare
-from fencepost.errors import BatchError, PolicyError, StoreError
+from fencepost.errors import BatchError, OutcomeUnknownError, PolicyError, StoreError
 from fencepost.inputs import is_text, rows_of, shown
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.sql import rows as bulk
@@ -20,7 +20,7 @@ from fencepost.sql.conflicts import Comparison
 from fencepost.sql.consumers import Consumer
 from fencepost.sql.database import Database, run
 from fencepost.sql.messages import Messages, MessageVerdicts, check_names
-from fencepost.sql.metrics import Counters, claims_of, families_of
+from fencepost.sql.metrics import Counters, claims_of, families_of_calls, families_of_claims
 from fencepost.sql.reconciliation import OnFindings, Reconciliation, reconcile
 from fencepost.sql.retention import Reaped, reap, reap_processed
 from fencepost.sql.rows import NOTHING, refused_at_commit, refused_statement
@@ -410,8 +410,17 @@ class SqlSink:
         return self._counters.to_dict() | claims_of(self._consumer, self._claims.storage)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics as families of `prometheus_client`: see `fencepost.metrics`."""
-        return families_of(self._consumer.name, self.metrics())
+        """Yield the metrics as families of `prometheus_client`: see `fencepost.metrics`.
+
+        While the database does not answer, those from the database are left out: a scrape in an outage needs the
+        counters, and the metrics of other objects.
+        """
+        yield from families_of_calls(self._consumer.name, self._counters.to_dict())
+        try:
+            claims = claims_of(self._consumer, self._claims.storage)
+        except (StoreError, OutcomeUnknownError):
+            return
+        yield from families_of_claims(self._consumer.name, claims)
 
     def reconcile(
         self, source: Any, *, where: Any = None, findings_max: int = 1000, on_findings: OnFindings | None = None
