@@ -133,6 +133,17 @@ def test_a_missing_segment_is_reported(tmp_path: Path, capsys: pytest.CaptureFix
     assert (code, err) == (cli.EXIT_CLEAN, "")
 
 
+def test_batches_that_lack_records_are_reported_if_nothing_compacts_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = DATA / "profiles-0"
+    assert run(capsys, source, tmp_path / "any.parquet")[0] == cli.EXIT_CLEAN, "it looks compacted"
+    code, _, err = run(capsys, source, tmp_path / "delete.parquet", "--cleanup-policy", "delete")
+    (found,) = kafka.audit(source, cleanup_policy="delete").partitions
+    assert code == cli.EXIT_FINDINGS
+    assert f"{source}: batches lack records of {found.removed:,} offsets" in err
+
+
 def written(out: Path) -> str:
     files = sorted(out.rglob("*.parquet")) if out.is_dir() else [out]
     return f"{sum(pq.ParquetFile(it).metadata.num_rows for it in files):,}"

@@ -13,6 +13,7 @@ from fencepost.errors import SourceError
 from fencepost.kafka import PartitionAudit, audit
 from fencepost.kafka.source import EmptyLogError, Log, find_partitions, open_log, topic_and_partition
 from fencepost.lake.kafka_segments import OWN_TOPICS, Isolation, Part, open_partitions, read_view
+from fencepost.words import plural
 
 
 class Source:
@@ -47,6 +48,8 @@ class Source:
         for it in holes:
             begin, end, count = it["first_offset"], it["last_offset"], it["count"]
             self.missing.append(f"{found.path}: offsets {begin} to {end} ({count:,}) are in no segment or batch")
+        if found.removed and not found.compacted:
+            self.missing.append(f"{found.path}: batches lack records of {plural(found.removed, 'offset')}")
         for kind, path, position, reason in found.damage:
             if kind not in ("gap", "index", "snapshot"):
                 self.damaged.add(path)

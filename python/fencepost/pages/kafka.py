@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fencepost.pages.charts import Chart
@@ -41,6 +43,8 @@ class _LogAudit:
         self.found = report.count_findings()
         self.total = report.total()
         self.of = [(it, it.count_findings()) for it in report.partitions]
+        self.kept_whole = replace(report, partitions=tuple(it for it in report.partitions if not it.compacted))
+        """The partitions in which steps and holes are losses."""
 
     def facts(self) -> Iterator[tuple[str, str]]:
         total = self.total
@@ -63,8 +67,9 @@ class _LogAudit:
             notes.append(
                 f"{plural(len(compacted), 'partition is', 'partitions are')} compacted: steps there are no losses."
             )
+        tables = self._tables(("missing", "holes"), by="count", report=self.kept_whole)
         return self._section(
-            "lost", "What was lost?", "missing", "record", answer, "No record is missing.", ("missing", "holes"), notes
+            "lost", "What was lost?", "missing", "record", answer, "No record is missing.", tables, notes
         )
 
     def producers(self) -> Section:
@@ -83,7 +88,8 @@ class _LogAudit:
     def hanging(self) -> Section:
         answer = "open for longer than any time-out allows. Consumers that read committed records wait for its end."
         none = "No transaction hangs."
-        return self._section("hanging", "Does a transaction hang?", "hanging", "transaction", answer, none, ("open",))
+        tables = self._tables(("open",), by="hanging")
+        return self._section("hanging", "Does a transaction hang?", "hanging", "transaction", answer, none, tables)
 
     def files(self) -> Section:
         count = sum(self.found.get(it, 0) for it in ("snapshot", "index", "damage"))
@@ -94,7 +100,8 @@ class _LogAudit:
             for finding in it.damage
             if not (it.compacted and finding.kind == "gap")
         ]
-        tables = self._tables(("snapshots", "differences", "index") if count else ("snapshots",))
+        tables = self._tables(("snapshots",), by="differences")
+        tables += self._tables(("differences", "index")) if count else []
         if damage:
             table = Table(
                 "Damage",
@@ -146,7 +153,7 @@ class _LogAudit:
         unit: str,
         answer: str,
         none: str,
-        tables: tuple[str, ...] = (),
+        tables: Sequence[Table] | None = None,
         notes: Any = (),
     ) -> Section:
         count = self.found.get(kind, 0)
@@ -154,22 +161,32 @@ class _LogAudit:
             return Section(
                 name, question, "No" if question.startswith(("Is", "Does")) else "None", none, "good", notes=notes
             )
-        line = command("kafka", "audit", self.report.source, "--only-findings", "--top", "1000")
+        line = command("kafka", "audit", self.report.source, *self._policies(), "--only-findings", "--top", "1000")
         return Section(
             name,
             question,
             plural(count, unit, "batches" if unit == "batch" else None),
             answer,
             "bad",
-            tables=self._tables(tables or (kind,)),
+            tables=self._tables((kind,)) if tables is None else tables,
             notes=notes,
             commands=[Command("List them by partition", line)],
         )
 
-    def _tables(self, names: tuple[str, ...], by: str | None = None) -> list[Table]:
+    def _policies(self) -> list[str]:
+        """The options by which an audit gets the same cleanup policies: that of most topics, and exceptions."""
+        of_topic = {it.topic: it.cleanup_policy for it in self.report.partitions}
+        ((usual, _),) = Counter(of_topic.values()).most_common(1)
+        others = [f"{topic}={policy}" for topic, policy in of_topic.items() if topic and policy != usual]
+        known = others if usual == "unknown" else [usual, *others]
+        return [word for policy in known for word in ("--cleanup-policy", policy)]
+
+    def _tables(self, names: tuple[str, ...], by: str | None = None, report: Any = None) -> list[Table]:
+        """Tables of all partitions, or of those of another report. `by`: the column whose highest values come first."""
+        of = report or self.report
         tables = []
-        for name in names if self.of else ():
-            found = self.report.table(name)
+        for name in names if of.partitions else ():
+            found = of.table(name)
             if by is not None:
                 found = found.sort_by([(by, "descending")])
             if len(found):
