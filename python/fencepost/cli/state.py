@@ -65,7 +65,7 @@ def show(
     print(_to_text(about))
     if shown:
         print()
-        lines = [(str(it["version"]), *(it[name] for name in _COLUMNS[1:])) for it in shown]
+        lines = [(str(it["version"]), *(_shown(it[name]) for name in _COLUMNS[1:])) for it in shown]
         show_table([name.replace("_", " ") for name in _COLUMNS], lines)
 
 

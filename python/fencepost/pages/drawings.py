@@ -56,8 +56,9 @@ def over_versions(rows: Sequence[Mapping[str, Any]], figures: Mapping[str, tuple
     panels = []
     for figure, (name, color) in figures.items():
         values = [
-            {"a": it["version"], "n": it[figure] or 0, "said": f"version {it['version']}; {name}: {it[figure] or 0:,}"}
+            {"a": it["version"], "n": it[figure], "said": f"version {it['version']}; {name}: {it[figure]:,}"}
             for it in rows
+            if it[figure] is not None
         ]
         x = {"field": "a", "type": "ordinal", "scale": {"domain": numbers}, "axis": axis}
         panels.append((name, values, {"type": "bar", "color": color_of(color)}, {"x": x}))

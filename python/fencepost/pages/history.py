@@ -82,8 +82,13 @@ def _lost(about: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]) -> Se
     question = "What was missing?"
     skipped = sum(it["missing_rows"] or 0 for it in versions)
     line = command("state", "export", str(about["state"]), "missing.csv", "--what", "missing")
-    if not skipped:
+    still_open = versions[-1]["missing_open"] if versions else None
+    commands = [Command("List the gaps that are open now", line)]
+    if not skipped and not still_open:
         return Section("lost", question, "Nothing", "The rows of each run skip no sequence number.", "good")
+    if not skipped:
+        answer = "are missing in the whole state. Other versions than those whose figures are known left these gaps."
+        return Section("lost", question, f"{still_open:,} rows", answer, "bad", commands=commands)
     worst = max(versions, key=lambda it: it["missing_rows"] or 0)
     answer = (
         f"were missing when the runs ended, most after version {worst['version']}. Later runs may have filled some of "
@@ -95,7 +100,7 @@ def _lost(about: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]) -> Se
         f"{skipped:,} rows",
         answer,
         "bad",
-        commands=[Command("List the gaps that are open now", line)],
+        commands=commands,
     )
 
 
