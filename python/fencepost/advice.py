@@ -25,7 +25,7 @@ from fencepost.content import mixed
 from fencepost.errors import BatchError, PolicyError
 from fencepost.findings import ADVICE_ROWS, AuditReport
 from fencepost.inputs import with_fields, without_runs
-from fencepost.pages.commands import SINK, STATE, command, options, place
+from fencepost.pages.commands import dedup, place
 from fencepost.pages.tables import share
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy
 from fencepost.report import Report
@@ -40,6 +40,10 @@ GAPS_ARE_NORMAL = 0.5
 SPARE = 4
 """Recommended bounds are this many times the observed maximum."""
 INT31 = 1 << 31
+REACH_MAX = 1 << 62
+"""The largest reach of a policy."""
+MISSING_MAX = (1 << 63) - 1
+"""The largest number of missing rows in the table of policies, which is that of int64."""
 
 PRODUCERS = ("pid", "producer_id", "producer", "device_id", "device", "client_id", "sensor_id", "sensor", "source_id")
 EPOCHS = (
@@ -102,12 +106,8 @@ class Advice(Report):
     @property
     def command(self) -> str:
         """The recommended command line."""
-        words = [*options(self.policy, self.policy.columns)]
-        if self.max_idle_ms is not None:
-            words += ["--max-idle", duration(self.max_idle_ms)]
-        if self.policy.depends_on_order:
-            words.append("--file-order")
-        return command("dedup", place(self.source), STATE, SINK, *words)
+        retention = [] if self.max_idle_ms is None else ["--max-idle", duration(self.max_idle_ms)]
+        return dedup(place(self.source), self.policy, *retention)
 
     def _page(self) -> Page:
         from fencepost.pages.advice import advice_page
@@ -406,7 +406,7 @@ class _Recommendation:
         self.max_idle_ms: int | None = None
         numbered = report.missing_rows + report.counts.get("ACCEPTED", 0)
         self.missing_share = report.missing_rows / numbered if numbered else 0.0
-        self.gaps_are_normal = self.missing_share >= GAPS_ARE_NORMAL
+        self.gaps_are_normal = rules.gaps == "normal" or self.missing_share >= GAPS_ARE_NORMAL
         if rules.columns.epoch is None:
             self.reasons.append("epochs=ignore: no column is an epoch.")
         elif report.stale_epoch:
@@ -414,12 +414,9 @@ class _Recommendation:
             self.reasons.append(f"Consider --set epochs=fence: {rows} of replaced epochs would be refused then.")
         if order.highest >= INT31:
             self.reasons.append(f"wrap=none: the highest sequence number is {order.highest:,}, above 2^31.")
-        if self.gaps_are_normal:
-            reach = _round_up(SPARE * int(order.behind.max(initial=0)), 1_000)
+        if self.gaps_are_normal and rules.gaps != "normal":
             self._set("gaps", "normal", f"gaps=normal: {share(self.missing_share)} of the numbers are skipped.")
-            reason = f"reach={reach}: {SPARE} times the farthest row behind, so that memory is bounded."
-            self._set("reach", reach, reason)
-            self.reasons.append("--file-order: under a reach, the order of rows matters. They were read in this order.")
+            self._bound(_round_up(SPARE * int(order.behind.max(initial=0)), 1_000))
         ages = [it for it in (order.age_of_repeats, order.age_of_late) if it is not None]
         if ages:
             self.max_idle_ms = max(SPARE * max(ages), 86_400_000)
@@ -428,6 +425,14 @@ class _Recommendation:
             self.reasons.append(f"--max-idle {duration(self.max_idle_ms)}: {reason}")
         else:
             self.reasons.append("No retention: without a timestamp column, idle producers cannot be forgotten by age.")
+
+    def _bound(self, reach: int) -> None:
+        if reach > REACH_MAX:
+            self.reasons.append("No reach: rows come in no order of their numbers. Each gap of them costs memory.")
+            return
+        reason = f"reach={reach}: {SPARE} times the farthest row behind, so that memory is bounded."
+        self._set("reach", reach, reason)
+        self.reasons.append("--file-order: under a reach, the order of rows matters. They were read in this order.")
 
     def _set(self, field: str, value: Any, reason: str) -> None:
         self.policy = self.policy.replace(**{field: value})
@@ -462,11 +467,7 @@ def _facts(rows: pa.Table, order: _OrderStatistics, report: AuditReport, best: _
             "yes" if order.repeats else "no",
             f"{plural(order.repeats, 'repeat')}, {share(order.repeats / len(rows) if len(rows) else 0.0)} of the rows",
         ),
-        Fact(
-            "Are gaps normal?",
-            "yes" if best.gaps_are_normal else "no",
-            f"{plural(report.missing_rows, 'number')} skipped, {share(best.missing_share)} of all numbers",
-        ),
+        _gaps(report, best),
         _epochs(report),
         _beginnings(order),
     ]
@@ -475,6 +476,14 @@ def _facts(rows: pa.Table, order: _OrderStatistics, report: AuditReport, best: _
         evidence = f"{plural(count, 'key')} with repeats that carry another timestamp than the row they repeat"
         found.append(Fact("Do counters restart?", "probably" if count else "no", evidence))
     return found
+
+
+def _gaps(report: AuditReport, best: _Recommendation) -> Fact:
+    question = "Are gaps normal?"
+    if report.rules.gaps == "normal":
+        return Fact(question, "yes", "a log has offsets without a record, so those that are skipped are not counted")
+    skipped = f"{plural(report.missing_rows, 'number')} skipped, {share(best.missing_share)} of all numbers"
+    return Fact(question, "yes" if best.gaps_are_normal else "no", skipped)
 
 
 def _late(order: _OrderStatistics) -> Fact:
@@ -515,7 +524,7 @@ def _compared(reports: dict[str, AuditReport], untracked: int) -> pa.Table:
     columns |= {it: [report.counts.get(it, 0) for report in reports.values()] for it in used}
     if untracked:
         columns["UNTRACKED"] = [untracked] * len(reports)
-    columns["missing"] = [report.missing_rows for report in reports.values()]
+    columns["missing"] = [min(report.missing_rows, MISSING_MAX) for report in reports.values()]
     columns["stale"] = [report.stale_epoch for report in reports.values()]
     return pa.table(columns)
 

@@ -25,10 +25,11 @@ from fencepost._native import StateTable, Verdicts
 from fencepost.content import checksums, content_columns, mixed, unpacked
 from fencepost.errors import BatchError
 from fencepost.examples import Examples
-from fencepost.findings import RESET_ROWS_MIN, AuditReport
+from fencepost.findings import ORDER_OF_ROWS, RESET_ROWS_MIN, AuditReport
 from fencepost.inputs import heads_of, opened, with_fields, without_runs
 from fencepost.policy import Columns, Policy
 from fencepost.resets import UNKNOWN, newest_before
+from fencepost.sums import exact_sum
 from fencepost.timeline import Timeline
 from fencepost.verdict import Verdict
 
@@ -70,8 +71,9 @@ def audit_rows(
         if compared is not None:
             sums.append(checksums(piece, content_columns(piece.column_names, columns.names, compared)))
     facts: dict[str, Any] = {} if compared is None else _compared(auditor, np.concatenate(sums))
-    order = "as the rows came"
-    return auditor.report(table, order=order, producers_max=producers_max, reset_rows_min=reset_rows_min, **facts)
+    return auditor.report(
+        table, order=ORDER_OF_ROWS, producers_max=producers_max, reset_rows_min=reset_rows_min, **facts
+    )
 
 
 def _compared(auditor: Auditor, sums: Hashes) -> dict[str, Any]:
@@ -459,7 +461,7 @@ class Auditor:
             rows=self.rows,
             counts={verdict.name: self.counts[verdict.name] for verdict in Verdict if self.counts[verdict.name]},
             missing_ranges=len(ranges),
-            missing_rows=pc.sum(ranges["count"]).as_py() or 0,
+            missing_rows=exact_sum(ranges["count"]),
             missing=ranges,
             stale_epoch=self.stale_epoch,
             stale=stale,

@@ -115,8 +115,8 @@ def audit(
     Args:
         rows: As in `deduplicate`. A stream is read in pieces and never held in memory as a whole.
         policy: As in `deduplicate`.
-        columns: As in `deduplicate`. Timestamps are read if the columns name a timestamp column or the table keeps
-            timestamps. Suspected resets are searched only if timestamps are read.
+        columns: As in `deduplicate`. Timestamps are read if the table keeps them; without a table, if the columns name
+            a timestamp column. Suspected resets are searched only if timestamps are read.
         table: The state from earlier calls. The audit works on a copy and does not change it.
         producers_max: Length of the lists of top producers.
         reset_rows_min: A key is suspected of a reset from this number of repeats whose timestamp differs from that of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import PolicyError
 from fencepost.policy import Policy
-from fencepost.report import Report
+from fencepost.report import Report, plain
 from fencepost.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 FINDINGS = ("missing", "duplicate", "stale", "reset", "conflict")
 """The kinds of findings that `AuditReport.count_findings` accepts."""
+ORDER_OF_ROWS = "as the rows came"
+"""The order of an audit of rows in memory, or of a stream."""
 SHOWN_MAX = 10
 """Default number of table lines in the text."""
 IGNORED_MAX = 100
@@ -39,6 +41,13 @@ def ignored_line(ignored: tuple[str, ...]) -> tuple[str, str, str]:
     more = " or more" if len(ignored) == IGNORED_MAX else ""
     names = f"{', '.join(ignored[:3])}{', …' if len(ignored) > 3 else ''}"
     return "ignored", f"{len(ignored):,}", f"files{more} whose names do not end in .parquet: {names}"
+
+
+def why_not_found(kind: str, policy: Policy) -> str | None:
+    """Return why an audit by this policy cannot find a kind of finding, or None if it can."""
+    if kind == "missing":
+        return policy.why_gaps_are_unknown
+    return "this policy ignores epochs" if kind == "stale" and policy.epochs == "ignore" else None
 
 
 def check_reset_rows_min(rows_min: int) -> None:
@@ -72,6 +81,7 @@ class AuditReport(Report):
     """The first 100 files that were skipped because their names do not end in .parquet, relative to the source. Names
     that begin with _ or . are not listed."""
     bytes: int
+    """Size of these files, including all columns, compressed. 0 for rows in memory."""
     rows: int
     counts: dict[str, int]
     """Number of rows by name of verdict. The numbers add up to `rows`."""
@@ -161,7 +171,7 @@ class AuditReport(Report):
         fields |= {"rules": self.rules.rules, "columns": dataclasses.asdict(self.rules.columns)}
         fields |= {name: table.slice(0, rows_max).to_pylist() for name, table in self.tables.items()}
         fields |= {f"{name}_keys": None if (it := getattr(self, name)) is None else len(it) for name in _KEY_TABLES}
-        return json.dumps(fields, default=_plain)
+        return json.dumps(fields, default=plain)
 
     def _page(self) -> Page:
         from fencepost.pages.audit import audit_page
@@ -181,7 +191,8 @@ class AuditReport(Report):
                 all kinds that were searched for.
 
         Raises:
-            PolicyError: A kind is unknown, "reset" without timestamps, or "conflict" without comparison of content.
+            PolicyError: A kind is unknown, or was not searched for: "reset" without timestamps, "conflict" without
+                comparison of content, "missing" under a policy that does not count gaps, "stale" without epochs.
         """
         for kind in kinds:
             if kind not in FINDINGS:
@@ -190,6 +201,9 @@ class AuditReport(Report):
             raise PolicyError("this audit did not search for resets: pass a timestamp column")
         if "conflict" in kinds and self.content_compared is None:
             raise PolicyError("this audit did not compare content: pass compare_content")
+        for kind in kinds:
+            if (why := why_not_found(kind, self.rules)) is not None:
+                raise PolicyError(f"this audit did not search for '{kind}': {why}")
         counts = {
             "missing": self.missing_rows,
             "duplicate": self.counts.get("DUPLICATE", 0),
@@ -220,6 +234,8 @@ class AuditReport(Report):
 
     def named(self, table: Any) -> Any:
         """Return one of the tables with the input's names of the key columns."""
+        if self.rules.columns.epoch is None and "epoch" in table.column_names:
+            table = table.drop_columns(["epoch"])  # has only nulls, and a part of the producer may have this name
         names = self.column_names()
         return table.rename_columns([names.get(name, name) for name in table.column_names])
 
@@ -239,8 +255,16 @@ class AuditReport(Report):
             if name == "DUPLICATE" and self.rules.takes_late_for_repeats:
                 note += ", or not above the highest number"
             yield f"  {name}", f"{count:,}", f"{count / self.rows:.2%}{note}"
-        yield "missing", f"{self.missing_rows:,}", f"rows that never came, in {self.missing_ranges:,} ranges"
-        yield "stale epoch", f"{self.stale_epoch:,}", "rows of producers that a later epoch had replaced"
+        if (why := why_not_found("missing", self.rules)) is None:
+            given_up = f"; {why}" if (why := self.rules.why_some_gaps_are_unknown) is not None else ""
+            note = f"rows that never came, in {self.missing_ranges:,} ranges{given_up}"
+            yield "missing", f"{self.missing_rows:,}", note
+        else:
+            yield "missing", "?", f"not looked for: {why}"
+        if (why := why_not_found("stale", self.rules)) is None:
+            yield "stale epoch", f"{self.stale_epoch:,}", "rows of producers that a later epoch had replaced"
+        else:
+            yield "stale epoch", "?", f"not looked for: {why}"
         yield "resets", f"{len(self.resets):,}", "keys whose numbers start again under another epoch"
         if self.suspected_resets is None:
             yield "", "?", "keys under the same epoch: not looked for, no timestamp column was named"
@@ -263,7 +287,7 @@ class AuditReport(Report):
         yield "producers of the most rows", self.producers_by_rows
         if any(self.producers_by_duplicates["duplicates"].to_pylist()):
             yield "producers of the most duplicates", self.producers_by_duplicates
-        if self.counts.get("DUPLICATE"):
+        if self.counts.get("DUPLICATE") or self.counts.get("CONFLICT"):
             estimated = "" if self.distance_share == 1 else f", estimated from {self.distance_share:.1%} of them"
             unseen = f"; {self.repeats_of_unseen:,} repeat what was not seen here" if self.repeats_of_unseen else ""
             yield f"repeats by how many rows after the kept copy they came{estimated}{unseen}", self.distances
@@ -278,10 +302,6 @@ _NOTES = {
 }
 
 
-def _plain(value: object) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)
-
-
 def _aligned(rows: list[tuple[str, str, str]]) -> list[str]:
     width = max(len(number) for _, number, _ in rows)
     return [f"  {name:<16}{number:>{width}}  {note}".rstrip() for name, number, note in rows]
@@ -289,7 +309,7 @@ def _aligned(rows: list[tuple[str, str, str]]) -> list[str]:
 
 def _grid(table: Any) -> list[str]:
     """Format a table: numbers right-aligned, text left-aligned."""
-    columns = [table[name].to_pylist() for name in table.column_names]
+    columns = [column.to_pylist() for column in table.columns]
     are_numbers = [all(isinstance(value, int | None) for value in column) for column in columns]
     cells = [
         [name, *(_cell(value, name) for value in column)]
@@ -315,7 +335,7 @@ def _cell(value: object, name: str) -> str:
         from fencepost.pages.tables import utc
 
         return utc(value)
-    return _plain(value)
+    return plain(value)
 
 
 # Columns that hold counts and get thousands separators. Other numbers are names.

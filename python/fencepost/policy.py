@@ -261,6 +261,20 @@ class Policy:
         """Whether a new row below the highest is a DUPLICATE, as a repeat is."""
         return self.admit == "forward" and self.late == "duplicate"
 
+    @property
+    def why_gaps_are_unknown(self) -> str | None:
+        """Why missing rows cannot be counted under this policy, or None if they can."""
+        if self.admit == "next":
+            return "this policy refuses the rows after a gap, and does not count those in it"
+        return "this policy does not report gaps (gaps=normal)" if self.gaps == "normal" else None
+
+    @property
+    def why_some_gaps_are_unknown(self) -> str | None:
+        """Why some missing rows are not counted under this policy, or None if all are."""
+        if self.reach is None or self.admit != "any":
+            return None
+        return f"gaps that are more than {self.reach:,} below the highest number are given up, and not counted"
+
     def replace(self, **fields: Any) -> Policy:
         """Return a copy with other values for some fields. Raises PolicyError for an unknown field."""
         known = {field.name for field in dataclasses.fields(self)}

@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from fencepost.pages.page import Page
 
 
+def plain(value: object) -> str:
+    """Return a value that JSON does not have as text. Bytes become hexadecimal digits."""
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
 class Report:
     """A report with a page. Charts and pages need `fencepost[report]`."""
 

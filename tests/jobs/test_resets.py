@@ -212,6 +212,16 @@ def test_without_timestamps_the_reports_say_that_resets_are_unknown(tmp_path: Pa
     assert re.search(r" +\?  .*not looked for, .*timestamp column", str(lake.audit(tmp_path / "source")))
 
 
+def test_a_restart_is_told_if_each_new_event_has_other_content(tmp_path: Path) -> None:
+    """Each of its rows is a CONFLICT then, and none a DUPLICATE."""
+    land_all(tmp_path, {"a": pa.concat_tables([life(0, range(9)), life(DAY_MS, range(9))])})
+    options = {"on_reset": "report", "compare_content": ["value"], "on_conflict": "quarantine"}
+    report = make_job(tmp_path, max_idle_ms=10 * DAY_MS, **options).run()
+    assert report.counts == {"ACCEPTED": 9, "CONFLICT": 9}
+    assert len(report.suspected_resets) == 1
+    assert re.search(r"resets +1 +key ", str(report))
+
+
 # What is compared
 
 

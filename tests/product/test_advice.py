@@ -84,6 +84,28 @@ def test_gaps_that_are_normal_are_bound() -> None:
     assert "--file-order" in advice.command, "dedup refuses a policy that depends on order without it"
 
 
+def test_numbers_in_no_order_get_no_reach() -> None:
+    """A bound that is larger than any policy accepts, and more missing numbers than int64 holds."""
+    numbers = np.random.default_rng(0).integers(0, 2**63 - 1, 300)
+    rows = contiguous(100, 3)
+    rows = rows.set_column(3, "seq", pa.array(numbers))
+    advice = fp.advise(rows)
+    assert answers(advice)["Are gaps normal?"] == "yes"
+    assert (advice.policy.gaps, advice.policy.reach) == ("normal", None)
+    assert "--file-order" not in advice.command
+    assert "No reach: " in str(advice)
+    assert {it["missing"] for it in json.loads(advice.to_json())["policies"]} == {0, 2**63 - 1}
+    assert advice.to_html()
+
+
+def test_offsets_have_gaps_that_are_not_counted() -> None:
+    advice = fp.advise(pa.table({"topic": ["a"] * 3, "partition": [0] * 3, "offset": [0, 5, 6]}))
+    assert advice.policy.name == "kafka_offsets"
+    found = {it.question: it for it in advice.facts}["Are gaps normal?"]
+    assert found.answer == "yes"
+    assert "0 numbers" not in found.evidence
+
+
 def test_numbers_above_31_bits_never_wrap() -> None:
     rows = contiguous(10, 1)
     rows = rows.set_column(3, "seq", pa.array(rows["seq"].to_numpy() + (1 << 40)))

@@ -681,6 +681,33 @@ def test_the_report_for_people_programs_and_frames() -> None:
     assert frames.keys() >= {"missing", "keys", "timeline", "examples"}
 
 
+def test_findings_that_a_policy_cannot_have_are_not_asked_for() -> None:
+    """Their number would always be 0, which reads as good."""
+    rows = pa.table({"topic": ["a"] * 3, "partition": [0] * 3, "offset": [0, 5, 5]})
+    report = fp.audit(rows, "kafka_offsets")
+    assert report.count_findings() == report.count_findings("duplicate") == {"duplicate": 1}
+    for kind in ("missing", "stale"):
+        with pytest.raises(fp.PolicyError, match=rf"did not search for '{kind}'"):
+            report.count_findings(kind)
+    assert re.search(r"stale epoch +\? ", str(report))
+
+
+def test_more_numbers_are_missing_than_int64_holds() -> None:
+    """Ids from a random generator as numbers."""
+    rows = pa.table({"pid": [1, 1, 2, 2, 3, 3], "epoch": [0] * 6, "partition": [0] * 6, "seq": [0, 2**63 - 2] * 3})
+    report = fp.audit(rows, Policy.any_order().replace(wrap=None))
+    assert report.missing_rows == 3 * (2**63 - 3)
+    assert f"{report.missing_rows:,}" in str(report)
+    assert json.loads(report.to_json())["missing_rows"] == report.missing_rows
+
+
+def test_distances_are_shown_if_each_repeat_has_other_content() -> None:
+    rows = pa.table({"pid": [1, 1], "epoch": [0, 0], "partition": [0, 0], "seq": [0, 0], "value": ["a", "b"]})
+    report = fp.audit(rows, compare_content=True)
+    assert report.counts == {"ACCEPTED": 1, "CONFLICT": 1}
+    assert "repeats by how many rows" in str(report)
+
+
 # Files
 
 
@@ -806,6 +833,19 @@ def test_composite_keys_without_any_finding(tmp_path: Path, policy: str, pids: l
         assert report.to_html()
 
 
+def test_an_epoch_that_is_a_part_of_the_producer_is_named_once() -> None:
+    """Advice makes a column of texts such a part, whose name is that of a column in the tables of reports."""
+    rows = pa.table({"device": ["a", "a"], "epoch": ["6f1c", "6f1c"], "partition": [0, 0], "seq": [0, 5]})
+    policy = fp.advise(rows).policy
+    assert policy.columns.pid == ("device", "epoch")
+    for some in (rows, rows.slice(0, 0)):
+        report = fp.audit(some, policy)
+        names = report.named(report.missing).column_names
+        assert names == ["device", "epoch", "partition", "first_seq", "last_seq", "count"]
+        assert "  a       6f1c  " in str(report) or not len(some)
+        assert report.to_html()
+
+
 def test_policies_that_depend_on_order_over_files(zone: Path) -> None:
     rows = pa.concat_tables([pq.read_table(file) for file in sorted((zone / "landing").glob("*.parquet"))])
     columns = Columns(partition=("topic", "partition"))
@@ -895,7 +935,7 @@ def test_a_bad_file_is_named_and_the_others_are_audited(tmp_path: Path, kind: st
     assert path == "b.parquet"
     assert why in reason
     assert str(tmp_path / "b.parquet") not in reason, "the path is told once"
-    assert differences(report, whole, "bytes", "unreadable", "distances") == []
+    assert differences(report, whole, "unreadable", "distances") == []
     assert "unreadable" in str(report)
     assert why in str(report)
     assert json.loads(report.to_json())["unreadable"] == [[path, reason]]

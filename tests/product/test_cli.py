@@ -326,7 +326,9 @@ def test_bytes_of_keys_are_exported_as_text(
     key = bytes([0, 10, 34, 44, 255])
     rows = {"pid": pa.array([key, key], kind), "epoch": [0, 0], "partition": [0, 0], "seq": [0, 3]}
     land(tmp_path / "landing", "a.parquet", pa.table(rows))
-    run(capsys, "dedup", tmp_path / "landing", tmp_path / "state", tmp_path / "clean", "--no-sync")
+    places = (tmp_path / "landing", tmp_path / "state", tmp_path / "clean")
+    _, out, _ = run(capsys, "dedup", *places, "--no-sync", "--json")
+    assert [it["pid"] for it in json.loads(out)["missing"]] == [key.hex()]
     for what in ("entries", "missing"):
         for name in ("a.csv", "a.jsonl"):
             assert run(capsys, "state", "export", tmp_path / "state", tmp_path / name, "--what", what) == (0, "", "")
@@ -722,6 +724,15 @@ def test_errors_of_the_package_are_what_is_caught(
         cli.main(["audit", "x"])
 
 
+def test_an_audit_does_not_pass_for_what_its_policy_cannot_find(
+    zone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for policy, kind in (("kafka", "missing"), ("watermark", "missing"), ("watermark", "stale")):
+        code, out, err = run(capsys, "audit", zone / "landing", *KEYS, "--policy", policy, "--fail-on", kind)
+        assert (code, out) == (2, "")
+        assert f"--fail-on {kind}: " in err
+
+
 # What nobody read
 
 
@@ -739,6 +750,9 @@ def test_an_audit_that_read_nothing_does_not_pass(tmp_path: Path, capsys: pytest
         assert run(capsys, "audit", folder, "--quiet", "--allow-empty") == (0, "", "")
         code, out, err = run(capsys, "audit", folder, "--json")
         assert (code, sorted(json.loads(out)["ignored"])) == (4, sorted(names))
+    (tmp_path / "events.csv").write_text("pid,epoch,partition,seq\n")
+    code, _, err = run(capsys, "audit", tmp_path / "events.csv")
+    assert (code, ".parquet" in err, "nothing was read" in err) == (4, False, True)
     (tmp_path / "rows").mkdir()
     land(tmp_path / "rows", "a.parquet", make_rows(0).slice(0, 0))
     code, _, err = run(capsys, "audit", tmp_path / "rows")

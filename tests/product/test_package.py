@@ -134,6 +134,7 @@ def test_no_hard_dependency() -> None:
 LAYERS = [
     "fencepost.errors",
     "fencepost.words",
+    "fencepost.sums",
     "fencepost.stopping",
     "fencepost.verdict",
     "fencepost.arrow",

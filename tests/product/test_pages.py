@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+import shlex
+import shutil
 import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import fencepost as fp
+import fencepost.lake.judge
+import fencepost.lake.run_report
 import fencepost.state
 import numpy as np
 import pyarrow as pa
@@ -22,6 +28,8 @@ from fencepost.pages.audit import audit_page
 from fencepost.pages.history import history_page
 from fencepost.pages.html import Html, tag, visible
 from fencepost.pages.run import run_page
+from fencepost.pages.kafka import log_page
+from fencepost.pages.page import Section
 from fencepost.pages.tables import share
 from fencepost.state.history import about
 from support.kafka_logs import DATA
@@ -30,6 +38,7 @@ from support.pages import HOSTILE, LANDING, rows_of
 from support.retained import abandon_next, go, make_job
 from support.retained import opened as retained
 
+TIMED = Columns(timestamp="timestamp")
 VOID = {"meta", "input", "br", "col", "path", "rect", "line"}
 
 
@@ -227,6 +236,106 @@ def test_losses_without_a_time() -> None:
     check_page(known.to_html())
 
 
+def answers_of(report: fp.AuditReport) -> dict[str, Section]:
+    return {it.name: it for it in audit_page(report).sections}
+
+
+@pytest.mark.parametrize("policy", ["kafka", "strict", "watermark", "kafka_offsets"])
+def test_gaps_that_a_policy_does_not_count_are_unknown(policy: str) -> None:
+    """Also if it refuses what follows a gap: nothing says that no row is missing."""
+    rules: Policy = getattr(Policy, policy)()
+    rows = dict.fromkeys(rules.columns.names, [0, 0, 0]) | {rules.columns.seq: [0, 1, 9]}
+    report = fp.audit(pa.table(rows), policy)
+    lost = answers_of(report)["lost"]
+    assert (lost.figure, lost.mood) == ("Not known", "unknown")
+    assert report.rules.why_gaps_are_unknown in lost.answer.replace("This", "this")
+    assert re.search(r"missing +\? +not looked for", str(report))
+    with pytest.raises(fp.PolicyError, match="did not search for 'missing'"):
+        report.count_findings("missing")
+
+
+def test_a_gap_that_the_policy_never_closes_has_a_note() -> None:
+    rows = pa.table({"pid": [1] * 3, "epoch": [0] * 3, "partition": [0] * 3, "seq": [0, 2, 1]})
+    (note,) = answers_of(fp.audit(rows, "in_order"))["lost"].notes
+    assert "late are not kept" in note
+    (note,) = answers_of(fp.audit(rows.slice(0, 2)))["lost"].notes
+    assert "still be filled" in note
+
+
+def test_gaps_that_are_given_up_are_mentioned() -> None:
+    rows = pa.table({"pid": [1] * 3, "epoch": [0] * 3, "partition": [0] * 3, "seq": [0, 5, 5_000]})
+    report = fp.audit(rows.slice(0, 2), Policy.any_order().replace(reach=10))
+    assert (report.missing_rows, "10 below" in str(report)) == (4, True)
+    report = fp.audit(rows, Policy.any_order().replace(reach=10))
+    assert 0 < report.missing_rows <= 10
+    assert "10 below" in answers_of(report)["lost"].notes[-1]
+
+
+@pytest.mark.parametrize("wrong", [0, 4_000_000_000_000], ids=["behind", "ahead"])
+@pytest.mark.parametrize("is_active", [False, True])
+def test_a_wrong_clock_does_not_hide_a_zombie_or_show_one(wrong: int, is_active: bool) -> None:
+    """One row of 1970 or 2096 among those of a day."""
+    count, day = 1_000, 1_760_000_000_000
+    times = [*(day + it * 86_400 for it in range(count)), wrong]
+    epochs = [1] * (count + 1)
+    at = count - 1 if is_active else count // 4
+    epochs[at] = 0
+    rows = pa.table(
+        {"pid": [1] * (count + 1), "epoch": epochs, "partition": [0] * (count + 1), "seq": range(count + 1)}
+        | {"timestamp": times}
+    )
+    report = fp.audit(rows, columns=Columns(timestamp="timestamp"))
+    assert answers_of(report)["zombies"].figure == ("Yes" if is_active else "Not any more")
+
+
+def test_an_end_is_not_before_the_last_row() -> None:
+    rows = rows_of([1], timestamp=[0, 10_000, 20_000, 30_000])
+    assert "ends before 1970-01-01 00:01" in answers_of(fp.audit(rows, columns=TIMED))["since"].answer
+
+
+def test_producers_that_only_the_table_knows_are_no_part_of_the_data() -> None:
+    table = fp.StateTable("any_order")
+    table.apply(rows_of([1, 2, 3]))
+    producers = answers_of(fp.audit(rows_of([3, 4]).slice(0, 4), table=table))["producers"]
+    assert producers.figure == "1 of 1"
+    assert "2 producers have no rows" in producers.notes[-1]
+
+
+def test_a_position_in_several_files_has_its_file(tmp_path: Path) -> None:
+    for number in range(3):
+        pq.write_table(rows_of([number]).slice(0, 4 if number == 2 else 2), tmp_path / f"{number}.parquet")
+    answer = answers_of(lake.audit(tmp_path))["since"].answer
+    assert "at row 6 of all rows, which is in 2.parquet" in answer
+
+
+@pytest.mark.parametrize("policy", ["any_order", "in_order", "kafka_offsets", "watermark"])
+@pytest.mark.parametrize("has_times", [False, True])
+def test_commands_of_a_page_can_be_executed(
+    policy: str, has_times: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the names that the reader has to fill in."""
+    rules: Policy = getattr(Policy, policy)()
+    seqs = [*range(20), 5, 3, 30, 21]
+    columns = {"source": [7] * 24, "epoch": [0, 1, *[0] * 22], "partition": [0] * 24, "number": seqs}
+    columns |= {"boot": [0] * 24, "at": [*range(23), 5]}
+    (tmp_path / "landing").mkdir()
+    pq.write_table(pa.table(columns), tmp_path / "landing" / "a.parquet")
+    monkeypatch.chdir(tmp_path)
+    epoch = None if rules.epochs == "ignore" else "epoch"
+    named = Columns(pid="source", epoch=epoch, seq="number", timestamp="at" if has_times else None)
+    page = check_page(lake.audit("landing", rules, named).to_html())
+    assert page.commands
+    for number, line in enumerate(page.commands):
+        line = line.replace("--epoch COLUMN", "--epoch boot").replace("--timestamp COLUMN", "--timestamp at")
+        line = line.replace("STATE", f"state{number}").replace("CLEAN", f"clean{number}")
+        words = shlex.split(line)[1:]
+        if words[0] == "dedup":
+            words += ["--rejected-max", "1", "--no-sync"]
+        assert cli.main(words) == 0, (line, capsys.readouterr().err)
+    told = {line.split()[1] for line in page.commands}
+    assert told >= {"audit", "dedup"}
+
+
 # Files, notebooks, the command line
 
 
@@ -358,6 +467,91 @@ def test_the_page_of_a_seed_does_not_say_that_it_wrote_rows(tmp_path: Path) -> N
     assert sections["kept"].answer.startswith("were kept, of 2,500 rows read. 0 were not.")
     assert sections["lost"].tables[0].total == report.missing_ranges > len(report.missing)
     assert "written" not in check_page(report.to_html()).text
+def test_a_table_of_a_run_says_how_many_lines_there_are_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report of a run has the first lines of its tables only."""
+    for module in (fencepost.lake.judge, fencepost.lake.run_report):
+        monkeypatch.setattr(module, "SHOWN_MAX", 60)
+    (tmp_path / "in").mkdir()
+    count = 100
+    rows = {"pid": [7] * 2 * count, "epoch": [0] * 2 * count, "partition": [0] * 2 * count}
+    rows |= {"seq": [*range(0, 2 * count, 2)] * 2, "value": range(2 * count)}
+    pq.write_table(pa.table(rows), tmp_path / "in" / "a.parquet")
+    options: dict[str, Any] = {"compare_content": True, "on_conflict": "quarantine", "sync": False}
+    report = lake.DedupJob(tmp_path / "in", tmp_path / "state", tmp_path / "out", **options).run()
+    assert (report.missing_ranges, report.counts["CONFLICT"], len(report.missing)) == (99, 100, 60)
+    text = check_page(report.to_html()).text
+    assert "the first 50 of 99 " in text
+    assert "the first 10 of 100 " in text
+    suspects = pa.table({"pid": range(60), "rows": [2] * 60, "duplicates": [1] * 60, "retimed": [1] * 60})
+    report = dataclasses.replace(report, suspected_resets=suspects, reset_keys=70, resets_looked_for=True)
+    assert "the first 50 of 70 " in check_page(report.to_html()).text
+    assert re.search(r"resets +70 +keys ", str(report))
+
+
+def version_of(number: int, **figures: Any) -> dict[str, Any]:
+    names = ("files", "rows", "kept", "not_kept", "missing_rows", "missing_open", "stale_epoch", "entries")
+    made = dict.fromkeys((*names, "state_bytes"), 0)
+    made |= {"version": number, "builds_on": number - 1, "kind": "run", "status": "applied", "decided": None}
+    return {**made, **figures}
+
+
+def test_an_abandoned_version_has_kept_no_rows() -> None:
+    versions = [
+        version_of(1, rows=10, kept=9, state_bytes=5, missing_open=0),
+        version_of(2, rows=100, kept=90, missing_rows=4, missing_open=4, stale_epoch=1, status="abandoned"),
+    ]
+    page = history_page({"state": "x"}, versions)
+    kept, lost, grown = page.sections
+    assert (kept.figure, lost.figure, grown.figure) == ("9 rows", "Nothing", "5 bytes")
+    assert "the newest 2 versions, of 10 rows" in kept.answer
+    assert "do not count" in kept.answer
+    assert page.more == []
+    check_page(page.to_html())
+
+
+def test_gaps_of_versions_that_are_not_listed_are_missing_still() -> None:
+    unknown = version_of(7, missing_rows=None, missing_open=None, stale_epoch=None)
+    page = history_page({"state": "x"}, [unknown, version_of(8, missing_open=12)])
+    lost = page.sections[1]
+    assert (lost.figure, lost.mood) == ("12 rows", "bad")
+    assert "state export x" in lost.commands[0].line
+    spec = page.charts()["versions"].spec("wide")
+    assert [[it["a"] for it in panel["data"]["values"]] for panel in spec["vconcat"]] == [[8]], "7 is not known"
+
+
+def test_gaps_of_a_compacted_partition_are_not_among_the_lost_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Partitions are in the order of their names, and a page shows the first lines of a table only."""
+    for name in ("clicks-0", "orders-0"):
+        shutil.copytree(DATA / name, tmp_path / name)
+        batches = pa.table(kafka.read_batches(tmp_path / name)).to_pylist()
+        path = tmp_path / name / batches[3]["segment"]
+        data, at = path.read_bytes(), batches[3]["position"]
+        path.write_bytes(data[:at] + data[at + batches[3]["bytes"] :])
+    report = kafka.audit(tmp_path, now_ms="newest", cleanup_policy={"clicks": "compact", "*": "delete"})
+    sections = {it.name: it for it in log_page(report).sections}
+    tables = {table.caption: table for table in sections["lost"].tables}
+    assert set(tables) == {"Missing", "Holes"}
+    for table in tables.values():
+        assert {row[0] for row in table.rows} == {"orders"}
+    assert "1 partition is compacted" in sections["lost"].notes[0]
+    check_page(report.to_html())
+    line = sections["lost"].commands[0].line
+    assert cli.main([*shlex.split(line)[1:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["found"]["missing"] == report.count_findings()["missing"]
+
+
+def test_the_transactions_that_hang_come_first(tmp_path: Path) -> None:
+    report = kafka.audit(DATA, now_ms=0)
+    whole = next(it for it in report.partitions if len(it.open))
+    late = [*[False] * 60, True]
+    opened = pa.concat_tables([whole.open.slice(0, 1)] * 61).set_column(5, "hanging", pa.array(late))
+    report = dataclasses.replace(report, partitions=(dataclasses.replace(whole, open=opened),))
+    (table,) = next(it for it in log_page(report).sections if it.name == "hanging").tables
+    assert (table.total, table.rows[0][-1], table.rows[1][-1]) == (61, True, False)
 
 
 def test_the_page_of_advice(zone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

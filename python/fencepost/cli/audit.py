@@ -23,7 +23,7 @@ from fencepost.cli.terminal import (
     steps,
 )
 from fencepost.errors import PolicyError
-from fencepost.findings import FINDINGS, RESET_ROWS_MIN, SHOWN_MAX, AuditReport
+from fencepost.findings import FINDINGS, ORDER_OF_ROWS, RESET_ROWS_MIN, SHOWN_MAX, AuditReport, why_not_found
 
 SOURCE_HELP = (
     "A folder or object-store prefix (s3://, gs://, az://) of Parquet files, one file, a Delta table, or an Iceberg "
@@ -76,6 +76,8 @@ def audit_command(
     for kind in kinds:
         if kind not in FINDINGS:
             raise typer.BadParameter(f"--fail-on {kind}: expected one of {', '.join(FINDINGS)}")
+        if (why := why_not_found(kind, rules)) is not None:
+            raise typer.BadParameter(f"--fail-on {kind}: nothing would be found: {why}")
     name = first_passed({"--fail-on reset": "reset" in kinds, "--reset-rows-min": reset_rows_min})
     if rules.columns.timestamp is None and name is not None:
         raise typer.BadParameter(f"{name}: needs --timestamp: without it a reset looks like a repeat")
@@ -125,7 +127,9 @@ def audit_command(
 
 
 def _nothing(report: AuditReport) -> str:
-    files = f"{report.files:,} .parquet files without rows" if report.files else "no .parquet file"
+    files = "no .parquet file" if report.order != ORDER_OF_ROWS else "no row"
+    if report.files:
+        files = f"{report.files:,} .parquet files without rows"
     if report.ignored:
         files += f"; ignored {len(report.ignored):,} files of other names: {', '.join(report.ignored[:3])}"
     return f"{report.source}: nothing was read: {files}; --allow-empty accepts that"

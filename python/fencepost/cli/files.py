@@ -10,6 +10,8 @@ from uuid import uuid4
 
 import typer
 
+from fencepost.report import plain
+
 
 def check_table_file(option: str, out: Path) -> None:
     """Raise a usage error for an unknown ending, or for a folder that does not exist."""
@@ -38,10 +40,7 @@ def write_table(rows: Any, out: Path) -> None:
 
 def json_lines(rows: Any) -> Iterator[str]:
     for batch in rows.to_batches(max_chunksize=65_536):
-        yield from (
-            json.dumps(row, default=lambda it: it.hex() if isinstance(it, bytes) else str(it)) + "\n"
-            for row in batch.to_pylist()
-        )
+        yield from (json.dumps(row, default=plain) + "\n" for row in batch.to_pylist())
 
 
 def _write_parquet(rows: Any, out: Path) -> None:

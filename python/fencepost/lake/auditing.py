@@ -160,7 +160,7 @@ def audit(
         reset_rows_min=reset_rows_min,
         source=place,
         files=len(files) - len(problems),
-        bytes=total,
+        bytes=total - sum(files.bytes[reader.place] for reader, _ in problems),
         unreadable=tuple((files.paths[reader.place], reader.reason) for reader, _ in problems),
         ignored=files.ignored,
         **facts,

@@ -28,6 +28,7 @@ from fencepost.state.decision import Shard
 from fencepost.state.scratch import Scratch, write_table
 from fencepost.state.segment_files import SegmentWriter, advance, held_positions, load_table
 from fencepost.state.stores import Store
+from fencepost.sums import exact_sum
 
 SHOWN_MAX = 1_000
 """Maximum number of missing ranges, stale producers and suspected resets that a task passes to the report. All are
@@ -236,7 +237,7 @@ def add_row_figures(verdicts: Any, judged: Judged) -> None:
 def _add_missing_figures(missing: pa.Table, judged: Judged) -> None:
     """Add what the rows left missing to the task's result."""
     judged.missing_ranges += len(missing)
-    judged.missing_rows += pc.sum(missing["count"]).as_py() or 0
+    judged.missing_rows += exact_sum(missing["count"])
     _add_shown(missing, judged.missing)
 
 

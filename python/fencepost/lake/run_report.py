@@ -15,7 +15,7 @@ from fencepost.findings import ignored_line, reset_rule
 from fencepost.lake.conflicts import joined, listed
 from fencepost.lake.judge import SHOWN_MAX, Judged
 from fencepost.lake.write import Written
-from fencepost.report import Report
+from fencepost.report import Report, plain
 from fencepost.state.decision import Decision
 from fencepost.verdict import Verdict
 from fencepost.words import noun, plural
@@ -155,7 +155,7 @@ class RunReport(Report):
         """Return the report as JSON, tables as lists of objects."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         tables = {name: value.to_pylist() for name, value in fields.items() if isinstance(value, pa.Table)}
-        return json.dumps({**fields, **tables}, default=str)
+        return json.dumps({**fields, **tables}, default=plain)
 
     def _page(self) -> Page:
         from fencepost.pages.run import run_page
@@ -220,8 +220,7 @@ class RunReport(Report):
     def _conflicts(self) -> list[tuple[str, str, str]]:
         if self.content_compared is None:
             return []
-        repeats = self.counts.get("DUPLICATE", 0) + self.counts.get("CONFLICT", 0)
-        absent = repeats - self.content_compared
+        absent = self._repeats - self.content_compared
         missed = f"{absent:,} {noun(absent, 'was', 'were')} not at hand"
         compared = f"of {plural(self.content_compared, 'repeat')} compared; {missed}"
         samples = [("", "", listed(self.conflicts.slice(at, 1))) for at in range(min(3, len(self.conflicts)))]
@@ -231,8 +230,12 @@ class RunReport(Report):
             lines.append(("checksums", f"{self.checksums_kept:,}", f"{kept} that later runs can compare with"))
         return lines
 
+    @property
+    def _repeats(self) -> int:
+        return self.counts.get("DUPLICATE", 0) + self.counts.get("CONFLICT", 0)
+
     def _resets(self) -> list[tuple[str, str, str]]:
-        if not self.counts.get("DUPLICATE", 0):
+        if not self._repeats:
             return []
         if not self.resets_looked_for:
             reason = "only timestamps tell a restarted counter from repeats, and without max_idle none are read"

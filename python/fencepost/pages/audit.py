@@ -5,16 +5,17 @@ How many rows exist twice? What was lost? Which producers? Since when? Is a zomb
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 from fencepost.pages.charts import KINDS, Chart
-from fencepost.pages.commands import SINK, STATE, command, options, place
+from fencepost.pages.commands import column_options, command, dedup, options, place
 from fencepost.pages.drawings import bars, columns, heat_map, over_time
-from fencepost.pages.page import Command, Page, Section
+from fencepost.pages.page import Command, Mood, Page, Section
 from fencepost.pages.tables import Table, share, size, table_of, text, utc
-from fencepost.policy import Policy
+from fencepost.policy import Columns, Policy
 from fencepost.words import plural
 
 BARS_MAX = 12
@@ -107,19 +108,23 @@ class _Audit:
             if self.refused
             else ""
         )
+        why = self._policy().why_some_gaps_are_unknown
+        given_up = [f"Under this policy, {why}."] if why is not None else []
         if not report.missing_rows:
-            is_reported = "gaps=report" in self._policy().rules
-            if not is_reported:
-                return Section(
-                    "lost", question, "Not known", "Under this policy, gaps in sequences are normal.", "unknown"
-                )
+            why = self._policy().why_gaps_are_unknown
+            if why is not None:
+                return Section("lost", question, "Not known", f"{why[:1].upper()}{why[1:]}.{refused}", "unknown")
             answer = self._of_rows("No sequence number is missing between the first and the last row of a producer")
-            return Section("lost", question, "Nothing", f"{answer}{refused}", "note" if refused else "good")
+            mood: Mood = "note" if refused or given_up else "good"
+            return Section("lost", question, "Nothing", f"{answer}{refused}", mood, notes=given_up)
         numbered = report.missing_rows + report.counts.get("ACCEPTED", 0)
         answer = (
             f"never arrived. They left {plural(report.missing_ranges, 'gap')}. That is "
             f"{share(report.missing_rows / numbered)} of all numbered rows.{refused}"
         )
+        note = "A gap may still be filled by rows that have not arrived yet."
+        if self._policy().admit == "forward":
+            note = "This policy never closes a gap: rows that arrive late are not kept, and still count as missing."
         rows = report.missing.sort_by([("count", "descending")])
         table = table_of("Largest gaps", rows, self._kinds(), names=self.names)
         return Section(
@@ -129,7 +134,7 @@ class _Audit:
             answer,
             "bad",
             tables=[table],
-            notes=["A gap may still be filled by rows that have not arrived yet."],
+            notes=[note, *given_up],
             commands=[Command("List all gaps, for the producers to send again", self._audit("--out", "missing.csv"))],
         )
 
@@ -140,15 +145,19 @@ class _Audit:
             answer = f"of {plural(report.producers, 'producer')} have a finding."
             return Section("producers", question, "None", answer, "good")
         worst, total = keys.slice(0, 1).to_pylist()[0], sum(keys["findings"].to_pylist())
+        here = sum(rows > 0 for rows in keys["rows"].to_pylist())
         answer = (
             f"producers have findings. Producer {self._name(worst, self.pids)} has the most: "
             f"{share(worst['findings'] / total)} of all findings."
         )
         notes = ["Findings are repeats, missing rows, rows of replaced producers and refused rows."]
+        if here < len(keys):
+            absent = plural(len(keys) - here, "producer has", "producers have")
+            notes.append(f"{absent} no rows in this data: rows of theirs were missing before it.")
         return Section(
             "producers",
             question,
-            f"{len(keys):,} of {report.producers:,}",
+            f"{here:,} of {report.producers:,}",
             answer,
             "bad",
             _some(self.producers(), self.partitions(), self.heat_map()),
@@ -165,8 +174,8 @@ class _Audit:
             first = bins[0] if bins else None
             answer = "No timestamp column was named, so only positions in the data are known. "
             if first is not None:
-                file = f", in {first['file']}" if first.get("file") else ""
-                answer += f"The first finding is at row {first['first']:,} or soon after{file}."
+                place = f" of all rows, which is in {first['file']}," if first.get("file") else ""
+                answer += f"The first finding is at row {first['first']:,}{place} or soon after."
             commands = [Command("See when it happened", self._audit("--timestamp", "COLUMN", "--html", "report.html"))]
             return Section(
                 "since", question, "Not known", answer, "unknown", _some(self.over_time()), commands=commands
@@ -177,7 +186,7 @@ class _Audit:
             return Section("since", question, "Not known", answer, "unknown", _some(self.over_time()))
         answer = (
             f"is the time of the first finding (UTC). The last is at {utc(last, 'minutes')}. "
-            f"The data ends before {utc(self._end() + 1, 'minutes')}."
+            f"The data ends before {_minute_after(self._end())}."
         )
         when = utc(first, "minutes").removesuffix(" UTC")
         return Section("since", question, when, answer, "note", _some(self.over_time()))
@@ -225,12 +234,15 @@ class _Audit:
         bins = [it for it in self.report.timeline.to_pylist() if it["stale"]]
         if self.unit != "ms" or not bins:
             return ""
-        return f" The last one is from before {utc(bins[-1]['last'] + 1, 'minutes')}."
+        return f" The last one is from before {_minute_after(bins[-1]['last'])}."
 
     def _is_stale_now(self) -> bool:
-        """Return whether the last tenth of the data has stale rows."""
+        """Return whether the last tenth of the data has stale rows. A wrong clock does not define where it begins."""
         bins = self.report.timeline.to_pylist()
-        first, last = (bins[0]["first"], bins[-1]["last"]) if self.unit == "ms" else (0, self.report.rows)
+        first, last = 0, self.report.rows
+        if self.unit == "ms":
+            usual, _ = _without_outliers(bins)
+            first, last = usual[0]["first"], usual[-1]["last"]
         return any(it["stale"] and it["last"] >= last - (last - first) / 10 for it in bins)
 
     def _restarts(self) -> Section:
@@ -258,9 +270,7 @@ class _Audit:
             f"the rows they repeat. Such rows are new events that look like repeats. {renewed}",
             "bad",
             tables=[suspects, *self._examples("RETIMED", "Examples of repeats with another timestamp"), *tables],
-            commands=[
-                Command("Judge again with a column that changes at each restart", self._audit("--epoch", "COLUMN"))
-            ],
+            commands=[Command("Judge again with a column that changes at each restart", self._audit_by_epoch())],
         )
 
     # Charts and tables behind the answers
@@ -386,7 +396,8 @@ class _Audit:
         found = self.report.conflicts
         if found is None or not len(found):
             return []
-        return [table_of("Repeats with other content", found, {}, EXAMPLES_MAX)]
+        table = table_of("Repeats with other content", found, {}, EXAMPLES_MAX)
+        return [dataclasses.replace(table, total=self.report.counts["CONFLICT"])]
 
     def _more(self) -> Iterator[Section]:
         report = self.report
@@ -412,7 +423,8 @@ class _Audit:
             tables = [
                 it for name in counts if name != "FENCED" for it in self._examples(name, f"Examples of {name} rows")
             ]
-            advice = Command("See what other policies would do", command("advise", self.source))
+            words = column_options(self._policy().columns, Columns())
+            advice = Command("See what other policies would do", command("advise", self.source, *words))
             yield Section(
                 "refused",
                 "Which rows are refused?",
@@ -433,11 +445,17 @@ class _Audit:
         """The job's command line if a job can read the source: Parquet files, or rows that the reader can locate."""
         if self.report.source is not None and not self.report.files:
             return []
-        words = options(policy or self._policy(), self._policy().columns)
-        return [Command(purpose, command("dedup", self.source, STATE, SINK, *words))]
+        return [Command(purpose, dedup(self.source, policy or self._policy()))]
 
     def _audit(self, *words: str) -> str:
-        return command("audit", self.source, *options(self._policy(), self._policy().columns), *words)
+        return command("audit", self.source, *options(self._policy()), *words)
+
+    def _audit_by_epoch(self) -> str:
+        """The command line of an audit with a column of epochs that the reader has to name."""
+        policy = self._policy()
+        epochs = "key" if policy.epochs == "ignore" else policy.epochs
+        policy = policy.replace(epochs=epochs, columns=dataclasses.replace(policy.columns, epoch="COLUMN"))
+        return command("audit", self.source, *options(policy))
 
     def _of_rows(self, said: str) -> str:
         return f"{said}, of {self.report.rows:,} rows."
@@ -519,6 +537,11 @@ def _without_outliers(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]],
             break
         kept, left_out = many, left_out + out
     return kept, left_out
+
+
+def _minute_after(ms: int) -> str:
+    """The first minute that begins after a time."""
+    return utc((ms // 60_000 + 1) * 60_000, "minutes")
 
 
 def _some(*charts: Chart | None) -> list[Chart]:

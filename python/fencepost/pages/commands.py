@@ -23,8 +23,14 @@ STATE, SINK = "STATE", "CLEAN"
 _PLACES = {STATE, SINK}
 
 
-def options(policy: Policy, columns: Columns) -> list[str]:
-    """Return the command-line options for this policy and these columns."""
+def dedup(source: str, policy: Policy, *words: str) -> str:
+    """Return the command line of a job with this policy. A policy that depends on the order gets that of the files."""
+    order = ["--file-order"] if policy.depends_on_order else []
+    return command("dedup", source, STATE, SINK, *options(policy), *words, *order)
+
+
+def options(policy: Policy) -> list[str]:
+    """Return the command-line options for this policy and its columns."""
     base = Policy.any_order()
     words = []
     if policy.name is not None and policy.name != "any_order":
@@ -37,6 +43,12 @@ def options(policy: Policy, columns: Columns) -> list[str]:
     known = Columns(epoch=None) if policy.epochs == "ignore" else Columns()
     if policy.name is not None:
         known = base.columns
+    return words + column_options(policy.columns, known)
+
+
+def column_options(columns: Columns, known: Columns) -> list[str]:
+    """Return the options for columns that differ from `known`."""
+    words: list[str] = []
     for role in ("pid", "partition"):
         if columns.parts(role) != known.parts(role):
             parts = [word for name in columns.parts(role) for word in (f"--{role}", name)]

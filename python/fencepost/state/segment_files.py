@@ -141,8 +141,9 @@ def advance(
             new = (writer.add(table.snapshot()),)
     else:
         new = (writer.add(table.snapshot()),)
-    rows = int(missing["count"].to_numpy().sum()) if len(missing) else 0
-    return Shard(shard=shard, entries=len(table), positions=positions, missing=rows, pieces=new)
+    return Shard(
+        shard=shard, entries=len(table), positions=positions, missing=exact_sum(missing["count"]), pieces=new
+    )
 
 
 def held_positions(table: StateTable) -> int | None:
