@@ -363,6 +363,18 @@ def test_rows_with_other_columns_are_another_batch() -> None:
     assert transport.log == {0: [1, 2, 3, 4]}
 
 
+def test_dictionaries_of_a_batch_need_not_fit_into_one() -> None:
+    """Categories of pandas have codes of 8 bits."""
+    transport = MemoryTransport(partitions=1)
+    texts = [[f"{call} {number}" for number in range(100)] for call in range(2)]
+    with fp.SequencedProducer(transport, linger_ms=60_000) as producer:
+        for some in texts:
+            codes = pa.array(range(len(some)), pa.int8())
+            producer.send(pa.table({"value": pa.DictionaryArray.from_arrays(codes, pa.array(some))}))
+    assert transport.log == {0: texts[0] + texts[1]}
+    assert len(transport.batches) == 1
+
+
 def test_rows_of_one_batch_are_refused_together() -> None:
     transport = Script(Answer(ErrorCode.INVALID_RECORD), Answer(offset=0))
     producer = fp.SequencedProducer(transport, linger_ms=60_000)

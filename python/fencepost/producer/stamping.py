@@ -281,7 +281,13 @@ def joined(pieces: Sequence[pa.Table]) -> pa.Table:
     """Concatenate tables with the same columns."""
     import pyarrow as pa
 
-    return pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces).combine_chunks()
+    if len(pieces) == 1:
+        return pieces[0]
+    table = pa.concat_tables(pieces)
+    try:
+        return table.combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # such as dictionaries with too many values for one
+        return table
 
 
 def stamp(table: pa.Table, pid: int, epoch: int, partition: int, first_seq: int) -> pa.Table:
