@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fencepost.errors import BatchError
 
@@ -159,6 +159,8 @@ def rows_of(rows: Any, nothing: str) -> pa.Table:
         return table_of(rows, nothing)
     if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
         return _of_events(rows, nothing)
+    if is_a(rows, "pandas", "DataFrame"):
+        return _of_pandas(rows, nothing)
     if hasattr(rows, "__arrow_c_stream__"):
         return pa.table(rows)
     if hasattr(rows, "__arrow_c_array__"):
@@ -173,6 +175,19 @@ def _of_events(events: Sequence[Mapping[str, Any]], nothing: str) -> pa.Table:
         raise BatchError(f"row {empty}: an event without columns; {nothing}", row=empty)
     names = dict.fromkeys(chain.from_iterable(events))
     return table_of({name: [it.get(name) for it in events] for name in names}, nothing)
+
+
+def _of_pandas(frame: Any, nothing: str) -> pa.Table:
+    """Convert a DataFrame. An index without a name is no column: rows that were selected from a larger frame have one.
+    """
+    import pyarrow as pa
+
+    names = list(frame.columns)
+    try:
+        table = pa.Table.from_pandas(frame)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        _refuse({str(name): frame[name] for name in names if names.count(name) == 1}, error, nothing)
+    return table.select([it for it in table.column_names if it in names or not it.startswith("__index_level_")])
 
 
 def not_tabular(rows: object) -> TypeError:
@@ -193,9 +208,14 @@ def table_of(columns: Mapping[str, Any], nothing: str) -> pa.Table:
     try:
         return pa.table(dict(columns))
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        for name, values in columns.items():
-            _check(name, values, nothing)
-        raise BatchError(f"the columns do not form a table: {error}; {nothing}") from error
+        _refuse(columns, error, nothing)
+
+
+def _refuse(columns: Mapping[str, Any], error: Exception, nothing: str) -> NoReturn:
+    """Raise BatchError for columns that do not form a table (column, row if one of them does not form a column)."""
+    for name, values in columns.items():
+        _check(name, values, nothing)
+    raise BatchError(f"the columns do not form a table: {error}; {nothing}") from error
 
 
 def _check(name: str, values: Any, nothing: str) -> None:

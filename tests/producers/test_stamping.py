@@ -6,6 +6,7 @@ from typing import Any
 
 import fencepost as fp
 import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -173,6 +174,18 @@ def test_rows_of_all_tabular_types_are_accepted() -> None:
     given += [wanted.to_pylist(), {"a": np.array([1, 2]), "b": pa.array(["x", None])}, tuple(wanted.to_pylist())]
     for rows in given:
         assert read(rows).to_pylist() == wanted.to_pylist()
+
+
+def test_a_selection_of_a_pandas_frame_has_its_columns_only() -> None:
+    frame = pd.DataFrame({"a": [1, 2, 3], "b": ["x", None, "z"]})
+    assert read(frame[frame["a"] > 1]).to_pylist() == [{"a": 2, "b": None}, {"a": 3, "b": "z"}]
+    assert read(frame.set_index("b")).column_names == ["a", "b"], "an index with a name is a column"
+    for odd, problem in (
+        (pd.DataFrame({"a": [1, "x"], "b": [1, 2]}), "column 'a': .*"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "not form a table: .*"),
+    ):
+        with pytest.raises(fp.BatchError, match=f"{problem}; nothing of this call"):
+            read(odd)
 
 
 def test_invalid_rows_are_refused() -> None:
