@@ -231,13 +231,24 @@ def test_a_uri_with_one_slash_is_not_a_folder_here(tmp_path: Path, monkeypatch: 
     """The state would be lost with the container that it is in."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "source").mkdir()
-    for uri in ("file:/data", Path("s3://bucket/x")):
+    for uri in ("file:/data", Path("s3://bucket/x"), "file://data", "file://localhost/data"):
         for places in ((uri, "state", "sink"), ("source", uri, "sink"), ("source", "state", uri)):
-            with pytest.raises(fp.StoreError, match="neither a path"):
+            with pytest.raises(fp.StoreError, match=r"neither a path|three slashes"):
                 DedupJob(*places).run()
     assert [it.name for it in tmp_path.iterdir()] == ["source"]
     assert stores.absolute("./file:/data") == f"{tmp_path}/file:/data"
     assert stores.absolute("C:/data") == f"{tmp_path}/C:/data"
+
+
+@pytest.mark.parametrize("name", ["a b", "at=10%3A00", "100%", "x?y=1", "a#1", "ü→", "x=1&y;z"])
+def test_a_prefix_has_the_name_that_its_uri_shows(endpoint: str, name: str) -> None:
+    bucket, folder = s3(endpoint, f"s3://{BUCKET}"), uuid.uuid4().hex
+    store = s3(endpoint, f"s3://{BUCKET}/{folder}/{name}")
+    assert isinstance(store, RemoteStore)
+    assert store.put("one", b"1")
+    assert store.copy(store, "one", 1, "two")
+    assert sorted(bucket.list(folder)) == [f"{folder}/{name}/one", f"{folder}/{name}/two"]
+    assert bucket.read(f"{folder}/{name}/two") == store.read("two") == b"1"
 
 
 def test_unknown_options_of_a_store_are_refused(endpoint: str) -> None:

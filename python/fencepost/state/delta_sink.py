@@ -723,7 +723,7 @@ def by_library(store: Store, version: int | None = None) -> DeltaTable:
 
     if not isinstance(store, RemoteStore):
         return DeltaTable(store.uri, version=version)
-    return DeltaTable(store.uri, version=version, storage_options=library_options(store.options))
+    return DeltaTable(store.quoted_uri, version=version, storage_options=library_options(store.options))
 
 
 def is_delta(store: Store) -> bool:

@@ -25,6 +25,7 @@ from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, TypeVar
+from urllib.parse import quote
 from uuid import uuid4
 
 from fencepost.errors import DependencyError, PolicyError, StoreError
@@ -130,7 +131,7 @@ def open_store(uri: str | os.PathLike[str], *, sync: bool = True, options: Mappi
     text = os.fspath(uri)
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text)
     if match is None:
-        _check_path(text)
+        check_path(text)
         return LocalStore(text, sync=sync)
     scheme, rest = match[1], text[match.end() :]
     if re.match(r"[^/]*:[^/]*@", rest):
@@ -139,8 +140,7 @@ def open_store(uri: str | os.PathLike[str], *, sync: bool = True, options: Mappi
             "URIs it knows: pass credentials as options, or in the environment"
         )
     if scheme == "file":
-        if not rest.startswith("/"):
-            raise StoreError(f"{text}: a file:// URI has three slashes and an absolute path")
+        check_path(text)
         return LocalStore(rest, sync=sync)
     if scheme == "memory":
         return MemoryStore(text)
@@ -158,18 +158,20 @@ def is_local(uri: str | os.PathLike[str]) -> bool:
 def absolute(uri: str | os.PathLike[str]) -> str:
     """Return the absolute path of a local folder or file, or a URI without a trailing slash.
 
-    Raises StoreError for a URI with one slash.
+    Raises StoreError for a URI with one slash, and for a file:// URI without an absolute path.
     """
     text = os.fspath(uri)
-    _check_path(text)
+    check_path(text)
     return os.path.abspath(text.removeprefix("file://")) if is_local(text) else text.rstrip("/")
 
 
-def _check_path(text: str) -> None:
+def check_path(text: str) -> None:
     """Raise StoreError for a URI that has lost a slash, as in a `pathlib.Path`.
 
     It would name a folder in the current one. Spark and Hadoop also write `file:/data`.
     """
+    if text.startswith("file://") and not text.startswith("file:///"):
+        raise StoreError(f"{text}: a file:// URI has three slashes and an absolute path")
     if match := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)", text):
         shown = re.sub(r":/[^/]*@", ":/...@", text)
         raise StoreError(
@@ -459,6 +461,11 @@ class RemoteStore:
         scheme, _, rest = self._uri.partition("://")
         return f"{scheme}://{rest.partition('/')[0]}"
 
+    @property
+    def quoted_uri(self) -> str:
+        """The URI for other libraries. They would decode "%20" in the prefix, and ignore what follows "?" or "#"."""
+        return self._root_uri + quote(self._uri.removeprefix(self._root_uri))
+
     def _full_name(self, name: str) -> str:
         """The object's name from the root of its bucket."""
         prefix = self._uri.removeprefix(self._root_uri).strip("/")
@@ -485,7 +492,7 @@ class RemoteStore:
             how = {"config": config, "client_options": client, "retry_config": retries}
             if provider is not None:
                 how["credential_provider"] = load_provider(provider)
-            self._store, self._root = (connect(uri, **how) for uri in (self._uri, self._root_uri))
+            self._store, self._root = (connect(uri, **how) for uri in (self.quoted_uri, self._root_uri))
         except Exception as error:
             raise StoreError(f"{self._uri}: {_short(error)}") from error
 
