@@ -244,16 +244,30 @@ def test_open_logs_have_the_order_of_their_partitions(tmp_path: Path) -> None:
             assert transport.partitions == 2
 
 
+def test_logs_are_in_local_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URI would become a folder in the current one, which may be lost with the container that it is in."""
+    monkeypatch.chdir(tmp_path)
+    for opened in (PartitionLog, PartitionLogTransport):
+        with pytest.raises(fp.PolicyError, match="in a local folder"):
+            opened("s3://bucket/orders-0")
+        with pytest.raises(fp.StoreError, match="neither a path"):
+            opened(Path("s3://bucket/orders-0"))
+    PartitionLog(f"file://{tmp_path}/orders-0").close()
+    assert [it.name for it in tmp_path.iterdir()] == ["orders-0"]
+
+
 LARGE = pa.table({"n": ["x" * 1000]})
 """Larger than a segment."""
 FAR = pa.table({"n": pa.array([2**62], pa.timestamp("us"))})
 """A time that Python does not have."""
+AWAY = pa.table({"n": pa.array([0], pa.timestamp("us", "Mars/Olympus"))})
+"""A time zone that this machine does not know."""
 NAN = pa.table({"n": [float("nan")]})
 """Most readers of JSON would refuse the record."""
 AS_JSON = "cannot be written as JSON"
 
 
-@pytest.mark.parametrize(("odd", "problem"), [(LARGE, "segment_bytes"), (FAR, AS_JSON), (NAN, AS_JSON)])
+@pytest.mark.parametrize(("odd", "problem"), [(LARGE, "segment_bytes"), (FAR, AS_JSON), (AWAY, AS_JSON), (NAN, AS_JSON)])
 def test_rows_that_no_log_takes_fail_their_batch_alone(tmp_path: Path, odd: pa.Table, problem: str) -> None:
     with (
         PartitionLogTransport(tmp_path, segment_bytes=500) as transport,

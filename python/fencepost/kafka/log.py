@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from fencepost import _native
 from fencepost.arrow import ArrowStreamExportable
+from fencepost.errors import PolicyError
 from fencepost.kafka.source import topic_and_partition
 from fencepost.metrics import counter, gauge
+from fencepost.state.stores import check_path, is_local
 from fencepost.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -104,6 +106,7 @@ class PartitionLog:
         LockedError: Another writer has the log open.
         SourceError: The log is damaged (path, position). Nothing is changed.
         PolicyError, ValueError: Invalid arguments.
+        StoreError: The path is a URI that lacks slashes.
         OSError: The operating system refuses.
 
     >>> log = PartitionLog("orders-0")  # doctest: +SKIP
@@ -133,7 +136,7 @@ class PartitionLog:
         for name, value, least in (("interval_ms", interval_ms, 1), ("segment_bytes", segment_bytes, 1)):
             if not least <= value < 2**31:
                 raise ValueError(f"{name}={value} is outside {least}..={2**31 - 1}")
-        self.path = Path(path)
+        self.path = local_folder(path)
         self.topic, self.partition = _place(self.path, partition)
         self.first = first
         self._log = _native.PartitionLog(
@@ -304,6 +307,21 @@ class PartitionLog:
 
     def __repr__(self) -> str:
         return f"<PartitionLog {os.fspath(self.path)!r}, partition {self.partition}>"
+
+
+def local_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a folder of logs.
+
+    Raises PolicyError for the URI of an object store, which would be a folder in the current one, and StoreError for a
+    URI that lacks slashes.
+    """
+    text = os.fspath(path)
+    if not is_local(text):
+        raise PolicyError(
+            f"{text}: a partition log is in a local folder, because object stores cannot append to objects: pass a path"
+        )
+    check_path(text)
+    return Path(text.removeprefix("file://"))
 
 
 def _place(path: Path, partition: int | None) -> tuple[str | None, int]:

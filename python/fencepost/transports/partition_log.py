@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost import Verdict
 from fencepost.errors import BatchError, FencedError, PoisonedError, PolicyError, StoreError
+from fencepost.kafka.log import local_folder
 from fencepost.kafka.source import topic_and_partition
 from fencepost.producer.answers import Answer, ErrorCode
 from fencepost.producer.sequencer import step
@@ -55,8 +56,8 @@ class PartitionLogTransport:
             one before it failed. Open logs must have it too.
 
     Raises:
-        PolicyError: The folder has another number of partitions, first is "any" (no log is opened then), or open logs
-            are not in the order of their partitions.
+        PolicyError: The folder has another number of partitions or is in an object store, first is "any" (no log is
+            opened then), or open logs are not in the order of their partitions.
         FencepostError: Any error of opening a log.
     """
 
@@ -73,7 +74,8 @@ class PartitionLogTransport:
     ) -> None:
         if isinstance(logs, str | os.PathLike):
             _check_first(options.get("first", "zero"), "leave out first=")
-            self._writers = _open(Path(logs), topic, _count(Path(logs), topic, partitions), options)
+            folder = local_folder(logs)
+            self._writers = _open(folder, topic, _count(folder, topic, partitions), options)
             self._owns = True
         else:
             opened: list[Any] = list(logs)
@@ -164,7 +166,8 @@ class PartitionLogTransport:
             own = _with_exact_times(rows.drop_columns(list(IDENTITY)))
             try:
                 found["value"] = pa.array([_as_json(row) for row in own.to_pylist()], pa.binary())
-            except (ValueError, OverflowError) as error:  # such as NaN, or a time after the year 9999
+            # such as NaN, a time after the year 9999, or a time zone that this machine does not know
+            except (pa.ArrowException, ValueError, OverflowError, LookupError) as error:
                 raise BatchError(f"a row cannot be written as JSON: {error}") from error
         return pa.table(found)
 
