@@ -19,7 +19,7 @@ def conform(rows: pa.Table, schema: pa.Schema, place: str) -> pa.Table:
 
     Types with different layouts are equal (text, large text, views and dictionaries of text). A column of nulls matches
     every type, also within lists and structs. Raises BatchError (column, row) for other columns, other types, and a
-    null in a non-nullable column.
+    null in a non-nullable column; without the row for values within lists and structs.
     """
     import pyarrow as pa
 
@@ -37,7 +37,13 @@ def conform(rows: pa.Table, schema: pa.Schema, place: str) -> pa.Table:
                 f"column '{field.name}': missing; {place} has {_listed(schema)}, the rows have {have}; {NOTHING}",
                 column=field.name,
             )
-        columns[field.name] = _conformed(rows[field.name], field, place)
+        try:
+            columns[field.name] = _conformed(rows[field.name], field, place)
+        except pa.ArrowException as error:  # such as a null within a list that takes none
+            raise BatchError(
+                f"column '{field.name}': does not fit {field.type}, the type in {place}: {error}; {NOTHING}",
+                column=field.name,
+            ) from error
         fields.append(field)
     return pa.table(columns, schema=pa.schema(fields))
 
