@@ -19,7 +19,7 @@ from pathlib import Path
 from faults.driver import is_stopped
 from faults.tally import Tally, injected
 from fencepost.sql import SqlSink, TransactionCoordinator
-from fencepost.transports import read_landing
+from fencepost.transports import LandingTransport, read_landing
 from sqlalchemy import text
 from support.processes import fork_server
 from support.waiting import wait_until
@@ -72,6 +72,8 @@ class Chain:
         """Raises Broken."""
         began = time.monotonic()
         self._create_table()
+        if self.setup.lands:  # the stage may read before a producer writes
+            LandingTransport(self.setup.landing, partitions=self.setup.inputs, sync=False)
         try:
             for name in ("logs", "keeper", *self.producers, "consumer", *self.workers):
                 self._start(name)

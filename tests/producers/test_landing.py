@@ -395,6 +395,21 @@ def test_a_null_in_a_required_column_is_refused(tmp_path: Path) -> None:
         LandingTransport(tmp_path, sync=False).send(of_rows(1, {"value": pa.nulls(1, pa.int64())}))
 
 
+@pytest.mark.parametrize("is_list", [True, False])
+def test_a_null_within_a_column_that_takes_none_fails_its_batch_alone(tmp_path: Path, is_list: bool) -> None:
+    part = pa.field("n", pa.int64(), nullable=False)
+    schema = pa.schema({"value": pa.list_(part) if is_list else pa.struct([part])})
+    right, odd = ([1], [None]) if is_list else ({"n": 1}, {"n": None})
+    with fp.SequencedProducer(LandingTransport(tmp_path, sync=False, schema=schema), **QUICK) as producer:
+        [delivery] = producer.send([{"value": odd}])
+        with pytest.raises(fp.DeliveryError, match=r"INVALID_RECORD \(column 'value': does not fit"):
+            delivery.result(30)
+        with pytest.raises(fp.DeliveryError):
+            producer.flush(30)
+        producer.send(pa.table({"value": [right]}, schema=schema))
+    assert values(read_landing(tmp_path)) == [right]
+
+
 def test_the_first_batch_decides_under_concurrent_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another writer lists its first batch while the file of this one is being written."""
     mine, other = (LandingTransport(tmp_path, sync=False) for _ in range(2))
@@ -498,7 +513,18 @@ def test_a_fence_with_an_invalid_epoch_is_not_written(tmp_path: Path) -> None:
     assert read_landing(tmp_path).position == 0
 
 
+def test_a_folder_that_no_writer_has_opened_is_no_empty_one(place: tuple[str, Any]) -> None:
+    """An operator would take a wrong path for an output without open transactions."""
+    folder, options = place
+    for after in (0, 3):
+        with pytest.raises(fp.SourceError, match="not a landing folder"):
+            read_landing(folder, after=after, options=options)
+    LandingTransport(folder, options=options)
+    assert (read_landing(folder, options=options).read().num_rows, read_landing(folder, options=options).open) == (0, [])
+
+
 def test_reading_after_the_end_is_refused(tmp_path: Path) -> None:
+    LandingTransport(tmp_path, sync=False)
     with pytest.raises(fp.PolicyError, match=r"after=1: expected at most 0, the number of entries"):
         read_landing(tmp_path, after=1)
     assert read_landing(tmp_path).read().num_rows == 0

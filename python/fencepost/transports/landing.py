@@ -651,7 +651,7 @@ def read_landing(
         options: Options of the object store.
 
     Raises:
-        SourceError: The log is invalid (path).
+        SourceError: No writer has opened this folder, or the log is invalid (path).
         PolicyError: `after` is beyond the end of the log.
     """
     log = LandingLog(open_store(folder, options=options))
@@ -661,6 +661,9 @@ def read_landing(
         listed.update(file["path"] for file in entry.get("files", ()))
         if log.state.next_entry > after:
             seen += found
+    if not log.state.next_entry and not log.store.exists(COUNT):
+        uri = log.store.uri
+        raise SourceError(f"{uri}: not a landing folder: it has no log and no partition count; check its path", path=uri)
     if after > log.state.next_entry:
         count = log.state.next_entry
         raise PolicyError(f"after={after}: expected at most {count}, the number of entries of {log.store.uri}")
