@@ -244,6 +244,7 @@ class SequencedProducer:
         """Send rows. Returns one delivery per partition, in order of partitions, or several for large tables.
 
         Copies the rows, except Arrow and polars data: do not change the memory below an Arrow table before its outcome.
+        The index of a pandas DataFrame is a column if it has a name.
 
         Rows of several calls share a batch if they arrive within `linger_ms` and have the same columns. A batch is
         delivered or refused as a whole. Blocks while `buffer_rows` rows or `buffer_bytes` bytes are pending.
@@ -568,7 +569,9 @@ class SequencedProducer:
         except FencepostError:
             pass  # unknown for now; abort will find out
         problem = "the transaction was open for too long, so it was aborted. Call abort(), then begin another one"
-        return TransactionAbortableError(f"{problem} ({error.message})")
+        late = TransactionAbortableError(f"{problem} ({error.message})")
+        self._sequencer.abortable = late  # for all further calls
+        return late
 
     # Callbacks
 
