@@ -101,12 +101,17 @@ def _of_s3(get: Get, bucket: str) -> Options:
 def _endpoint(host: str, own: Get, bucket: str) -> Options:
     """Return the options of a store other than Amazon's."""
     if "://" not in host:
-        host = f"{'http' if own('connection.ssl.enabled') == 'false' else 'https'}://{host}"
+        host = f"{'http' if _is(own('connection.ssl.enabled'), 'false') else 'https'}://{host}"
     scheme, address = host.rstrip("/").split("://", 1)
     options: Options = {"allow_http": True} if scheme == "http" else {}
-    if own("path.style.access") == "true":
+    if _is(own("path.style.access"), "true"):
         return options | {"endpoint": f"{scheme}://{address}"}
     return options | {"endpoint": f"{scheme}://{bucket}.{address}", "virtual_hosted_style_request": True}
+
+
+def _is(setting: str | None, value: str) -> bool:
+    """Return whether a boolean setting has this value. Hadoop ignores the case."""
+    return setting is not None and setting.lower() == value
 
 
 def _credentials_of_s3(own: Get, bucket: str) -> Options:

@@ -48,6 +48,11 @@ TOLD = [
     ),
     (
         "s3://bucket/x",
+        {"fs.s3a.endpoint": "minio:9000", "fs.s3a.path.style.access": "True", "fs.s3a.connection.ssl.enabled": "False"},
+        {"endpoint": "http://minio:9000", "allow_http": True, "region": "us-east-1"},
+    ),
+    (
+        "s3://bucket/x",
         {"fs.s3a.endpoint": "https://store.example/"},
         {"endpoint": "https://bucket.store.example", "virtual_hosted_style_request": True, "region": "us-east-1"},
     ),
