@@ -316,11 +316,20 @@ def _read(scan: PlainScan, rows: Rows, name: str) -> pa.ChunkedArray:
     for place, of_file in zip(files.tolist(), np.split(rows.row, firsts[1:]), strict=True):
         with unchanged(LocalStorage(), scan.files, place):
             file = pq.ParquetFile(scan.files.full_path(place))
-            if pa.types.is_string(kind) and _has_only_codes(file.metadata, name):
+            if pa.types.is_large_string(kind) and _has_only_codes(file.metadata, name):
                 file = pq.ParquetFile(scan.files.full_path(place), metadata=file.metadata, read_dictionary=[name])
             column = file.read([name])[name]
-        chunks += column.take(pa.array(of_file)).cast(kind).chunks
+        chunks += _taken(column, pa.array(of_file), kind)
     return pa.chunked_array(chunks, kind)
+
+
+def _taken(column: pa.ChunkedArray, rows: pa.Array, kind: pa.DataType) -> list[pa.Array]:
+    """Return a column of some rows. Texts and bytes become large ones first, as far as they are not in dictionaries."""
+    if pa.types.is_dictionary(column.type):
+        return [it.dictionary.cast(kind).take(it.indices) for it in column.take(rows).chunks]
+    is_large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    taken: list[pa.Array] = (column.cast(kind) if is_large else column).take(rows).cast(kind).chunks
+    return taken
 
 
 DICTIONARY_BYTES = 1 << 20

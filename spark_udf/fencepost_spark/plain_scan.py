@@ -285,7 +285,8 @@ def _arrow_type(kind: DataType) -> pa.DataType:
     # versions of PySpark take different arguments for these types
     if isinstance(kind, TimestampType | TimestampNTZType):
         return pa.timestamp("us", "UTC" if isinstance(kind, TimestampType) else None)
-    return to_arrow_type(kind)
+    # the values of a shard's copies may have more than 2 GiB
+    return {StringType: pa.large_string(), BinaryType: pa.large_binary()}.get(type(kind)) or to_arrow_type(kind)
 
 
 # The files

@@ -26,7 +26,7 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType
+from pyspark.sql.types import BinaryType, LongType, StringType
 
 TYPES = {"pid": pa.int64(), "epoch": pa.int16(), "partition": pa.int32(), "seq": pa.int32(), "note": pa.string()}
 Row = tuple[Any, ...]
@@ -139,6 +139,7 @@ class TestTheSameRows:
             (pa.int8(), [None, -3, 0, 9]),
             (pa.bool_(), [None, False, True]),
             (pa.string(), [None, "", "a", "ab", "b", "Z", "ü", "\U0001f600", "\uffee"]),
+            (pa.dictionary(pa.int8(), pa.string()), [None, "b", "a"]),
             (pa.binary(), [None, b"", b"\x00", b"\x80", b"\xff", b"a"]),
             (pa.date32(), [None, -9, 0, 9]),
             (pa.timestamp("us", "UTC"), [None, -1, 0, 7]),
@@ -323,6 +324,15 @@ class TestThePlan:
         kind = pa.int64() if 1 in values else pa.string()
         found = copies._are_lowest(pa.chunked_array([pa.array(several, kind)]), copies_of)
         assert found.tolist() == [key(v) == lowest[c] for v, c in zip(several, copies_of, strict=True)]
+
+    @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+    def test_texts_of_copies_may_have_more_than_2_gib(self, kind: pa.DataType) -> None:
+        """Those of a shard's copies are together in memory, and small texts have 32-bit offsets."""
+        large = plain_scan._arrow_type(StringType())
+        assert (large, plain_scan._arrow_type(BinaryType())) == (pa.large_string(), pa.large_binary())
+        column = pa.chunked_array([pa.array(["b", None], kind), pa.array(["a", "c"], kind)])
+        taken = pa.chunked_array(copies._taken(column, pa.array([0, 1, 3]), large))
+        assert (taken.type, taken.to_pylist()) == (large, ["b", None, "c"])
 
     @pytest.mark.parametrize("shards", [2, 7, 200])
     def test_each_shard_has_a_partition_of_its_own(self, spark: SparkSession, shards: int) -> None:
