@@ -267,7 +267,9 @@ NAN = pa.table({"n": [float("nan")]})
 AS_JSON = "cannot be written as JSON"
 
 
-@pytest.mark.parametrize(("odd", "problem"), [(LARGE, "segment_bytes"), (FAR, AS_JSON), (AWAY, AS_JSON), (NAN, AS_JSON)])
+@pytest.mark.parametrize(
+    ("odd", "problem"), [(LARGE, "segment_bytes"), (FAR, AS_JSON), (AWAY, AS_JSON), (NAN, AS_JSON)]
+)
 def test_rows_that_no_log_takes_fail_their_batch_alone(tmp_path: Path, odd: pa.Table, problem: str) -> None:
     with (
         PartitionLogTransport(tmp_path, segment_bytes=500) as transport,

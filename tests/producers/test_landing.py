@@ -520,7 +520,8 @@ def test_a_folder_that_no_writer_has_opened_is_no_empty_one(place: tuple[str, An
         with pytest.raises(fp.SourceError, match="not a landing folder"):
             read_landing(folder, after=after, options=options)
     LandingTransport(folder, options=options)
-    assert (read_landing(folder, options=options).read().num_rows, read_landing(folder, options=options).open) == (0, [])
+    landing = read_landing(folder, options=options)
+    assert (landing.rows, landing.open, landing.position) == (0, [], 0)
 
 
 def test_reading_after_the_end_is_refused(tmp_path: Path) -> None:

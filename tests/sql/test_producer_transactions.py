@@ -128,7 +128,7 @@ def test_a_transaction_that_took_too_long_does_not_stop_its_producer(engine: sa.
         producer.flush(30)
         coordinator.database.transaction(lambda connection: connection.execute(late))
         assert coordinator.recover() == Recovered(0, 1)
-        calls: list[Callable[[], Any]] = [lambda it=it: producer.send(rows(place, it)) for it in (1, 2)]  # type: ignore[misc]
+        calls: list[Callable[[], Any]] = [lambda: producer.send(rows(place, 1)), lambda: producer.send(rows(place, 2))]
         for call in (*calls, producer.commit):
             with pytest.raises(fp.TransactionAbortableError, match="open for too long"):
                 call()

@@ -662,8 +662,8 @@ def read_landing(
         if log.state.next_entry > after:
             seen += found
     if not log.state.next_entry and not log.store.exists(COUNT):
-        uri = log.store.uri
-        raise SourceError(f"{uri}: not a landing folder: it has no log and no partition count; check its path", path=uri)
+        problem = "not a landing folder: it has no log and no partition count. Check its path"
+        raise SourceError(f"{log.store.uri}: {problem}", path=log.store.uri)
     if after > log.state.next_entry:
         count = log.state.next_entry
         raise PolicyError(f"after={after}: expected at most {count}, the number of entries of {log.store.uri}")
