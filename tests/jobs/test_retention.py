@@ -246,9 +246,7 @@ def test_a_collected_seed_is_described_as_before(
     assert [explain(opened(tmp_path), 1)[name] for name in names] == [whole[name] for name in names]
 
 
-def test_two_runs_that_remove_the_same_files(
-    tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_runs_that_remove_the_same_files(tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The slower one finds that the description of a version exists, and the other one removes it."""
     monkeypatch.setattr(versions, "DECISION_BYTES_MAX", 0)
     for number in range(4):

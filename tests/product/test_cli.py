@@ -724,9 +724,7 @@ def test_errors_of_the_package_are_what_is_caught(
         cli.main(["audit", "x"])
 
 
-def test_an_audit_does_not_pass_for_what_its_policy_cannot_find(
-    zone: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_audit_does_not_pass_for_what_its_policy_cannot_find(zone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for policy, kind in (("kafka", "missing"), ("watermark", "missing"), ("watermark", "stale")):
         code, out, err = run(capsys, "audit", zone / "landing", *KEYS, "--policy", policy, "--fail-on", kind)
         assert (code, out) == (2, "")

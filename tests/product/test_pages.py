@@ -27,9 +27,9 @@ from fencepost.pages import charts
 from fencepost.pages.audit import audit_page
 from fencepost.pages.history import history_page
 from fencepost.pages.html import Html, tag, visible
-from fencepost.pages.run import run_page
 from fencepost.pages.kafka import log_page
 from fencepost.pages.page import Section
+from fencepost.pages.run import run_page
 from fencepost.pages.tables import share
 from fencepost.state.history import about
 from support.kafka_logs import DATA
@@ -244,7 +244,7 @@ def answers_of(report: fp.AuditReport) -> dict[str, Section]:
 def test_gaps_that_a_policy_does_not_count_are_unknown(policy: str) -> None:
     """Also if it refuses what follows a gap: nothing says that no row is missing."""
     rules: Policy = getattr(Policy, policy)()
-    rows = dict.fromkeys(rules.columns.names, [0, 0, 0]) | {rules.columns.seq: [0, 1, 9]}
+    rows = {name: [0, 0, 0] for name in rules.columns.names} | {rules.columns.seq: [0, 1, 9]}
     report = fp.audit(pa.table(rows), policy)
     lost = answers_of(report)["lost"]
     assert (lost.figure, lost.mood) == ("Not known", "unknown")
@@ -436,9 +436,7 @@ def test_pages_of_runs_and_states(zone: Path, tmp_path: Path, capsys: pytest.Cap
     check_page(page.read_text())
 
 
-def test_a_page_counts_rows_once_that_two_versions_have_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_counts_rows_once_that_two_versions_have_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One version was abandoned, another one rolled back, so that later runs have read their files again."""
     go(tmp_path, 0)
     abandon_next(tmp_path, 1, monkeypatch)
@@ -467,9 +465,9 @@ def test_the_page_of_a_seed_does_not_say_that_it_wrote_rows(tmp_path: Path) -> N
     assert sections["kept"].answer.startswith("were kept, of 2,500 rows read. 0 were not.")
     assert sections["lost"].tables[0].total == report.missing_ranges > len(report.missing)
     assert "written" not in check_page(report.to_html()).text
-def test_a_table_of_a_run_says_how_many_lines_there_are_in_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+
+def test_a_table_of_a_run_says_how_many_lines_there_are_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The report of a run has the first lines of its tables only."""
     for module in (fencepost.lake.judge, fencepost.lake.run_report):
         monkeypatch.setattr(module, "SHOWN_MAX", 60)

@@ -450,7 +450,7 @@ def test_a_table_that_changes_while_the_loop_runs_stops_it(orders: Engine) -> No
         return decode(message)
 
     sink = new_sink(orders)
-    with pytest.raises(fp.SinkError, match="database refuses a statement.*customer"):
+    with pytest.raises(fp.SinkError, match=r"database refuses a statement.*customer"):
         new_loop(sink, FakeClient(cluster, [P0]), decode=renaming, batch_max=2).run()
     assert (dead(orders), sink.positions()) == ([], {"orders-0": 3})
 
@@ -855,7 +855,7 @@ def test_an_error_of_aiokafka_is_a_store_error(engine: Engine) -> None:
     async def main() -> None:
         await asynchronous_loop(engine, consumer)[0].run()
 
-    with pytest.raises(fp.StoreError, match="client reports a fatal error.*no bootstrap"):
+    with pytest.raises(fp.StoreError, match=r"client reports a fatal error.*no bootstrap"):
         asyncio.run(main())
     assert consumer.stopped == 1
 

@@ -262,7 +262,7 @@ class PartitionLog:
         }
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the same metrics as `prometheus_client` families, none if the log is closed; see `fencepost.metrics`."""
+        """Yield the same metrics as `prometheus_client` families, nothing if it is closed; see `fencepost.metrics`."""
         try:
             found = self.metrics()
         except ValueError:  # closed: metrics of other sources are still wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from fencepost.errors import FencedError, PolicyError, TransportError
 from fencepost.producer.sequencer import EPOCH_MAX, Identity
@@ -85,7 +85,7 @@ class Identities:
 def read_identity(given: Any) -> Identity:
     """Read the answer of a registry or coordinator. Raises TransportError if it is not an identity."""
     pid, epoch = getattr(given, "pid", None), getattr(given, "epoch", None)
-    if not _is_identity(pid, epoch):
+    if not (_is_pid(pid) and _is_epoch(epoch)):
         raise TransportError(
             f"the registry returned {given!r}, not an identity: expected pid 0 to {2**63 - 1} and epoch 0 to "
             f"{EPOCH_MAX}. Nothing was sent"
@@ -108,13 +108,17 @@ def read_checkpoint(checkpoint: Any, name: str | None) -> Identity | None:
             "a producer with the same name can resume"
         )
     pid, epoch = checkpoint.get("pid"), checkpoint.get("epoch")
-    if not _is_identity(pid, epoch):
+    if not (_is_pid(pid) and _is_epoch(epoch)):
         raise PolicyError(
-            f"the checkpoint of the producer {name!r} has pid={pid!r} and epoch={epoch!r}: expected pid 0 to {2**63 - 1} "
-            f"and epoch 0 to {EPOCH_MAX}. Pass what `producer.checkpoint` returned"
+            f"the checkpoint of the producer {name!r} has pid={pid!r} and epoch={epoch!r}: expected pid 0 to "
+            f"{2**63 - 1} and epoch 0 to {EPOCH_MAX}. Pass what `producer.checkpoint` returned"
         )
     return Identity(pid, epoch)
 
 
-def _is_identity(pid: Any, epoch: Any) -> bool:
-    return isinstance(pid, int) and isinstance(epoch, int) and 0 <= pid < 2**63 and 0 <= epoch <= EPOCH_MAX
+def _is_pid(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and 0 <= value < 2**63
+
+
+def _is_epoch(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and 0 <= value <= EPOCH_MAX

@@ -18,6 +18,7 @@ from fencepost.errors import SnapshotError
 from fencepost.policy import Policy
 from fencepost.state.decision import Piece, Shard, sha256
 from fencepost.state.stores import Store, Writer
+from fencepost.sums import exact_sum
 
 ArrowTable: TypeAlias = Any
 """A `pyarrow.Table`. pyarrow is imported on first use."""
@@ -141,9 +142,7 @@ def advance(
             new = (writer.add(table.snapshot()),)
     else:
         new = (writer.add(table.snapshot()),)
-    return Shard(
-        shard=shard, entries=len(table), positions=positions, missing=exact_sum(missing["count"]), pieces=new
-    )
+    return Shard(shard=shard, entries=len(table), positions=positions, missing=exact_sum(missing["count"]), pieces=new)
 
 
 def held_positions(table: StateTable) -> int | None:
