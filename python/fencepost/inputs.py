@@ -115,8 +115,9 @@ def fields_read(rows: Any, names: Sequence[str], known: Sequence[str]) -> Any:
 
 
 def narrowed(rows: Any, names: Sequence[str]) -> Any:
-    """Return a table or a DataFrame with these columns only, if it has each of them once, otherwise the rows unchanged.
+    """Return a table or a DataFrame with these columns only, if it has each of them once, and none as its index.
 
+    Otherwise the result has all columns, for the error of the caller, and no rows if one of these columns is missing.
     Other columns may have types that cannot be converted: pandas has columns of any objects, and the native code knows
     neither 128-bit integers, nor some structs in structs of slices. It cannot import columns of nulls from polars.
     """
@@ -124,8 +125,13 @@ def narrowed(rows: Any, names: Sequence[str]) -> Any:
     if not (is_pandas or is_polars or is_a(rows, "pyarrow", "Table") or is_a(rows, "pyarrow", "RecordBatch")):
         return rows
     known = list(rows.columns) if is_pandas or is_polars else rows.schema.names
-    if any(known.count(name) != 1 for name in names):
-        return rows  # the error names the columns that there are
+    indexes = rows.index.names if is_pandas else ()
+    if any(known.count(name) > 1 or name in indexes for name in names):
+        return rows
+    if not set(names) <= set(known):
+        import pyarrow as pa
+
+        return pa.table({str(name): pa.nulls(0) for name in known})
     wanted = [name for name in known if name in names]
     selected = rows[wanted] if is_pandas else rows.select(wanted)
     return selected.to_arrow() if is_polars and "Null" in map(str, selected.dtypes) else selected

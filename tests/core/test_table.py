@@ -747,6 +747,9 @@ def test_columns_of_a_frame_that_are_not_read_may_have_any_type(frame: str) -> N
         table.apply(rows, columns=Columns(seq="serial"))
     assert table.check(rows).verdict.to_pylist() == [Verdict.ACCEPTED, Verdict.DUPLICATE]
     assert table.apply(rows).verdict.to_pylist() == [Verdict.ACCEPTED, Verdict.DUPLICATE]
+    if frame == "pandas":
+        by_index = rows.drop(columns="thing").set_index("seq")
+        assert StateTable("any_order").apply(by_index).verdict.to_pylist() == [Verdict.ACCEPTED, Verdict.DUPLICATE]
     untracked = rows.assign(pid=None) if frame == "pandas" else rows.with_columns(pid=None)
     assert table.apply(untracked).verdict.to_pylist() == [Verdict.UNTRACKED] * 2
 
