@@ -115,9 +115,8 @@ def fields_read(rows: Any, names: Sequence[str], known: Sequence[str]) -> Any:
 
 
 def narrowed(rows: Any, names: Sequence[str]) -> Any:
-    """Return a table or a DataFrame with these columns only, if it has each of them once, and none as its index.
+    """Return a table or a DataFrame with these columns only, if it has each of them once, otherwise the rows unchanged.
 
-    Otherwise the result has all columns, for the error of the caller, and no rows if one of these columns is missing.
     Other columns may have types that cannot be converted: pandas has columns of any objects, and the native code knows
     neither 128-bit integers, nor some structs in structs of slices. It cannot import columns of nulls from polars.
     """
@@ -125,13 +124,8 @@ def narrowed(rows: Any, names: Sequence[str]) -> Any:
     if not (is_pandas or is_polars or is_a(rows, "pyarrow", "Table") or is_a(rows, "pyarrow", "RecordBatch")):
         return rows
     known = list(rows.columns) if is_pandas or is_polars else rows.schema.names
-    indexes = rows.index.names if is_pandas else ()
-    if any(known.count(name) > 1 or name in indexes for name in names):
-        return rows
-    if not set(names) <= set(known):
-        import pyarrow as pa
-
-        return pa.table({str(name): pa.nulls(0) for name in known})
+    if any(known.count(name) != 1 for name in names):
+        return rows  # an error names the columns that there are; some columns are optional, or the index of pandas
     wanted = [name for name in known if name in names]
     selected = rows[wanted] if is_pandas else rows.select(wanted)
     return selected.to_arrow() if is_polars and "Null" in map(str, selected.dtypes) else selected

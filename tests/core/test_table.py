@@ -743,8 +743,6 @@ def test_columns_of_a_frame_that_are_not_read_may_have_any_type(frame: str) -> N
     else:
         rows = pl.DataFrame(columns).with_columns(nothing=None, large=pl.lit(1).cast(pl.Int128))
     table = StateTable("any_order")
-    with pytest.raises(fp.BatchError, match="'serial'"):
-        table.apply(rows, columns=Columns(seq="serial"))
     assert table.check(rows).verdict.to_pylist() == [Verdict.ACCEPTED, Verdict.DUPLICATE]
     assert table.apply(rows).verdict.to_pylist() == [Verdict.ACCEPTED, Verdict.DUPLICATE]
     if frame == "pandas":

@@ -424,6 +424,7 @@ def test_metrics_of_the_database(engine: Engine, coordinator: TransactionCoordin
 
 def test_a_task_that_was_removed_from_the_settings_has_no_metrics(engine: Engine) -> None:
     """Its last success grew older without end."""
+    SqlSink(engine, None, "billing")
     url = engine.url.render_as_string(hide_password=False)
     kept, other = (Daemon(Settings(url, claims_keep_ms=it)) for it in ({"billing": DAY_MS}, {}))
     for task in ("claims", "recover"):
