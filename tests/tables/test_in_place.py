@@ -20,7 +20,7 @@ import pytest
 from deltalake import QueryBuilder, write_deltalake
 from fencepost import state
 from fencepost.lake import DedupJob, LocalEngine, sources
-from fencepost.state import in_place
+from fencepost.state import delta_sink
 from fencepost.state.delta_log import LOG, live_files, read_commit
 from fencepost.state.disk import Disk
 from fencepost.state.in_place import InPlace
@@ -556,7 +556,7 @@ def test_files_are_as_old_as_the_commit_not_as_the_decision(
     real = time.time_ns
     with monkeypatch.context() as patch:
         patch.setattr(time, "time_ns", lambda: real() - MONTH_NS)
-        patch.setattr(*((in_place, "put_commit") if placed else (InPlace, "_place")), crash)
+        patch.setattr(*((delta_sink, "put_commit") if placed else (InPlace, "_place")), crash)
         with pytest.raises(Crash):
             make_job(tmp_path).run()
     decision = state.open(tmp_path / "state").version(2)
@@ -707,12 +707,12 @@ def test_a_table_without_the_feature_gets_no_vector(tmp_path: Path, monkeypatch:
 
 def test_a_commit_that_was_written_incompletely_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(tmp_path, 0)
-    real = in_place.put_commit
+    real = delta_sink.put_commit
 
     def put_wrong(store: LocalStore, version: int, actions: list[Any]) -> bool:
         return real(store, version, [it for it in actions if "remove" not in it][:2])
 
-    monkeypatch.setattr(in_place, "put_commit", put_wrong)
+    monkeypatch.setattr(delta_sink, "put_commit", put_wrong)
     with pytest.raises(fp.SinkError, match="differs from what"):
         make_job(tmp_path).run()
 
