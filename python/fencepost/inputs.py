@@ -148,7 +148,7 @@ def rows_of(rows: Any, nothing: str) -> pa.Table:
     import pyarrow as pa
 
     if isinstance(rows, pa.Table):
-        return rows
+        return _without_views(rows)
     if isinstance(rows, Mapping):
         for name, values in rows.items():
             if not is_column(values):
@@ -161,11 +161,26 @@ def rows_of(rows: Any, nothing: str) -> pa.Table:
         return _of_events(rows, nothing)
     if is_a(rows, "pandas", "DataFrame"):
         return _of_pandas(rows, nothing)
+    if is_a(rows, "polars", "DataFrame"):
+        return rows.to_arrow(
+            compat_level=sys.modules["polars"].CompatLevel.oldest()
+        )  # no views, in dictionaries and lists either
     if hasattr(rows, "__arrow_c_stream__"):
-        return pa.table(rows)
+        return _without_views(pa.table(rows))
     if hasattr(rows, "__arrow_c_array__"):
-        return pa.Table.from_batches([pa.record_batch(rows)])
+        return _without_views(pa.Table.from_batches([pa.record_batch(rows)]))
     raise not_tabular(rows)
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """Return texts and bytes without views: Arrow cannot select rows of views."""
+    import pyarrow as pa
+
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    if not any(kind in plain for kind in table.schema.types):
+        return table
+    fields = [field.with_type(plain.get(field.type, field.type)) for field in table.schema]
+    return table.cast(pa.schema(fields, table.schema.metadata))
 
 
 def _of_events(events: Sequence[Mapping[str, Any]], nothing: str) -> pa.Table:

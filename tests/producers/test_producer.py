@@ -14,6 +14,7 @@ from typing import Any
 import fencepost as fp
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 from fencepost.producer import Answer, ErrorCode, Identity, SequencedBatch
@@ -373,6 +374,19 @@ def test_dictionaries_of_a_batch_need_not_fit_into_one() -> None:
             producer.send(pa.table({"value": pa.DictionaryArray.from_arrays(codes, pa.array(some))}))
     assert transport.log == {0: texts[0] + texts[1]}
     assert len(transport.batches) == 1
+
+
+@pytest.mark.parametrize("kind", ["polars", "views"])
+def test_texts_in_views_go_to_their_partitions(kind: str) -> None:
+    """Those of polars, and of Arrow: Arrow cannot select rows of views."""
+    values = [f"user {number}" for number in range(10)]
+    frame = pl.DataFrame({"value": values})
+    more = frame.with_columns(kind=pl.Series(["a", "b"] * 5, dtype=pl.Categorical), all=pl.concat_list("value"))
+    transport = MemoryTransport(partitions=2)
+    with fp.SequencedProducer(transport, key="value") as producer:
+        producer.send(more if kind == "polars" else pa.table(frame))
+    assert sorted(transport.log) == [0, 1]
+    assert sorted(transport.log[0] + transport.log[1]) == values
 
 
 def test_rows_of_one_batch_are_refused_together() -> None:
