@@ -184,7 +184,7 @@ def _state_table() -> str:
     lines = {
         "random keys, ns per row (multiple of a plain read)": random,
         "bytes per entry": weighed,
-        "built from an empty table, ns per entry": built,
+        "built from an empty table, entries in random order, ns per entry": built,
     }
     rows = [f"| `any_order`: {what} | {' | '.join(map(of, sizes.values()))} |" for what, of in lines.items()]
     return f"| | {' | '.join(sizes)} |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
