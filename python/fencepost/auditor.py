@@ -9,7 +9,6 @@ Requires pyarrow and numpy (`fencepost[lake]`).
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from fencepost.content import checksums, content_columns, mixed, unpacked
 from fencepost.errors import BatchError
 from fencepost.examples import Examples
 from fencepost.findings import ORDER_OF_ROWS, RESET_ROWS_MIN, AuditReport
-from fencepost.inputs import heads_of, opened, with_fields, without_runs
+from fencepost.inputs import heads_of, is_a, narrowed, opened, with_fields, without_runs
 from fencepost.policy import Columns, Policy
 from fencepost.resets import UNKNOWN, newest_before
 from fencepost.sums import exact_sum
@@ -125,7 +124,7 @@ def pieces(rows: Any, names: tuple[str, ...], rows_max: int = CALL_ROWS, is_whol
 def _batches(rows: Any, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """Yield at least one batch, so that wrong columns are found even without rows."""
     if names and _is_frame(rows) and (heads := heads_of(names, rows.columns)):
-        rows = rows[heads]  # other columns may not be convertible
+        rows = narrowed(rows, heads)
     if isinstance(rows, pa.RecordBatchReader):
         reader = rows  # a copy by the C interface would turn errors of its source into Arrow's
     elif hasattr(rows, "__arrow_c_stream__"):
@@ -150,8 +149,7 @@ def _batches(rows: Any, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
 
 def _is_frame(rows: object) -> bool:
     """Return whether rows are a pandas or polars DataFrame, without importing either package."""
-    kinds = (getattr(sys.modules.get(package), "DataFrame", None) for package in ("pandas", "polars"))
-    return any(kind is not None and isinstance(rows, kind) for kind in kinds)
+    return is_a(rows, "pandas", "DataFrame") or is_a(rows, "polars", "DataFrame")
 
 
 def identity(rows: pa.Table, columns: Columns, keep: tuple[str, ...] = ()) -> pa.Table:

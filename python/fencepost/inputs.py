@@ -120,15 +120,17 @@ def narrowed(rows: Any, names: Sequence[str]) -> Any:
     Other columns may have types that cannot be converted: pandas has columns of any objects, and the native code knows
     neither 128-bit integers, nor some structs in structs of slices. It cannot import columns of nulls from polars.
     """
-    is_pandas, is_polars = is_a(rows, "pandas", "DataFrame"), is_a(rows, "polars", "DataFrame")
-    if not (is_pandas or is_polars or is_a(rows, "pyarrow", "Table") or is_a(rows, "pyarrow", "RecordBatch")):
+    is_arrow = is_a(rows, "pyarrow", "Table") or is_a(rows, "pyarrow", "RecordBatch")
+    is_pandas = not is_arrow and is_a(rows, "pandas", "DataFrame")
+    if not (is_arrow or is_pandas or is_a(rows, "polars", "DataFrame")):
         return rows
-    known = list(rows.columns) if is_pandas or is_polars else rows.schema.names
+    known = rows.schema.names if is_arrow else list(rows.columns)
     if any(known.count(name) != 1 for name in names):
         return rows  # an error names the columns that there are; some columns are optional, or the index of pandas
     wanted = [name for name in known if name in names]
     selected = rows[wanted] if is_pandas else rows.select(wanted)
-    return selected.to_arrow() if is_polars and "Null" in map(str, selected.dtypes) else selected
+    has_nulls = not (is_arrow or is_pandas) and "Null" in map(str, selected.dtypes)
+    return selected.to_arrow() if has_nulls else selected
 
 
 def is_a(rows: object, package: str, name: str) -> bool:
@@ -162,9 +164,10 @@ def rows_of(rows: Any, nothing: str) -> pa.Table:
     if is_a(rows, "pandas", "DataFrame"):
         return _of_pandas(rows, nothing)
     if is_a(rows, "polars", "DataFrame"):
-        return rows.to_arrow(
-            compat_level=sys.modules["polars"].CompatLevel.oldest()
-        )  # no views, in dictionaries and lists either
+        import polars as pl
+
+        # As texts, not views, also in dictionaries and lists.
+        return rows.to_arrow(compat_level=pl.CompatLevel.oldest())
     if hasattr(rows, "__arrow_c_stream__"):
         return _without_views(pa.table(rows))
     if hasattr(rows, "__arrow_c_array__"):
