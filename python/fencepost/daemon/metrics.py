@@ -54,7 +54,8 @@ class DaemonMetrics:
 
     def _of_database(self) -> Iterator[Metric]:
         # A task that the settings no longer have is not late.
-        states = [it for it in self._daemon.leases().states() if it.task in self._daemon.runs()]
+        tasks = self._daemon.runs()
+        states = [it for it in self._daemon.leases().states() if it.task in tasks]
         ages = {("task", it.task): _seconds(it.succeeded_ms_ago) for it in states}
         about = "Since a task succeeded last, in whichever process."
         yield gauge("fencepost_task_last_success_age_seconds", about, ages, unit="seconds")

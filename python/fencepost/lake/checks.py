@@ -12,7 +12,7 @@ from fencepost.errors import PolicyError, SourceError
 from fencepost.findings import reset_rule
 from fencepost.lake.conflicts import joined, listed
 from fencepost.lake.judge import Judged
-from fencepost.state.decision import Marked, Outputs
+from fencepost.state.decision import Marked, Outputs, kept_in
 from fencepost.words import plural
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _check_resets(run: Run, judged: list[Judged]) -> None:
 
 def check_kept(run: Run, counts: dict[str, int], outputs: Outputs, marked: Marked) -> None:
     """Check that kept rows are written or, if files stay in place, that all others are removed."""
-    kept = counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0)
+    kept = kept_in(counts)
     refused = sum(counts.values()) - kept
     if not run.job.is_in_place and sum(outputs.rows) != kept:
         raise AssertionError(f"{kept} rows are kept, the outputs have {sum(outputs.rows)}")

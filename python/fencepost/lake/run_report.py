@@ -16,7 +16,7 @@ from fencepost.lake.conflicts import joined, listed
 from fencepost.lake.judge import SHOWN_MAX, Judged
 from fencepost.lake.write import Written
 from fencepost.report import Report, plain
-from fencepost.state.decision import Decision
+from fencepost.state.decision import Decision, kept_in
 from fencepost.verdict import Verdict
 from fencepost.words import noun, plural
 
@@ -220,7 +220,7 @@ class RunReport(Report):
     def _conflicts(self) -> list[tuple[str, str, str]]:
         if self.content_compared is None:
             return []
-        absent = self._repeats - self.content_compared
+        absent = self.repeats - self.content_compared
         missed = f"{absent:,} {noun(absent, 'was', 'were')} not at hand"
         compared = f"of {plural(self.content_compared, 'repeat')} compared; {missed}"
         samples = [("", "", listed(self.conflicts.slice(at, 1))) for at in range(min(3, len(self.conflicts)))]
@@ -231,11 +231,12 @@ class RunReport(Report):
         return lines
 
     @property
-    def _repeats(self) -> int:
+    def repeats(self) -> int:
+        """Number of rows whose identity was accepted before, also those with other content."""
         return self.counts.get("DUPLICATE", 0) + self.counts.get("CONFLICT", 0)
 
     def _resets(self) -> list[tuple[str, str, str]]:
-        if not self._repeats:
+        if not self.repeats:
             return []
         if not self.resets_looked_for:
             reason = "only timestamps tell a restarted counter from repeats, and without max_idle none are read"
@@ -321,7 +322,7 @@ def make_report(
         remaining_files=run.news.left,
         ignored=run.news.ignored,
         counts=counts,
-        kept=counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0),
+        kept=kept_in(counts),
         rejected=dict(rejected),
         missing=_shown(table for task in judged for table in task.missing),
         missing_changes=dict(run.missing_changes) if decision else {},

@@ -396,8 +396,8 @@ class _Audit:
         found = self.report.conflicts
         if found is None or not len(found):
             return []
-        table = table_of("Repeats with other content", found, {}, EXAMPLES_MAX)
-        return [dataclasses.replace(table, total=self.report.counts["CONFLICT"])]
+        total = self.report.counts["CONFLICT"]
+        return [table_of("Repeats with other content", found, {}, EXAMPLES_MAX, total=total)]
 
     def _more(self) -> Iterator[Section]:
         report = self.report

@@ -74,7 +74,7 @@ class _Run:
     def repeats(self) -> Section:
         report = self.report
         question = "How many rows came twice?"
-        repeats = report.counts.get("DUPLICATE", 0) + report.counts.get("CONFLICT", 0)
+        repeats = report.repeats
         if not repeats:
             return Section("repeats", question, "None", f"No row was a repeat, of {report.rows:,} rows.", "good")
         conflicts = report.counts.get("CONFLICT", 0)

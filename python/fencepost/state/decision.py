@@ -539,9 +539,14 @@ class Version:
     (`State.version` has all of it)."""
 
 
+def kept_in(counts: Mapping[str, int]) -> int:
+    """Return the number of kept rows. `counts`: rows by name of verdict."""
+    return counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0)
+
+
 def kept_rows(decision: Decision) -> int:
     """Return the number of rows that were written or stay in place. 0 for a seed."""
-    return 0 if decision.kind == "seed" else sum(decision.counts.get(it, 0) for it in ("ACCEPTED", "UNTRACKED"))
+    return 0 if decision.kind == "seed" else kept_in(decision.counts)
 
 
 REPORT_BYTES_MAX = 8_192  # larger reports are in the body only

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fencepost._native import presets
+from fencepost.state.decision import kept_in
 
 if TYPE_CHECKING:
     from fencepost.pages.page import Page
@@ -67,7 +68,7 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
     decision = state.version(version)
     inputs, outputs = list(decision.inputs.each()), list(decision.outputs.each())
     quarantined, side_files = list(decision.quarantined.each()), list(decision.side_files.each())
-    kept = _kept(decision.counts)
+    kept = kept_in(decision.counts)
     seen = {name: it for name, it in (decision.sink_version or {}).items() if name not in _OF_COMMITS}
     details: dict[str, Any] = {
         "version": version,
@@ -116,7 +117,7 @@ def _explain_collected(state: State, version: int) -> dict[str, Any]:
     found = state.summary(version)
     unknown = dict.fromkeys(("missing_rows", "missing_open", "stale_epoch"))
     names = ("version", "kind", "status", "builds_on", "files", "rows", "counts", "entries", "state_bytes")
-    kept = _kept(found.counts)  # not `Version.kept`, which is 0 for a seed
+    kept = kept_in(found.counts)  # not `Version.kept`, which is 0 for a seed
     return {
         **{name: getattr(found, name) for name in names},
         "decided": _time(found.decided_ms),
@@ -126,10 +127,6 @@ def _explain_collected(state: State, version: int) -> dict[str, Any]:
         "report": found.report or None,
         "collected": "older than what is kept to go back to, so only this is known",
     }
-
-
-def _kept(counts: Mapping[str, int]) -> int:
-    return counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0)
 
 
 def _time(ms: int) -> str | None:
