@@ -30,6 +30,7 @@ from sqlalchemy import (
     exc,
     func,
     inspect,
+    or_,
     select,
 )
 
@@ -391,7 +392,8 @@ def _ranges(
     """Yield (partition, first offset, end) of the committed rows, in order, merged where possible."""
     commits = tables.commits
     wanted = select(commits.c.partition, commits.c.log_offset, commits.c.count, commits.c.outcome)
-    wanted = wanted.where(commits.c.log_offset + commits.c.count > from_offset)
+    # What is open before `from_offset` also ends the reading.
+    wanted = wanted.where(or_(commits.c.log_offset + commits.c.count > from_offset, commits.c.outcome == OPEN))
     if partition is not None:
         wanted = wanted.where(commits.c.partition == partition)
     begun: tuple[int, int, int] | None = None
