@@ -17,7 +17,7 @@ class Settings:
     Attributes:
         acks: "all" (or -1). No other value is accepted.
         retries: Maximum number of retries. None: unlimited within `delivery_timeout_ms`.
-        max_in_flight: Batches of a partition in flight, 1 to 5, because a log remembers five.
+        max_in_flight: Batches of a partition in flight, 1 to 5, because a log remembers five. Only 1 in cursor mode.
         delivery_timeout_ms: Time from `send` to the failure of a batch.
         request_timeout_ms: Time before a request is sent again.
         retry_backoff_ms: Wait before the first retry. It doubles with each retry.
