@@ -346,8 +346,9 @@ class SequencedProducer:
     def close(self, timeout: float | None = None) -> None:
         """Deliver sent rows and stop. Aborts an open transaction.
 
-        Raises the errors of `flush` and `abort`. The producer is closed in any case, except after a PolicyError in one
-        of its callbacks, which changes nothing. Does not close the transport.
+        Raises the errors of `flush` and `abort`. The producer is closed in any case, except after a PolicyError: in one
+        of its callbacks, in a fork, or while this thread decides a transaction. This error changes nothing. Does not
+        close the transport.
         """
         self._check_waits("close()")
         self._check_undecided("close()")

@@ -89,7 +89,8 @@ class TransactionCoordinator:
 
     Raises:
         PolicyError: As in `ProducerRegistry`, or a route has no `write_marker`.
-        SchemaError, StoreError: As in `ProducerRegistry`. Every call raises StoreError if the database does not answer.
+        SchemaError, StoreError: As in `ProducerRegistry`. Every call raises StoreError if the database does not answer,
+            and OutcomeUnknownError if the connection is lost during its commit. Call again.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class Recovered(NamedTuple):
     aborted: int
     """Number of transactions that exceeded their time-out and are now decided."""
     unrouted: tuple[Unrouted, ...] = ()
-    """Transactions that wait for markers or exceed their time-out, and whose topics have no route here."""
+    """Transactions that wait for markers or exceed their time-out, and have topics without a route here."""
 
 
 _BLOCKING = "Pass one that returns only when the marker is durable, because the coordinator then counts it as written"

@@ -105,8 +105,8 @@ class StagedTable(RunFolders):
     completely in the table or not at all.
 
     Args:
-        url: The SQLAlchemy URL. Workers open it too, so it must be valid there. The engine's channel carries it to
-            workers, and it is not written to files, so it may contain a password.
+        url: The SQLAlchemy URL. Workers open it too, so it must be valid there. It reaches them through the engine that
+            runs the tasks, such as Spark. It is not written to files, so it may contain a password.
         table: The name of an existing table, with its schema if that is not on the search path.
         folder: For prepared files and refused rows. Workers must be able to access it.
         insert: The columns to write. None: all columns of the files.
