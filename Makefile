@@ -321,7 +321,7 @@ test-spark43 test-spark43-part: java postgresql $(VENV43)/tests ## The Spark sui
 
 # Vectorized functions over Arrow came with PySpark 4.1.
 MINIMUM_PART := $(patsubst %,tests/%.py,core/test_table frames/test_deduplicate jobs/test_lake tables/test_delta tables/test_object_sinks \
-	product/test_cli product/test_telemetry) \
+	product/test_cli product/test_pages product/test_telemetry) \
 	$(addprefix tests/spark/test_spark_,job.py deduplicate.py::TestColumns sql.py::test_the_function \
 	sql.py::test_the_table_function udf.py::test_each_row_gets_its_verdict streams.py::test_each_batch_is_a_version \
 	kafka_log.py::test_records_are_those_of_the_log)
