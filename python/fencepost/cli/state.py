@@ -191,8 +191,8 @@ def collect_garbage(
         int | None,
         typer.Option(
             min=1,
-            help="Keep only this number of newest versions for rollback, e.g. 50, and fold older ones to totals. Their "
-            "rows stay in the sink. Default: those that runs keep (fencepost dedup --keep-versions).",
+            help="Keep only this number of newest applied versions for rollback, e.g. 50, and fold older ones. "
+            "Rows stay in the sink. Default: those that runs keep (fencepost dedup --keep-versions).",
         ),
     ] = None,
     as_json: AsJson = False,
