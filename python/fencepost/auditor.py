@@ -203,7 +203,8 @@ def _milliseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
     per_ms = {"s": 1 / 1000, "ms": 1, "us": 1_000, "ns": 1_000_000}[column.type.unit]
     if per_ms < 1:
         return pc.multiply(ticks, 1000)
-    return ticks if per_ms == 1 else pa.chunked_array([_floor_divide(chunk, int(per_ms)) for chunk in ticks.chunks])
+    chunks = (_floor_divide(chunk, int(per_ms)) for chunk in ticks.chunks)
+    return ticks if per_ms == 1 else pa.chunked_array(chunks, pa.int64())
 
 
 def _floor_divide(chunk: pa.Array, by: int) -> pa.Array:

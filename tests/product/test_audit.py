@@ -305,6 +305,8 @@ def test_timestamps_of_every_unit(kind: pa.DataType) -> None:
     data = stream(1, [*range(2_000), *range(2_000)] * 2, [1_000 * it for it in range(-2_000, 6_000)])
     data = data.set_column(4, "timestamp", data["timestamp"].cast(pa.timestamp("ms")).cast(kind))
     assert fp.audit(data, columns=TIMED).suspected_resets["retimed"].to_pylist() == [6_000]
+    nothing = data.slice(0, 0)
+    assert fp.audit(nothing, columns=TIMED).rows == fp.advise(nothing, TIMED).rows == 0
 
 
 # Kinds of rows and of keys
