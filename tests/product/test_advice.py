@@ -233,6 +233,10 @@ def test_rows_without_a_producer_are_counted(tmp_path: Path) -> None:
         assert advice.rows == found.rows
         assert set(advice.policies["UNTRACKED"].to_pylist()) == {found.counts["UNTRACKED"]}
         assert answers(advice)["Do all rows have a producer?"] == "no"
+    for some in (1, 700, len(rows) - 1, len(rows)):
+        ours, expected = lake.advise(tmp_path / "landing", rows_max=some), fp.advise(rows.slice(0, some))
+        assert (ours.rows, ours.is_all) == (some, some == len(rows))
+        assert (ours.policies, ours.facts) == (expected.policies, expected.facts)
 
 
 def test_a_sample_is_the_first_rows(zone: Path) -> None:

@@ -62,21 +62,17 @@ def advise(
     check_names(found.names)
     constants = constants_of(files, found.read(found.kept) if opened.has_folder_columns else (), files.types)
     tables: list[pa.Table] = []
-    count, untracked, is_all = 0, 0, True
+    count, is_all = 0, True
     for at in range(len(files)):
         path = files.full_path(at)
-        facts = opened.storage.object(path, files.facts(at))
-        scan = _scan(path, found, constants[at], facts)
-        for rows in _rows(scan, found):
-            room = len(rows) if rows_max is None else rows_max - count
-            tables.append(rows.slice(0, room))
-            count += len(tables[-1])
-            if room < len(rows):
-                is_all = False
-                break
-        untracked += scan.untracked
-        if not is_all:
+        scan = _scan(path, found, constants[at], opened.storage.object(path, files.facts(at)))
+        wanted = scan.rows if rows_max is None else min(scan.rows, rows_max - count)
+        tables += _rows(scan, found, wanted)
+        count += wanted
+        if wanted < scan.rows:
+            is_all = False
             break
+    untracked = count - sum(map(len, tables))
     joined = pa.concat_tables(tables, promote_options="permissive") if tables else head.slice(0, 0)
     return advise_table(joined, found, is_all=is_all, source=place, untracked=untracked)
 
@@ -97,16 +93,20 @@ def _scan(path: str, columns: Columns, constants: Constants, facts: Any) -> Span
     return SpanScan(path, columns, 1, timestamp=has_times, constants=constants, policy=rules, object=facts)
 
 
-def _rows(scan: SpanScan, columns: Columns) -> Iterator[pa.Table]:
-    """Return the identity columns and timestamps of a file's rows that have a producer."""
-    while (dealt := scan.next(SPANS)) is not None:
+def _rows(scan: SpanScan, columns: Columns, wanted: int) -> Iterator[pa.Table]:
+    """Return the identity columns and timestamps of the first rows of a file, without those that have no producer."""
+    while wanted and (dealt := scan.next(SPANS)) is not None:
         for _, batch in dealt:
-            yield _expanded(pa.record_batch(batch), columns)
+            spans = pa.record_batch(batch)
+            yield _expanded(spans, columns, wanted)
+            if spans.column(ROW)[-1].as_py() >= wanted:
+                return
 
 
-def _expanded(spans: pa.RecordBatch, columns: Columns) -> pa.Table:
-    """Expand spans to rows."""
+def _expanded(spans: pa.RecordBatch, columns: Columns, wanted: int) -> pa.Table:
+    """Expand spans to rows, up to a row of the file."""
     lengths = spans.column(LENGTH).to_numpy().astype(np.int64)
+    lengths = np.clip(wanted - spans.column(ROW).to_numpy().astype(np.int64), 0, lengths)
     of_row = np.repeat(np.arange(len(spans)), lengths)
     within = np.arange(len(of_row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     names = [name for name in spans.schema.names if name not in (LENGTH, FILE, ROW)]
