@@ -146,7 +146,7 @@ def advise(rows: Any, columns: Named = None, *, rows_max: int | None = ADVICE_RO
     for piece in _chained(first, stream):
         if rows_max is not None and count + len(piece) > rows_max:
             piece, is_all = piece.slice(0, rows_max - count), False
-        tables.append(_narrow(piece, found))
+        tables.append(narrow(piece, found))
         count += len(piece)
         if not is_all:
             break
@@ -291,7 +291,8 @@ def _chained(first: pa.Table, rest: Any) -> Any:
     yield from rest
 
 
-def _narrow(rows: pa.Table, columns: Columns) -> pa.Table:
+def narrow(rows: pa.Table, columns: Columns) -> pa.Table:
+    """Return the identity columns and timestamps, each once. Raises BatchError for a missing one."""
     names = columns.read(columns.kept)
     rows = with_fields(rows, names)
     for name in names:

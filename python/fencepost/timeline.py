@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Numbers = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.float64]
+"""Exact up to 2^53, and without overflow: gaps between random numbers have up to 2^63 rows each."""
 Unit = Literal["ms", "rows"]
 
 KINDS = ("rows", "duplicates", "missing", "stale", "refused")
@@ -23,6 +25,8 @@ BINS_MAX = 240
 """Bins of a timeline: one per few pixels of a page."""
 SOME_ROWS = 4_096
 """Rows of a call that are sampled to widen the bins before all rows are counted."""
+COUNT_MAX = (1 << 63) - (1 << 10)
+"""The largest count of a bin: the largest float that int64 holds."""
 SPREAD_MAX = 1 << 20
 """A call that spans up to this number of bins is counted in one array."""
 
@@ -42,7 +46,7 @@ class Timeline:
         self.unit: Unit = unit
         self.level = 0
         self.bins: Numbers = np.empty(0, np.int64)
-        self.counts: Numbers = np.empty((0, len(KINDS)), np.int64)
+        self.counts: Counts = np.empty((0, len(KINDS)))
 
     @property
     def width(self) -> int:
@@ -57,7 +61,7 @@ class Timeline:
         while len(np.unique(some // self.width)) > BINS_MAX and self._can_widen:
             self._widen()
         bins, sums = _counted(at // self.width, weights)
-        counts = np.zeros((len(bins), len(KINDS)), np.int64)
+        counts = np.zeros((len(bins), len(KINDS)))
         counts[:, KINDS.index(kind)] = sums
         self._put(bins, counts)
 
@@ -71,7 +75,7 @@ class Timeline:
         made.level, made.bins, made.counts = self.level, self.bins, self.counts
         return made
 
-    def _put(self, bins: Numbers, counts: Numbers) -> None:
+    def _put(self, bins: Numbers, counts: Counts) -> None:
         self.bins, self.counts = _summed(np.concatenate([self.bins, bins]), np.concatenate([self.counts, counts]))
         while len(self.bins) > BINS_MAX and self._can_widen:
             self._widen()
@@ -89,20 +93,21 @@ class Timeline:
         """Return first, last (inclusive, in the timeline's unit) and one column per kind, ordered by time."""
         firsts = self.bins * self.width
         columns: dict[str, Any] = {"first": firsts, "last": firsts + (self.width - 1)}
-        columns |= {kind: self.counts[:, number] for number, kind in enumerate(KINDS)}
+        counts = np.minimum(self.counts, COUNT_MAX).astype(np.int64)
+        columns |= {kind: counts[:, number] for number, kind in enumerate(KINDS)}
         return pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()})
 
 
-def _counted(bins: Numbers, weights: Numbers | None) -> tuple[Numbers, Numbers]:
+def _counted(bins: Numbers, weights: Numbers | None) -> tuple[Numbers, Counts]:
     low, high = int(bins.min()), int(bins.max())
     if high - low < SPREAD_MAX:
-        sums = np.bincount(bins - low, weights)  # bincount returns floats if there are weights: exact up to 2^53
+        sums = np.bincount(bins - low, weights)
         found = np.flatnonzero(sums)
-        return found + low, sums[found].astype(np.int64)
-    return _summed(bins, np.ones(len(bins), np.int64) if weights is None else weights)
+        return found + low, sums[found].astype(np.float64)
+    return _summed(bins, np.ones(len(bins)) if weights is None else weights.astype(np.float64))
 
 
-def _summed(bins: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
+def _summed(bins: Numbers, counts: Counts) -> tuple[Numbers, Counts]:
     """Add up the counts of equal bins, ordered by bin."""
     if not len(bins):
         return bins, counts

@@ -56,6 +56,13 @@ def test_audits_and_advice(zone: Path) -> None:
     assert advice[0].max_idle_ms == advice[1].max_idle_ms
 
 
+def test_advice_on_rows_without_a_producer(tmp_path: Path) -> None:
+    head = pa.array([None] * 3, pa.struct([("id", pa.string()), ("seq", pa.int64())]))
+    pq.write_table(pa.table({"head": head, "epoch": [0] * 3, "partition": [0] * 3}), tmp_path / "a.parquet")
+    advice = lake.advise(tmp_path, Columns(pid="head.id", seq="head.seq"))
+    assert advice.policies["UNTRACKED"][0].as_py() == advice.rows == 3
+
+
 @pytest.mark.parametrize("plan", ["interval", "row", "aligned"])
 @pytest.mark.parametrize("options", [{}, {"compare_content": ["key"]}, {"order_by": "offset"}])
 def test_jobs_keep_the_same_rows(zone: Path, tmp_path: Path, plan: Any, options: dict[str, Any]) -> None:

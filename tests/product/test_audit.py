@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -701,6 +702,9 @@ def test_more_numbers_are_missing_than_int64_holds() -> None:
     assert report.missing_rows == 3 * (2**63 - 3)
     assert f"{report.missing_rows:,}" in str(report)
     assert json.loads(report.to_json())["missing_rows"] == report.missing_rows
+    with warnings.catch_warnings(action="error"):
+        timed = fp.audit(rows.append_column("at", pa.array([0] * 6)), report.rules, Columns(timestamp="at"))
+    assert timed.timeline["missing"].to_pylist() == [pytest.approx(2**63)]
 
 
 def test_distances_are_shown_if_each_repeat_has_other_content() -> None:

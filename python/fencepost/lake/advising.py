@@ -11,7 +11,16 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 import fencepost
 from fencepost._native import SpanScan, parquet_footer
-from fencepost.advice import Advice, Named, advise_table, base_policy, named_timestamp, possible_keys, resolve_named
+from fencepost.advice import (
+    Advice,
+    Named,
+    advise_table,
+    base_policy,
+    named_timestamp,
+    narrow,
+    possible_keys,
+    resolve_named,
+)
 from fencepost.errors import SourceError
 from fencepost.findings import ADVICE_ROWS
 from fencepost.lake.auditing import Sources, list_source, places_of
@@ -73,7 +82,7 @@ def advise(
             is_all = False
             break
     untracked = count - sum(map(len, tables))
-    joined = pa.concat_tables(tables, promote_options="permissive") if tables else head.slice(0, 0)
+    joined = pa.concat_tables(tables, promote_options="permissive") if tables else narrow(head.slice(0, 0), found)
     return advise_table(joined, found, is_all=is_all, source=place, untracked=untracked)
 
 
