@@ -519,6 +519,11 @@ def test_gaps_of_versions_that_are_not_listed_are_missing_still() -> None:
     assert [[it["a"] for it in panel["data"]["values"]] for panel in spec["vconcat"]] == [[8]], "7 is not known"
 
 
+def test_more_rows_are_missing_than_64_bits_can_count() -> None:
+    versions = [version_of(number, missing_rows=2**65, missing_open=number * 2**65) for number in (1, 2)]
+    check_page(history_page({"state": "x"}, versions).to_html())
+
+
 def test_gaps_of_a_compacted_partition_are_not_among_the_lost_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

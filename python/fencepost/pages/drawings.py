@@ -50,13 +50,16 @@ def over_time(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str], unit:
 
 
 def over_versions(rows: Sequence[Mapping[str, Any]], figures: Mapping[str, tuple[str, str]]) -> Drawing:
-    """Draw one panel per figure over versions. `figures`: maps a figure to (name, color)."""
+    """Draw one panel per figure over versions. `figures`: maps a figure to (name, color).
+
+    Numbers are drawn as floats: the renderer reads no integers of more than 64 bits, as sums of gaps may have.
+    """
     numbers = [it["version"] for it in rows]
     axis = {"title": "version", "labelAngle": 0, "labelOverlap": "greedy", "ticks": False}
     panels = []
     for figure, (name, color) in figures.items():
         values = [
-            {"a": it["version"], "n": it[figure], "said": f"version {it['version']}; {name}: {it[figure]:,}"}
+            {"a": it["version"], "n": float(it[figure]), "said": f"version {it['version']}; {name}: {it[figure]:,}"}
             for it in rows
             if it[figure] is not None
         ]
