@@ -176,6 +176,11 @@ def _parts(columns: Columns, role: str) -> Iterator[tuple[str, str]]:
         yield "", names
 
 
+def _names(columns: Columns) -> list[str]:
+    """Return the names of the key columns in `identity`. Rows without a partition have no such column; entries do."""
+    return [f"{role}{suffix}" for role in ("pid", "partition") for suffix, _ in _parts(columns, role)]
+
+
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     column = _unpacked(column)
     kind = column.type
@@ -243,7 +248,7 @@ class Auditor:
             [_EveryEpoch(policy, columns, table)] if policy.admit == "any" and policy.epochs == "fence" else []
         )
         self.distances = _Sample(is_compared)
-        self.times = _Times(table, policy) if "timestamp" in table.keep else None
+        self.times = _Times(table, policy, columns) if "timestamp" in table.keep else None
         self.timeline = Timeline("rows" if self.times is None else "ms")
         self.examples = Examples(EXAMPLES_MAX)
 
@@ -433,7 +438,7 @@ class Auditor:
         else:
             missing = [_timed_missing(it) for it in tables]
         ranges = _sorted(_joined(missing or [pa.table(tables[0].missing())]), None)
-        names = [f"{role}{suffix}" for role in ("pid", "partition") for suffix, _ in _parts(self.columns, role)]
+        names = _names(self.columns)
         keys = self.keys.total() if self.keys.lines else _empty_lines([*names, *self.keys.figures])
         pids = [name for name in names if name.startswith("pid")]
         producers = _Tally({"rows": "sum", "duplicates": "sum"}).added(keys.select([*pids, "rows", "duplicates"]))
@@ -506,7 +511,7 @@ class _EveryEpoch:
         self.wrap = policy.wrap
         if len(table):
             entries = pa.table(table.entries()).replace_schema_metadata(None)
-            for name in (*names["pid"], *names["partition"]):
+            for name in _key_names(entries):
                 entries = entries.set_column(entries.column_names.index(name), name, _plain(entries[name]))
             self.table = StateTable.from_entries(entries, rules, keep=table.keep, horizon_ms=table.horizon_ms)
 
@@ -832,12 +837,13 @@ _BIN_LASTS = [10**power for power in range(19)]
 class _Times:
     """The newest timestamp of each entry, by the hash of its key (and epoch, if epochs are independent)."""
 
-    def __init__(self, table: StateTable, policy: Policy) -> None:
+    def __init__(self, table: StateTable, policy: Policy, columns: Columns) -> None:
         self.hashes: Hashes = np.empty(0, np.uint64)
         self.newest: Numbers = np.empty(0, np.int64)
+        names = _names(columns)
         for batch in pa.RecordBatchReader.from_stream(table.entries()) if len(table) else ():
             entries = pa.Table.from_batches([batch])
-            keys = [_Column(_plain(entries[name])) for name in _key_names(entries)]
+            keys = [_Column(_plain(entries[name])) for name in _key_names(entries) if name in names]
             hashes = _hash([key.bits for key in keys], len(entries))
             if policy.epochs == "key":
                 hashes = mixed(hashes, _plain(entries["epoch"]).to_numpy())

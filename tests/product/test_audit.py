@@ -289,6 +289,9 @@ def test_a_restarted_counter_is_suspected_and_a_redelivery_is_not() -> None:
         {"pid": 1, "partition": 0, "rows": 2_900, "duplicates": 2_900, "retimed": 2_900}
     ]
     assert report.count_findings("reset") == {"reset": 1}
+    one, of_one = StateTable("any_order", keep=("timestamp",)), dataclasses.replace(TIMED, partition=None)
+    one.apply(began_anew.slice(0, 3_000), of_one)
+    assert fp.audit(later, columns=of_one, table=one).count_findings() == {"duplicate": 2_900, "reset": 1}
     again = pa.concat_tables([stream(1, range(3_000), range(3_000))] * 5)  # the same rows, as old as they were
     assert fp.audit(again, columns=TIMED, table=table).count_findings() == {"duplicate": 15_000}
     assert fp.audit(again, columns=TIMED).count_findings() == {"duplicate": 12_000}
@@ -535,6 +538,16 @@ def test_a_table_is_not_touched() -> None:
     assert report.repeats_of_unseen == (first_place < 400).sum()
     assert sum(report.distances["repeats"].to_pylist()) == (first_place >= 400).sum()
     assert report.suspected_resets is not None
+
+
+@pytest.mark.parametrize("policy", ["any_order", FENCED, "in_order"])
+def test_a_table_with_other_keys_is_refused(policy: str | Policy) -> None:
+    data = timed_rows(3, 10)
+    table = StateTable(policy, keep=("timestamp",))
+    table.apply(data)
+    for columns in (Columns(pid=("pid", "partition")), Columns(partition=("pid", "partition"))):
+        with pytest.raises(fp.BatchError, match=r"this table.s keys are"):
+            fp.audit(data, columns=columns, table=table)
 
 
 def test_invalid_arguments_of_an_audit_are_refused() -> None:
