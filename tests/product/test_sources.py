@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from fencepost import Columns, SourceError, cli, lake, state
+from fencepost import Columns, Policy, SourceError, cli, lake, state
 from fencepost.generate import LandingZone, generate
 from fencepost.lake.tabular import open_rows, write_as_parquet
 
@@ -134,6 +134,18 @@ def test_producers_of_a_csv_file_are_those_that_it_spells(devices: list[str], tm
     assert lake.advise(path, columns).policies["ACCEPTED"][0].as_py() == 2
     assert cli.main(["dedup", str(path), f"{tmp_path}/state", f"{tmp_path}/clean", "-q", "--no-sync"]) == 0
     assert sorted(lake.dataset(f"{tmp_path}/clean").to_table()["pid"].to_pylist()) == sorted(devices)
+
+
+def test_advice_reads_producers_as_a_job_does(tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    path.write_text("Device,Boot_ID,Counter\n007,a,0\n7,a,0\n7,,0\n,a,0\n")
+    assert lake.advise(path).policies.select(["ACCEPTED", "UNTRACKED"]).to_pylist()[0] == {
+        "ACCEPTED": 2,
+        "UNTRACKED": 2,
+    }
+    columns = {"pid": ("Device", "Boot_ID"), "partition": None, "epoch": None, "seq": "Counter"}
+    policy = Policy.any_order().replace(epochs="ignore", columns=Columns(**columns))
+    assert lake.audit(path, policy).counts == {"ACCEPTED": 2, "UNTRACKED": 2}
 
 
 @pytest.mark.parametrize("devices", [["2026-11-20", "2026-11-20T00:00:00", "2026-11-20 00:00:00"], ["2026-11-20", "x"]])

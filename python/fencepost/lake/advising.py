@@ -21,12 +21,13 @@ from fencepost.advice import (
     possible_keys,
     resolve_named,
 )
+from fencepost.auditor import pieces
 from fencepost.errors import SourceError
 from fencepost.findings import ADVICE_ROWS
 from fencepost.lake.auditing import Sources, list_source, places_of
 from fencepost.lake.files import Constants, constants_of
 from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
-from fencepost.lake.tabular import open_rows, tabular_files
+from fencepost.lake.tabular import STDIN, open_rows, tabular_files
 from fencepost.policy import Columns
 from fencepost.state.hive import hive_values
 
@@ -56,8 +57,12 @@ def advise(
     """
     streams = tabular_files(places_of(source))
     if streams:
-        rows = open_rows(streams, named_timestamp(columns), keys=possible_keys(columns))
-        advice = fencepost.advise(rows, columns, rows_max=rows_max)
+        timestamp, keys = named_timestamp(columns), possible_keys(columns)
+        if STDIN not in streams:  # is read as a job with the recommended columns reads it
+            sample = next(pieces(open_rows(streams, timestamp, keys=keys), (), is_whole=True))
+            columns = resolve_named(columns, sample)
+            timestamp, keys = columns.timestamp, columns.keys
+        advice = fencepost.advise(open_rows(streams, timestamp, keys=keys), columns, rows_max=rows_max)
         return dataclasses.replace(advice, source=", ".join(streams))
     opened, files, place = list_source(source, source_options)
     if not files.paths:
