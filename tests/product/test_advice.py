@@ -239,6 +239,13 @@ def test_rows_without_a_producer_are_counted(tmp_path: Path) -> None:
         assert (ours.policies, ours.facts) == (expected.policies, expected.facts)
 
 
+def test_the_first_file_may_have_no_rows(tmp_path: Path) -> None:
+    rows = pa.table({"device": [7, 7], "boot_id": [10**9, 2 * 10**9], "seq": [0, 0]})
+    for name, some in (("a", rows.slice(0, 0)), ("b", rows)):
+        pq.write_table(some, tmp_path / f"{name}.parquet")
+    assert lake.advise(tmp_path).policy.columns.pid == ("device", "boot_id")
+
+
 def test_a_sample_is_the_first_rows(zone: Path) -> None:
     advice = lake.advise(zone, rows_max=1_000)
     assert (advice.rows, advice.is_all) == (1_000, False)

@@ -67,10 +67,15 @@ def advise(
     opened, files, place = list_source(source, source_options)
     if not files.paths:
         raise SourceError(f"{place}: no file to read", path=place)
-    first = files.full_path(0)
-    head = _head(first, opened.storage.object(first, files.facts(0)))
+
+    def path_and_object(at: int) -> tuple[str, Any]:
+        path = files.full_path(at)
+        return path, opened.storage.object(path, files.facts(at))
+
+    first = next((at for at in range(len(files)) if _has_rows(*path_and_object(at))), 0)
+    head = _head(*path_and_object(first))
     if opened.has_folder_columns:
-        for name, value in constants_of(files, list(hive_values(files.folders()[0])), files.types)[0].items():
+        for name, value in constants_of(files, list(hive_values(files.folders()[first])), files.types)[first].items():
             head = head.append_column(name, pa.array([value] * len(head)))
     found = resolve_named(columns, head)
     check_names(found.names)
@@ -78,8 +83,8 @@ def advise(
     tables: list[pa.Table] = []
     count, is_all = 0, True
     for at in range(len(files)):
-        path = files.full_path(at)
-        scan = _scan(path, found, constants[at], opened.storage.object(path, files.facts(at)))
+        path, facts = path_and_object(at)
+        scan = _scan(path, found, constants[at], facts)
         wanted = scan.rows if rows_max is None else min(scan.rows, rows_max - count)
         tables += _rows(scan, found, wanted)
         count += wanted
@@ -89,6 +94,11 @@ def advise(
     untracked = count - sum(map(len, tables))
     joined = pa.concat_tables(tables, promote_options="permissive") if tables else narrow(head.slice(0, 0), found)
     return advise_table(joined, found, is_all=is_all, source=place, untracked=untracked)
+
+
+def _has_rows(path: str, facts: Any) -> bool:
+    """Return whether a file has rows: only then it has bounds, which say whether a column can be an epoch."""
+    return parquet_footer(path, object=facts).rows > 0
 
 
 def _head(path: str, facts: Any) -> pa.Table:
