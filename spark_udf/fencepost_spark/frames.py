@@ -382,7 +382,7 @@ def _check_deterministic(df: DataFrame, identity: dict[str, Column], order: list
     names = ", ".join(identity)
     how = (
         "changes whenever a task is retried (rand(), uuid(), monotonically_increasing_id(), input_file_name(), a "
-        "nondeterministic UDF)"
+        "nondeterministic UDF, such as that of an earlier deduplicate or explain)"
     )
     if not _is_deterministic(df, identity.values()):
         raise PolicyError(

@@ -424,6 +424,14 @@ class TestRefused:
                 deduplicate(change(df), co_located=co_located)
 
     @classic_only
+    def test_the_result_of_another_call_is_written_first(self, df: DataFrame) -> None:
+        """By Kafka's offsets, then by the producer's numbers: Spark does not show that the rows are always the same."""
+        by_offset = deduplicate(df, columns=fp.Columns(pid=("pid", "copy")))
+        with pytest.raises(fp.PolicyError, match="an earlier deduplicate"):
+            deduplicate(by_offset)
+        assert deduplicate(by_offset.localCheckpoint()).count() == KEPT
+
+    @classic_only
     def test_an_order_that_is_drawn_after_the_shuffle(self, df: DataFrame) -> None:
         with pytest.raises(fp.PolicyError, match=r"order_by changes whenever"):
             deduplicate(df, "in_order", order_by=F.monotonically_increasing_id())
