@@ -326,6 +326,22 @@ def test_a_log_that_begins_within_a_transaction_agrees_with_its_files(tmp_path: 
     assert found.count_findings()["index"] == 1, "the marker is not in the log"
 
 
+def test_a_marker_before_the_log_begins_is_not_a_difference(tmp_path: Path) -> None:
+    """A snapshot does not say at which offset it saw the marker of a producer that wrote nothing after it."""
+    with kafka.PartitionLog(tmp_path / "t-0", segment_bytes=150) as log:
+        log.append(7, 0, 0, [b"x"], transactional=True)
+        log.append_marker(7, 1, "commit")
+        for number in range(4):
+            log.append(8, 0, number, [b"x"])
+    first, second, *_ = sorted(log.path.glob("*.log"))
+    first.unlink()
+    second.with_suffix(".snapshot").unlink()
+    (found,) = kafka.audit(log.path).partitions
+    assert found.known_from is None
+    assert {it["pid"]: it["in_log"] for it in found.differences.to_pylist()} == {7: None}
+    assert found.count_findings() == dict.fromkeys(FINDINGS, 0)
+
+
 @pytest.mark.parametrize("ending", [".log", ".snapshot"])
 def test_files_that_retention_removes_during_an_audit_are_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
@@ -521,6 +537,49 @@ def test_a_snapshot_behind_the_last_batch_names_what_compaction_removed(tmp_path
         assert found.snapshots.to_pylist()[-1]["offset"] == end
         assert found.count_findings()["snapshot"] == (policy == "delete")
     assert verdicts == {"compact": "compacted", "delete": "differs"}
+
+
+def test_transactions_that_compaction_has_removed_agree_with_the_files_of_the_broker(tmp_path: Path) -> None:
+    """Kafka keeps index entries as long as their markers, and a snapshot for each segment that is left."""
+    with kafka.PartitionLog(tmp_path / "t-0", segment_bytes=200) as log:
+        log.append(7, 0, 0, [b"x"], transactional=True)  # 0
+        log.append_marker(7, 1, "commit")  # 1
+        log.append(8, 0, 0, [b"x"], transactional=True)  # 2
+        log.append(8, 0, 1, [b"x"], transactional=True)  # 3, where a segment ends
+        log.append_marker(8, 1, "abort")  # 4
+        log.append(7, 1, 0, [b"x"], transactional=True)  # 5
+        log.append_marker(7, 2, "abort")  # 6
+        log.append(7, 2, 0, [b"x"])  # 7
+    rows = rows_of(kafka.read_batches(log.path))
+    assert kafka.audit(log.path).count_findings() == {}
+    removed = {0, 1, 2, 5}
+    for row in reversed(rows):
+        if row["base_offset"] in removed:
+            cut_out(log.path, row)
+    (found,) = kafka.audit(log.path, cleanup_policy="compact").partitions
+    assert found.count_findings() == dict.fromkeys(FINDINGS, 0)
+    assert "compacted" in found.snapshots["verdict"].to_pylist()
+    assert found.snapshots["verdict"].to_pylist()[-1] == "equal"
+    # An entry without its marker, and a marker without its entry, are findings.
+    cut_out(log.path, next(it for it in rows_of(kafka.read_batches(log.path)) if it["base_offset"] == 6))
+    (found,) = kafka.audit(log.path, cleanup_policy="compact").partitions
+    assert [(it["last_offset"], it["only_in"]) for it in found.index.to_pylist()] == [(6, "index")]
+
+
+def test_a_compacted_log_agrees_with_snapshots_of_what_it_still_has(tmp_path: Path) -> None:
+    """A producer of which nothing was removed is compared."""
+    with kafka.PartitionLog(tmp_path / "t-0", segment_bytes=150) as log:
+        for number in range(3):
+            log.append(7, 0, number, [b"x"])
+            log.append(8, 0, number, [b"x"])
+    cut_out(log.path, rows_of(kafka.read_batches(log.path))[0])
+    last = sorted(log.path.glob("*.snapshot"))[-1]
+    assert kafka.audit(log.path, cleanup_policy="compact").count_findings() == {}
+    table = fp.BrokerTable.from_kafka_snapshot(last, 0)
+    batch = {"pid": 8, "epoch": 1, "partition": 0, "base_seq": 0, "count": 1, "offset": 4}
+    table.apply(pa.Table.from_pylist([batch]))
+    table.to_kafka_snapshot(last, 0)
+    assert kafka.audit(log.path, cleanup_policy="compact").count_findings() == {"snapshot": 1}
 
 
 def test_a_compacted_log_reports_the_numbers_that_it_skips(tmp_path: Path) -> None:

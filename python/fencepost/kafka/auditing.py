@@ -92,6 +92,8 @@ class _Partition:
         self.producers = _Producers()
         self.tables: dict[str, list[pa.Table]] = {"missing": [], "repeated": [], "fenced": []}
         self.holes: list[pa.Table] = []
+        self.emptied: list[Any] = []
+        self.abort_markers: list[pa.Table] = []
         self.snapshots: list[dict[str, Any]] = []
         self.differences: list[dict[str, Any]] = []
         self.sums: Counter[str] = Counter()
@@ -250,6 +252,8 @@ class _Partition:
         )
         self.compressions.update({it["values"]: it["counts"] for it in rows["compression"].value_counts().to_pylist()})
         self.producers.add(rows.filter(pa.array(is_data & (pid >= 0))))
+        self.emptied.append(base[counts == 0])
+        self.abort_markers.append(rows.filter(pc.equal(rows["control"], "abort")).select(["pid", "base_offset"]))
         return rows
 
     def _end_so_far(self, first: int) -> int:
@@ -305,11 +309,11 @@ class _Partition:
         """Apply rows as a follower does, and record violations."""
         if not len(rows):
             return
-        self.state.apply(rows, _COLUMNS)
         # A batch header whose records were compacted away belongs to a transaction decided long ago.
         is_undecided = pc.and_(rows["transactional"], pc.greater(rows["count"], 0))
-        place = rows.column_names.index("transactional")
-        self.transactions.apply(rows.set_column(place, "transactional", is_undecided), _COLUMNS)
+        rows = rows.set_column(rows.column_names.index("transactional"), "transactional", is_undecided)
+        self.state.apply(rows, _COLUMNS)
+        self.transactions.apply(rows, _COLUMNS)
         is_marker = pc.is_in(rows["control"], pa.array(["commit", "abort"])).to_numpy(zero_copy_only=False)
         pid, epoch, base_seq, last_seq = (
             rows[name].to_numpy().astype(np.int64) for name in ("pid", "epoch", "base_seq", "last_seq")
@@ -342,14 +346,14 @@ class _Partition:
         theirs = {it.pop("pid"): it for it in rows.to_pylist()}
         ours = dict(_entries(self.state))
         found: list[dict[str, Any]] = []
-        expired, reasons = 0, set[str]()
+        expired, reasons, removed = 0, set[str](), self._removed_before(offset)
         for pid in sorted(theirs.keys() | ours.keys()):
             their, our = theirs.get(pid), ours.get(pid)
             if their is None and our is not None and self._is_idle(our):
                 expired += 1
                 continue
             differing = [it for it in _differing(name, pid, their, our) if not self._is_of_unread(it)]
-            reasons |= {self._reason_missing(their)} if differing else set()
+            reasons |= {self._reason(their, our, removed)} if differing else set()
             found += differing
         self.differences += found
         verdict = max(reasons, key=("compacted", "hole", "differs").index) if found else "equal"
@@ -369,18 +373,29 @@ class _Partition:
         is_old = now is not None and now - entry["timestamp"] >= self.request.max_idle_ms
         return is_old and entry["txn_first_offset"] == -1
 
-    def _reason_missing(self, entry: dict[str, int] | None) -> str:
-        """Return why the batch that a snapshot names is not in the log: "compacted", "hole" or "differs"."""
-        if entry is None or entry["last_offset"] < 0:
+    def _removed_before(self, offset: int) -> tuple[Any, Any]:
+        """Return the first and last offsets, as arrays, of ranges before an offset that have no batch or no record."""
+        holes, emptied = pa.concat_tables([_HOLES.empty_table(), *self.holes]), [np.empty(0, np.int64), *self.emptied]
+        first, last = (np.concatenate([holes[it].to_numpy(), *emptied]) for it in ("first_offset", "last_offset"))
+        return first[first < offset], last[first < offset]
+
+    def _reason(
+        self, their: dict[str, int] | None, our: dict[str, int] | None, removed: tuple[Any, Any]
+    ) -> Literal["compacted", "hole", "differs"]:
+        """Return why a producer in a snapshot, `their`, is not as the log says, `our`.
+
+        "hole": batches or markers that the snapshot may know are no longer in the log.
+        """
+        if their is None:
             return "differs"
-        offset = entry["last_offset"]
-        if self.log_start is not None and offset < self.log_start:
+        if self.log_start is not None and 0 <= their["last_offset"] < self.log_start:
             return "compacted"
-        is_in_hole = (
-            pc.any(pc.and_(pc.less_equal(it["first_offset"], offset), pc.greater_equal(it["last_offset"], offset)))
-            for it in self.holes
-        )
-        return "hole" if any(it.as_py() for it in is_in_hole) else "differs"
+        if their["last_offset"] < 0 and our is None and not self.sequences.is_whole:
+            return "compacted"  # the snapshot knows a marker, but not its offset
+        (first, last), begun = removed, their["txn_first_offset"]
+        has_all_markers = our is not None and our["coordinator_epoch"] == their["coordinator_epoch"]
+        known = our["last_offset"] if our is not None and has_all_markers else -1
+        return "hole" if np.any((last > known) | ((first <= begun) & (begun <= last))) else "differs"
 
     def _index_differences(self, aborted: pa.Table) -> pa.Table:
         """Return aborted transactions that only the log or only its indexes contain. Empty without indexes."""
@@ -399,6 +414,13 @@ class _Partition:
             start = self.log.segments[0].base_offset or 0
             begun = [it for it in indexed if min(it["first_offset"], it["last_stable_offset"]) < start]
             known = {(it["pid"], it["last_offset"]) for it in begun if it["last_offset"] >= start}
+            indexed = [it for it in indexed if (it["pid"], it["last_offset"]) not in known]
+            is_same = [(it["pid"], it["last_offset"]) not in known for it in aborted.to_pylist()]
+            aborted = aborted.filter(pa.array(is_same, pa.bool_()))
+        if self.is_compacted:
+            # The broker keeps an entry longer than the batches of its transaction, and as long as the marker.
+            markers = {tuple(it.values()) for it in pa.concat_tables(self.abort_markers).to_pylist()}
+            known = {(it["pid"], it["last_offset"]) for it in indexed} & markers
             indexed = [it for it in indexed if (it["pid"], it["last_offset"]) not in known]
             is_same = [(it["pid"], it["last_offset"]) not in known for it in aborted.to_pylist()]
             aborted = aborted.filter(pa.array(is_same, pa.bool_()))
