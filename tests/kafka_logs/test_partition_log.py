@@ -915,3 +915,21 @@ def test_metrics_of_a_log(tmp_path: Path) -> None:
         assert f'fencepost_log_end{{log="{path}"}} 2.0' in lines
         assert f'fencepost_log_appended_total{{log="{path}",verdict="duplicate"}} 1.0' in lines
     assert to_text(log) == "# EOF\n", "a closed log has no metrics, and those of others are still collected"
+
+
+def test_a_log_that_has_to_be_opened_again_does_not_stop_a_scrape(tmp_path: Path) -> None:
+    """A fork is one cause of a PoisonedError."""
+    program = """
+        import os, sys
+        from fencepost.kafka import PartitionLog
+        from fencepost.metrics import to_text
+        log = PartitionLog(sys.argv[1])
+        if not os.fork():
+            other = PartitionLog(sys.argv[2])
+            print(to_text(log, other).count("fencepost_log_end{"), to_text(log), flush=True)
+            os._exit(0)
+        os.wait()
+        print(to_text(log).count("fencepost_log_end{"))
+    """
+    out, _ = run(program, tmp_path / "orders-0", tmp_path / "orders-1").communicate()
+    assert out == "1 # EOF\n\n1\n"

@@ -11,6 +11,7 @@ from typing import Any
 import fencepost as fp
 import pytest
 from fencepost import cli
+from fencepost.metrics import to_text
 from fencepost.sql import (
     ProducerIdentity,
     Recovered,
@@ -22,6 +23,7 @@ from fencepost.sql import (
     transaction_metrics,
 )
 from fencepost.sql import transaction_tables as tables
+from fencepost.sql.database import Database
 from sqlalchemy import Engine, inspect, select
 from support.coordinator_doors import Route
 
@@ -170,6 +172,18 @@ def test_metrics(
     assert (found["transactional_ids"]["prepare_abort"], found["late"]) == (1, 0)
     set_back(engine, updated_ms=DAY_MS)
     assert transaction_metrics(engine)["late"] == 1
+
+
+def test_an_outage_does_not_stop_a_scrape(
+    coordinator: TransactionCoordinator, owner: ProducerIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "fencepost_transactions_late 0.0" in to_text(coordinator).splitlines()
+
+    def refuse(*_: object) -> None:
+        raise fp.StoreError("no answer")
+
+    monkeypatch.setattr(Database, "transaction", refuse)
+    assert to_text(coordinator) == "# EOF\n"
 
 
 def test_looking_makes_no_tables(engine: Engine) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from fencepost import _native
 from fencepost.arrow import ArrowStreamExportable
-from fencepost.errors import PolicyError
+from fencepost.errors import PoisonedError, PolicyError
 from fencepost.kafka.source import topic_and_partition
 from fencepost.metrics import counter, gauge
 from fencepost.state.stores import check_path, is_local
@@ -262,10 +262,13 @@ class PartitionLog:
         }
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the same metrics as `prometheus_client` families, nothing if it is closed; see `fencepost.metrics`."""
+        """Yield the same metrics as `prometheus_client` families; see `fencepost.metrics`.
+
+        Nothing if it is closed or has to be opened again.
+        """
         try:
             found = self.metrics()
-        except ValueError:  # closed: metrics of other sources are still wanted
+        except (ValueError, PoisonedError):  # metrics of other sources are still wanted
             return
         by = {"log": os.fspath(self.path)}
         judged = {("verdict", verdict): count for verdict, count in found["appended"].items()}

@@ -296,8 +296,15 @@ class TransactionCoordinator:
         return self.database.transaction(work)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the database's producers and transactions, for `fencepost.metrics`."""
-        return TransactionMetrics(self.database.engine).collect()
+        """Yield the metrics of the database's producers and transactions, for `fencepost.metrics`.
+
+        Nothing while the database does not answer: a scrape in an outage needs the metrics of other objects.
+        """
+        try:
+            found = list(TransactionMetrics(self.database.engine).collect())
+        except (StoreError, OutcomeUnknownError):
+            return
+        yield from found
 
     # Recovery
 
