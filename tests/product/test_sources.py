@@ -341,6 +341,17 @@ def test_a_job_whose_files_suggest_different_types_of_times(tmp_path: Path) -> N
     assert lake.dataset(f"{tmp_path}/clean").count_rows() == 3
 
 
+def test_files_that_differ_only_in_the_values_of_a_dictionary(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        pids = pa.array([name] * 3).dictionary_encode()
+        rows = pa.table({"pid": pids, "epoch": [0] * 3, "partition": [0] * 3, "seq": range(3)})
+        with pa.ipc.new_file(tmp_path / f"{name}.arrow", rows.schema) as file:
+            file.write_table(rows)
+    job = ["dedup", f"{tmp_path}/*.arrow", f"{tmp_path}/state", f"{tmp_path}/clean", "--no-sync", "--quiet"]
+    assert [cli.main(job), cli.main(job)] == [0, 0]
+    assert [it.counts for it in state.open(tmp_path / "state").versions()] == [{"ACCEPTED": 6}]
+
+
 def test_a_job_judges_text_files_in_the_order_of_their_names(tmp_path: Path) -> None:
     """Not in that of the converted files, whose names are checksums."""
     texts = [tmp_path / f"{number}.csv" for number in range(6)]

@@ -267,6 +267,20 @@ _INFERRING_READERS: dict[str, Callable[[Any, Sequence[str]], Any]] = {
 """Of files whose types are inferred."""
 
 
+class _Checksum(io.RawIOBase):
+    """A file of which only the checksum remains."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return len(data)
+
+
 def write_as_parquet(path: str, folder: str, timestamp: str | None = None, keys: Sequence[str] = ()) -> str:
     """Write the rows of a file or of standard input to a Parquet file in a folder, and return its path.
 
@@ -275,15 +289,15 @@ def write_as_parquet(path: str, folder: str, timestamp: str | None = None, keys:
 
     Raises SourceError (path) for unreadable rows.
     """
-    digest = hashlib.sha256()
+    checksum = _Checksum()
     unfinished = os.path.join(folder, "_unfinished")
     reader = _opened(path, timestamp, keys, adds_field=False)
-    digest.update(reader.schema.serialize())
+    rows = pa.ipc.new_stream(checksum, reader.schema)  # with the values of dictionaries, unlike `batch.serialize()`
     with pq.ParquetWriter(unfinished, reader.schema) as file:
         for batch in reader:
-            digest.update(batch.serialize())
+            rows.write_batch(batch)
             file.write_batch(batch)
-    target = os.path.join(folder, f"{digest.hexdigest()[:32]}.parquet")
+    target = os.path.join(folder, f"{checksum.digest.hexdigest()[:32]}.parquet")
     os.rename(unfinished, target)
     os.utime(target, ns=(0, 0))  # the ledger takes another time for other content
     return target
