@@ -164,6 +164,24 @@ def test_columns_are_merged_in_the_transaction_of_the_files(tmp_path: Path, cata
     assert len(table.metadata.schemas) == 4  # without columns, and each kind of files
 
 
+def test_files_of_one_run_have_different_columns(tmp_path: Path, catalog: SqlCatalog) -> None:
+    """In another order in the first run; in a later one with the same new columns, of types that widen either way."""
+    land(tmp_path / "source", "1.parquet", make_rows(1))
+    land(tmp_path / "source", "2.parquet", make_rows(2).select(SCHEMA.names[::-1]))
+    kept = make_job(tmp_path).run().kept
+    assert len(rows_of(catalog)) == kept
+    for number, kinds in enumerate([(pa.float32(), pa.int64()), (pa.float64(), pa.int32())], 3):
+        more = make_rows(number).append_column("size", pa.array([1.5] * 600, kinds[0]))
+        land(tmp_path / "source", f"{number}.parquet", more.append_column("count", pa.array([7] * 600, kinds[1])))
+    make_job(tmp_path, schema="merge").run()
+    table = catalog.load_table("db.events")
+    kinds_found = {it.name: str(it.field_type) for it in table.schema().fields}
+    assert (kinds_found["size"], kinds_found["count"]) == ("double", "long")
+    rows = pl.DataFrame(table.scan().to_arrow()).filter(pl.col("size").is_not_null())
+    assert rows.select("size", "count").unique().rows() == [(1.5, 7)]
+    assert sorted(rows["origin"].str.slice(0, 1).unique()) == ["3", "4"]
+
+
 def test_types_that_no_table_has(tmp_path: Path, catalog: SqlCatalog) -> None:
     times = pa.array([0] * 600, pa.timestamp("ns"))
     land(tmp_path / "source", "1.parquet", make_rows(1).append_column("at", times), version="2.6")

@@ -217,9 +217,10 @@ class IcebergSink:
             raise SinkError(f"{self.location}: {text}")
         found = [(pa.ipc.read_schema(pa.py_buffer(schema)), path) for schema, path in rows.schemas.items()]
         transaction = self._table().transaction()  # finds the ids of new columns; never committed
-        with self.named.answering("read"), transaction.update_schema() as update:
+        with self.named.answering("read"):
             for schema, _ in found:
-                update.union_by_name(columns_of(schema))
+                with transaction.update_schema() as update:  # one update would add a column once for each schema
+                    update.union_by_name(columns_of(schema))
         after = transaction.table_metadata.schema()
         for schema, path in found:
             self._check_ids(after, schema, path)
