@@ -186,7 +186,7 @@ def test_a_file_that_vanishes_before_its_conflicts_are_shown(tmp_path: Path, mon
 
     monkeypatch.setattr(conflicts.Content, "samples", samples)
     report = make_job(tmp_path, on_conflict="drop", **CONTENT).run()
-    assert (report.counts, report.vanished) == ({"ACCEPTED": 1}, (str(path),))
+    assert (report.counts, report.vanished) == ({"ACCEPTED": 1}, (path.name,))
 
 
 def test_a_conflict_in_place(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from fencepost import state
-from fencepost.lake import DedupJob, audit, write
+from fencepost.lake import DedupJob, arranging, audit, write
 from support.lake import first_of_each, hashes, land, land_some, make_job, make_rows, read_sink, read_source
 
 
@@ -297,6 +298,25 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path, change: Callable[[
         assert report.files == 4
     assert read_sink(tmp_path).equals(first_of_each(read_source(tmp_path)))
     assert make_job(tmp_path).run().version is None
+
+
+@pytest.mark.parametrize("options", [{}, {"sort_by": "seq"}])
+def test_a_file_becomes_shorter_just_before_it_is_rewritten(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land_some(tmp_path, range(2))
+
+    def meddle(real: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+        if "1.parquet" in str(arguments[0]):
+            monkeypatch.undo()
+            land(tmp_path / "source", "1.parquet", make_rows(8, 5))
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(write, "rewrite", partial(meddle, write.rewrite))
+    monkeypatch.setattr(arranging, "arrange_rows", partial(meddle, arranging.arrange_rows))
+    report = make_job(tmp_path, plan="interval", **options).run()
+    assert (report.files, report.rows, report.vanished) == (2, 605, ("1.parquet",))
+    assert sorted(read_sink(tmp_path).rows(), key=repr) == sorted(first_of_each(read_source(tmp_path)).rows(), key=repr)
 
 
 def test_same_size_and_time_but_other_bytes(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_damaged(
 
     monkeypatch.setattr(write, "rewrite", rewrite)
     report = make_job(tmp_path, settle_ms=0).run()
-    assert (report.quarantined, report.files, report.vanished) == ((), 1, (str(replaced[0]),))
+    assert (report.quarantined, report.files, report.vanished) == ((), 1, (replaced[0].name,))
     assert report.kept == len(first_of_each(read_source(tmp_path)))
 
 

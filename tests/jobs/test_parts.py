@@ -385,7 +385,7 @@ def test_a_file_that_is_replaced_between_its_parts(tmp_path: Path, when: str, is
     engine = Replacing(2)
     report = make_job(tmp_path, task_bytes_max=SMALL, engine=engine).run()
     assert engine.is_done
-    assert report.vanished == (str(path),)
+    assert report.vanished == (path.name,)
     assert read_sink(tmp_path).equals(first_of_each(read_source(tmp_path)))
 
 
@@ -412,7 +412,7 @@ def test_a_seed_of_a_file_that_is_replaced_between_its_parts(tmp_path: Path) -> 
             return first + super().run(stage, work, items[2:], progress)
 
     report = make_job(tmp_path, task_bytes_max=SMALL, engine=Replacing(2)).seed()
-    assert (report.vanished, report.counts) == ((str(path),), {"ACCEPTED": 900})
+    assert (report.vanished, report.counts) == ((path.name,), {"ACCEPTED": 900})
     entries = pa.concat_tables([pa.table(table.entries()) for _, table in state.open(tmp_path / "state").tables()])
     assert entries["pid"].to_pylist() == [2]
 

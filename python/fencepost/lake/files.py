@@ -88,6 +88,10 @@ class Files:
     def full_path(self, place: int) -> str:
         return os.path.join(self.root, self.paths[place])
 
+    def relative(self, path: str) -> str:
+        """Return the path of a file, given its full path."""
+        return path.removeprefix(os.path.join(self.root, ""))
+
     def facts(self, place: int) -> Facts:
         return Facts(self.bytes[place], self.mtime_ns[place], self.inode[place], self.etag[place])
 

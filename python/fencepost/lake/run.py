@@ -163,7 +163,7 @@ class Run:
                 tries_left -= 1
                 if not tries_left:
                     raise
-                self.vanished.append(str(error.path))
+                self.vanished.append(self.news.files.relative(str(error.path)))
             except StateConflictError:
                 # In place, other writers may have changed the table before the decision was applied. The version is
                 # then abandoned.

@@ -76,7 +76,7 @@ class RunReport(Report):
     """(path relative to the source, reason) of files that this run quarantined. Later runs read such a file only if it
     was replaced or touched."""
     vanished: tuple[str, ...]
-    """Files that were deleted or replaced between listing and reading."""
+    """Files that were deleted or replaced between listing and reading, relative to the source."""
     remaining_files: int
     """Number of new files left for the next run by `files_max`, `bytes_max` or `rows_max`."""
     ignored: tuple[str, ...]

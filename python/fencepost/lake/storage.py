@@ -118,8 +118,10 @@ def unchanged(storage: Storage, files: Files, *places: int, are_copied: bool = F
         check()
         path = files.full_path(places[0])
         raise ChangedError(f"{path}: was deleted while the job ran; run again", path=path) from error
-    except (StoreError, SourceError):
-        check()  # a store refuses to read a replaced object, and a file that is being replaced looks damaged
+    except Exception:
+        # A store refuses to read a replaced object. A file that is being replaced looks damaged, and the new one may
+        # have fewer rows.
+        check()
         raise
     check(unpinned)
 
