@@ -104,6 +104,20 @@ def test_a_restart_that_fills_what_was_missing(tmp_path: Path) -> None:
         make_job(tmp_path, max_idle_ms=10 * DAY_MS).run()
 
 
+@pytest.mark.parametrize("kind", [pa.timestamp("s"), pa.timestamp("ms"), pa.timestamp("us", "UTC"), pa.timestamp("ns")])
+@pytest.mark.parametrize("policy", ["any_order", "in_order"])
+def test_rows_in_the_order_of_their_timestamps(tmp_path: Path, policy: str, kind: pa.DataType) -> None:
+    """The job then reads the timestamps as they are in the file."""
+    rows = life(0, range(5))
+    times = [pa.array([first + 1000 * row for row in range(5)], pa.timestamp("ms")).cast(kind) for first in (0, DAY_MS)]
+    first, again = (rows.set_column(4, "timestamp", it) for it in times)
+    for name, landed, retimed in (("a", first, 0), ("b", first, 0), ("c", again, 5)):
+        land_all(tmp_path, {name: landed})
+        job = make_job(tmp_path, policy=policy, order_by="timestamp", max_idle_ms=10 * DAY_MS, on_reset="report")
+        found = job.run().suspected_resets
+        assert sum(found["retimed"].to_pylist() if len(found) else []) == retimed
+
+
 def test_all_keys_are_counted_though_the_report_has_the_first(tmp_path: Path) -> None:
     """A recreated topic: every producer restarts."""
     lives = [pa.concat_tables([life(day * DAY_MS, [0], pid=pid) for pid in range(1_500)]) for day in (0, 1)]
