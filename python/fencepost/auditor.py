@@ -25,7 +25,7 @@ from fencepost.content import checksums, content_columns, mixed, unpacked
 from fencepost.errors import BatchError
 from fencepost.examples import Examples
 from fencepost.findings import ORDER_OF_ROWS, RESET_ROWS_MIN, AuditReport
-from fencepost.inputs import heads_of, is_a, narrowed, opened, with_fields, without_runs
+from fencepost.inputs import check_polars, heads_of, is_a, narrowed, opened, with_fields, without_runs
 from fencepost.policy import Columns, Policy
 from fencepost.resets import UNKNOWN, newest_before
 from fencepost.sums import exact_sum
@@ -123,8 +123,10 @@ def pieces(rows: Any, names: tuple[str, ...], rows_max: int = CALL_ROWS, is_whol
 
 def _batches(rows: Any, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """Yield at least one batch, so that wrong columns are found even without rows."""
-    if names and _is_frame(rows) and (heads := heads_of(names, rows.columns)):
-        rows = narrowed(rows, heads)
+    if names and _is_frame(rows):
+        rows = narrowed(rows, heads_of(names, rows.columns) or names)
+    if is_a(rows, "polars", "DataFrame"):
+        check_polars(rows)
     if isinstance(rows, pa.RecordBatchReader):
         reader = rows  # a copy by the C interface would turn errors of its source into Arrow's
     elif hasattr(rows, "__arrow_c_stream__"):

@@ -120,17 +120,38 @@ def narrowed(rows: Any, names: Sequence[str]) -> Any:
     Other columns may have types that cannot be converted: pandas has columns of any objects, and the native code knows
     neither 128-bit integers, nor some structs in structs of slices. It cannot import columns of nulls from polars.
     """
+    if is_a(rows, "polars", "DataFrame"):
+        return _narrowed_polars(rows, names)
     is_arrow = is_a(rows, "pyarrow", "Table") or is_a(rows, "pyarrow", "RecordBatch")
-    is_pandas = not is_arrow and is_a(rows, "pandas", "DataFrame")
-    if not (is_arrow or is_pandas or is_a(rows, "polars", "DataFrame")):
+    if not is_arrow and not is_a(rows, "pandas", "DataFrame"):
         return rows
     known = rows.schema.names if is_arrow else list(rows.columns)
     if any(known.count(name) != 1 for name in names):
         return rows  # an error names the columns that there are; some columns are optional, or the index of pandas
     wanted = [name for name in known if name in names]
-    selected = rows[wanted] if is_pandas else rows.select(wanted)
-    has_nulls = not (is_arrow or is_pandas) and "Null" in map(str, selected.dtypes)
-    return selected.to_arrow() if has_nulls else selected
+    return rows.select(wanted) if is_arrow else rows[wanted]
+
+
+def _narrowed_polars(frame: Any, names: Sequence[str]) -> Any:
+    """Return the columns of these names. If one is missing, return all columns that Arrow can represent."""
+    is_whole = set(names) <= set(frame.columns)
+    kinds = frame.schema.items()
+    selected = frame.select([it for it, kind in kinds if it in names or not (is_whole or _is_of_polars_only(kind))])
+    check_polars(selected)
+    return selected.to_arrow() if "Null" in map(str, selected.dtypes) else selected
+
+
+def check_polars(frame: Any, nothing: str = "nothing of this call was judged") -> None:
+    """Raise BatchError if a column of polars has a type that Arrow does not have. `nothing`: as in `rows_of`."""
+    for name, kind in frame.schema.items():
+        if _is_of_polars_only(kind):
+            raise BatchError(f"column '{name}': is of type {kind}, which Arrow does not have; {nothing}", column=name)
+
+
+def _is_of_polars_only(kind: Any) -> bool:
+    parts = [getattr(kind, "inner", None), *(it.dtype for it in getattr(kind, "fields", ()))]
+    # An Object would become the address of the object.
+    return str(kind) in ("Object", "Int128", "UInt128") or any(_is_of_polars_only(it) for it in parts if it is not None)
 
 
 def is_a(rows: object, package: str, name: str) -> bool:
@@ -140,7 +161,7 @@ def is_a(rows: object, package: str, name: str) -> bool:
 
 
 def rows_of(rows: Any, nothing: str) -> pa.Table:
-    """Convert tabular data or a list of dicts to a pyarrow Table.
+    """Convert tabular data or a list of dicts to a pyarrow Table. A key that a dict lacks is null.
 
     `nothing`: text for messages that says which effect did not take place.
 
@@ -166,6 +187,7 @@ def rows_of(rows: Any, nothing: str) -> pa.Table:
     if is_a(rows, "polars", "DataFrame"):
         import polars as pl
 
+        check_polars(rows, nothing)
         # As texts, not views, also in dictionaries and lists.
         return rows.to_arrow(compat_level=pl.CompatLevel.oldest())
     if hasattr(rows, "__arrow_c_stream__"):

@@ -211,6 +211,17 @@ def test_columns_of_polars_that_arrow_for_rust_cannot_import_stay(column: Any) -
         assert (kept.columns, payload(kept)) == (rows.columns, KEPT)
 
 
+@pytest.mark.parametrize("kind", [pl.Int128, pl.Object, pl.List(pl.Int128), pl.Struct({"a": pl.Int128})], ids=str)
+def test_columns_of_types_that_only_polars_has_are_named(kind: Any) -> None:
+    rows = pl.DataFrame(ROWS).with_columns(seq=pl.Series([None] * len(ROWS), dtype=kind))
+    for call in (fp.deduplicate, fp.audit, fp.explain, fp.advise, StateTable("any_order").apply):
+        with pytest.raises(fp.BatchError, match=r"'seq': .*(Int128|Object).* Arrow") as caught:
+            call(rows)
+        assert caught.value.column == "seq"
+        with pytest.raises(fp.BatchError, match=r"column 'seq': missing; .* pid"):
+            (StateTable("any_order").apply if call is fp.advise else call)(rows.rename({"seq": "more"}))
+
+
 def test_a_column_of_nulls_in_polars_is_no_producer() -> None:
     rows = pl.DataFrame(ROWS).with_columns(pid=pl.lit(None))
     table = StateTable("any_order")

@@ -389,6 +389,17 @@ def test_texts_in_views_go_to_their_partitions(kind: str) -> None:
     assert sorted(transport.log[0] + transport.log[1]) == values
 
 
+@pytest.mark.parametrize("kind", [pl.Int128, pl.Object], ids=str)
+def test_types_that_only_polars_has_are_refused(kind: Any) -> None:
+    """The addresses of objects would be sent."""
+    transport = MemoryTransport()
+    with fp.SequencedProducer(transport) as producer:
+        with pytest.raises(fp.BatchError, match=f"column 'value': .* {kind.__name__}, .* nothing"):
+            producer.send(pl.DataFrame({"value": pl.Series([1, None], dtype=kind)}))
+        producer.send([{"value": 1}, {"more": 2}])
+    assert transport.log == {0: [1, None]}, "a key that an event lacks is null"
+
+
 def test_rows_of_one_batch_are_refused_together() -> None:
     transport = Script(Answer(ErrorCode.INVALID_RECORD), Answer(offset=0))
     producer = fp.SequencedProducer(transport, linger_ms=60_000)
