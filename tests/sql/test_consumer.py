@@ -112,6 +112,20 @@ def test_each_message_once_and_claims_stay_plain(orders: Engine) -> None:
     assert again.is_closed
 
 
+def test_messages_with_different_columns_do_not_depend_on_their_batch(orders: Engine) -> None:
+    with orders.begin() as connection:
+        connection.execute(text("ALTER TABLE orders ADD COLUMN country VARCHAR(2) DEFAULT 'NL'"))
+    cluster = Cluster()
+    plain = {"customer": "c", "cents": 1}
+    values = [plain, plain | {"country": "DE"}, plain, {"cents": 2}, plain | {"country": None}]
+    cluster.send("orders", *map(json.dumps, values))
+    new_loop(new_sink(orders), FakeClient(cluster, [P0])).run()
+    with orders.connect() as connection:
+        found = connection.execute(text('SELECT "offset", country FROM orders ORDER BY "offset"')).all()
+    assert [tuple(it) for it in found] == [(0, "NL"), (1, "DE"), (2, "NL"), (4, None)]
+    assert dead(orders) == [(3, "BatchError", 3)], "a message without a value that its column requires"
+
+
 def test_without_a_decoder_and_with_an_effect(engine: Engine) -> None:
     cluster = Cluster()
     headers = [("trace", b"abc"), ("blob", b"\xff\x00"), ("none", None)]
@@ -664,7 +678,7 @@ def test_a_signal_stops_the_loop_after_its_transaction(orders: Engine, number: i
 class FakeProducer:
     """`confluent_kafka.Producer`, which fails so many times."""
 
-    def __init__(self, failures: int) -> None:
+    def __init__(self, failures: int = 0) -> None:
         self.failures, self.sent = failures, []
 
     def produce(self, topic: str, *, value: Any, key: Any, headers: Any, on_delivery: Any) -> None:
@@ -695,6 +709,47 @@ def test_dead_letters_in_a_topic(orders: Engine) -> None:
     assert dict(headers[1:])["fencepost_offset"] == b"0"
     assert dict(headers[1:])["fencepost_error_type"] == b"JSONDecodeError"
     assert loop.metrics()["outages"] == 1
+    assert [row[2] for row in stored(orders)] == [1]
+
+
+class SlowProducer(FakeProducer):
+    """One that is shared, whose queue is full at first, and whose messages are delivered at the third flush."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_full, self.flushes = True, 0
+        self.waiting: list[Any] = []
+
+    def produce(self, topic: str, **message: Any) -> None:
+        if self.is_full:
+            self.is_full = False
+            raise BufferError("Local: Queue full")
+        self.waiting.append(message["on_delivery"])
+        super().produce(topic, **message | {"on_delivery": lambda error, _: None})
+
+    def flush(self, timeout: float) -> int:
+        self.flushes += 1
+        while self.flushes >= 3 and self.waiting:
+            self.waiting.pop()(None, None)
+        return 1  # a message of the application
+
+
+@pytest.mark.parametrize("kind", [FakeProducer, SlowProducer])
+def test_a_dead_letter_is_written_to_a_topic_once(orders: Engine, kind: type[FakeProducer]) -> None:
+    """Also if the database undoes the transaction that moves the position, or the delivery takes long."""
+    cluster = Cluster()
+    cluster.send("orders", "no JSON", order(1), "none either")
+    producer = kind()
+    write, failures = to_topic(producer, "orders-dead"), [1, 1, 1]
+
+    def write_and_lose(connection: Connection, letters: Any) -> None:
+        write(connection, letters)
+        if failures:
+            failures.pop()
+            raise fp.StoreError("the connection is lost")
+
+    new_loop(new_sink(orders), FakeClient(cluster, [P0]), attempts=1, dead_letters=write_and_lose).run()
+    assert [value for _, value, *_ in producer.sent] == [b"no JSON", b"none either"]
     assert [row[2] for row in stored(orders)] == [1]
 
 

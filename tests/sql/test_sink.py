@@ -120,6 +120,28 @@ def test_rows_of_any_shape(events: Engine) -> None:
         SqlSink(events, "events", "c", "message_id", message_id="note").apply({"note": "abc"})
 
 
+def test_events_that_lack_a_key_are_stored_alike_in_any_calls(events: Engine) -> None:
+    with events.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE TABLE sparse (seq BIGINT, must INTEGER NOT NULL, filled INTEGER DEFAULT 5, "
+                "empty INTEGER DEFAULT NULL, may INTEGER)"
+            )
+        )
+    sink = SqlSink(events, "sparse", "c", "message_id", message_id="seq")
+    one, two = {"seq": 0, "must": 1}, {"seq": 1, "must": 1, "filled": 2, "empty": 3, "may": 4}
+    for refused, row, column in (([two, one], 1, "filled"), ([two, {"seq": 2}], 1, "must"), ([{"seq": 2}], 0, "must")):
+        for call in (sink.apply, sink.reconcile, lambda rows: sink.reconcile(iter(rows))):
+            with pytest.raises(fp.BatchError, match=f"column '{column}', row {row}: .* nothing of this call") as caught:
+                call(refused)
+            assert (caught.value.column, caught.value.row) == (column, row)
+    without = [{name: it for name, it in two.items() if name != "filled"} | {"seq": 2}, one]
+    assert (sink.apply([two]).rows_kept, sink.apply(without).rows_kept) == (1, 2)
+    with events.connect() as connection:
+        stored = connection.execute(text("SELECT * FROM sparse ORDER BY seq")).all()
+    assert [tuple(it) for it in stored] == [(0, 1, 5, None, None), (1, 1, 2, 3, 4), (2, 1, 5, 3, 4)]
+
+
 @without_mariadb
 def test_a_constraint_that_the_commit_checks_is_reported(database_url: str) -> None:
     engine = sqlalchemy.create_engine(database_url)

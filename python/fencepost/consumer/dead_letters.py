@@ -15,6 +15,11 @@ from fencepost.sql.database import Database
 from fencepost.sql.upserts import insert_if_missing
 
 _ERROR_CHARACTERS = 4000
+_REMEMBERED_MAX = 10_000
+"""Number of delivered letters that `to_topic` remembers: more than a loop has in one transaction."""
+
+
+Place: TypeAlias = tuple[str, str, int, int]
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,12 @@ class DeadLetter:
     """The class of the error, or the verdict of a refused row."""
     error: str
     tries: int
+
+    @property
+    def place(self) -> Place:
+        """The consumer, topic, partition and offset of the message."""
+        message = self.message
+        return self.consumer_id, message.topic(), message.partition(), message.offset()
 
     @property
     def headers(self) -> list[tuple[str, bytes | None]]:
@@ -81,8 +92,9 @@ def _check_known(connection: Connection, row: Mapping[str, Any], place: str) -> 
 def to_topic(producer: Any, topic: str, *, timeout_s: float = 30.0) -> DeadLetterWriter:
     """Write dead letters to a Kafka topic. Each has headers `fencepost_…` with the origin and the reason.
 
-    The message is delivered before the position moves past the original. If the process is killed in between, the
-    message is written twice. The headers identify such copies. If a message cannot be delivered, the loop waits, as
+    The message is delivered before the position moves past the original. If the transaction that moves the position
+    fails and is tried again, the message is not written again. If the process is killed in between, the next process
+    may write it a second time. The headers identify such copies. If a message cannot be delivered, the loop waits, as
     during an outage of the database.
 
     Args:
@@ -90,23 +102,40 @@ def to_topic(producer: Any, topic: str, *, timeout_s: float = 30.0) -> DeadLette
         topic: The topic of dead letters.
         timeout_s: Maximum time to wait for the delivery.
     """
+    is_delivered: dict[Place, bool] = {}
+    """Whether the newest letters are delivered (True) or in flight. Those that failed are not in it."""
 
     def write(_: Connection, letters: Sequence[DeadLetter]) -> None:
         failed: list[str] = []
-
-        def delivered(error: Any, _: Any) -> None:
-            if error is not None:
-                failed.append(str(error))
-
         for letter in letters:
+            if letter.place in is_delivered:
+                continue
+
+            def delivered(error: Any, _: Any, place: Place = letter.place) -> None:
+                if error is None:
+                    is_delivered[place] = True
+                else:
+                    is_delivered.pop(place, None)
+                    failed.append(str(error))
+
             message = letter.message
-            producer.produce(
-                topic, value=message.value(), key=message.key(), headers=letter.headers, on_delivery=delivered
-            )
-        waiting = producer.flush(timeout_s)
-        if waiting or failed:
+            is_delivered[letter.place] = False
+            try:
+                producer.produce(
+                    topic, value=message.value(), key=message.key(), headers=letter.headers, on_delivery=delivered
+                )
+            except BaseException as error:
+                is_delivered.pop(letter.place, None)
+                if not isinstance(error, BufferError):
+                    raise
+                failed.append(str(error))  # the producer's queue is full
+        producer.flush(timeout_s)
+        waiting = sum(not is_delivered.get(it.place) for it in letters)
+        if waiting:
             problem = failed[0] if failed else f"{waiting} messages are not acknowledged after {timeout_s:g} s"
             raise StoreError(f"dead letter topic '{topic}', {place_of(letters[0].message)}: {problem}")
+        for place in list(is_delivered)[:-_REMEMBERED_MAX]:
+            del is_delivered[place]
 
     return write
 

@@ -47,7 +47,7 @@ from sqlalchemy.schema import DropTable
 from sqlalchemy.sql import visitors
 
 from fencepost.errors import BatchError, SinkError
-from fencepost.inputs import is_column, not_tabular, rows_of
+from fencepost.inputs import is_column, not_tabular
 from fencepost.sql import drivers
 from fencepost.sql import rows as bulk
 from fencepost.sql.database import Database, Int64
@@ -126,7 +126,7 @@ def reconcile(
         know_fingerprints(connection)
         comparison = _Comparison(connection, target, tuple(identity), tuple(producer))
         try:
-            for batch in batches_of(source):
+            for batch in batches_of(source, target.read):
                 comparison.add(batch)
             comparison.compare(where)
             return comparison.report(findings_max, on_findings)
@@ -136,11 +136,14 @@ def reconcile(
                 comparison.drop()
 
 
-def batches_of(source: Any) -> Iterator[pa.Table]:
-    """Yield the rows of a source in batches. `source`: tabular, or an iterable of tabular batches or of event dicts."""
+def batches_of(source: Any, read: Callable[[Any], pa.Table]) -> Iterator[pa.Table]:
+    """Yield the rows of a source in batches, as `read` converts them.
+
+    `source`: tabular, or an iterable of tabular batches or of event dicts.
+    """
     is_whole = isinstance(source, pa.Table | Mapping) or (isinstance(source, list) and all(map(_is_event, source)))
     if is_whole or (hasattr(source, "__arrow_c_array__") and not hasattr(source, "__arrow_c_stream__")):
-        table = rows_of(source, bulk.NOTHING)
+        table = read(source)
         yield from (table.slice(start, _BATCH_ROWS) for start in range(0, len(table), _BATCH_ROWS))
     elif hasattr(source, "__arrow_c_stream__"):
         yield from (pa.Table.from_batches([it]) for it in pa.RecordBatchReader.from_stream(source))
@@ -149,9 +152,9 @@ def batches_of(source: Any) -> Iterator[pa.Table]:
     else:
         for is_events, some in groupby(source, _is_event):
             if not is_events:
-                yield from chain.from_iterable(map(batches_of, some))
+                yield from chain.from_iterable(batches_of(it, read) for it in some)
             while is_events and (events := list(islice(some, _BATCH_ROWS))):
-                yield rows_of(events, bulk.NOTHING)
+                yield read(events)
 
 
 def _is_event(rows: object) -> bool:

@@ -223,7 +223,9 @@ class SqlSink:
         """Write the rows that were not applied before to the table, and claim them.
 
         Args:
-            rows: Tabular input as in `fencepost.arrow.Rows`, or a list of dicts.
+            rows: Tabular input as in `fencepost.arrow.Rows`, or a list of dicts. A key that an event lacks is null. If
+                its column takes no nulls, the event is refused. If its column has a default, all events of the call
+                must have the key, or none.
             positions: The next position of each source after these rows (see `positions()`). Positions commit with the
                 rows and never decrease. If rows are identified by (topic, partition, offset), the position of a source
                 named `topic-partition` also closes the holes below it, if the call has rows of that partition.
@@ -251,7 +253,7 @@ class SqlSink:
         target = self._target
 
         with self._counters.of_call():
-            table = rows_of(rows, NOTHING)
+            table = target.read(rows)
             written = target.convert(table) if table.num_columns else table
             try:
                 return self._run(table, _Writing(target, written), positions, expected, refused, written)

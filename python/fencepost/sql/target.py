@@ -7,7 +7,7 @@ that it refuses. Errors of this module name column, row and value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -19,7 +19,7 @@ from sqlalchemy import Column, Connection, Engine, MetaData, Table, exc, text, t
 from sqlalchemy.dialects import mysql
 
 from fencepost.errors import BatchError, SinkError
-from fencepost.inputs import shown
+from fencepost.inputs import rows_of, shown
 from fencepost.sql import rows as bulk
 from fencepost.sql.database import outages
 from fencepost.sql.kinds import kind_of
@@ -87,6 +87,39 @@ class Target:
                 "CAST(to_regclass(concat_ws('.', quote_ident(:schema), quote_ident(:name))) AS bigint)"
             )
             return tuple(connection.execute(query, {"schema": self.table.schema, "name": self.table.name}).one())
+
+    def read(self, rows: Any) -> pa.Table:
+        """Convert tabular data or a list of dicts, as `rows_of`. A key that an event lacks is null.
+
+        Raises:
+            BatchError: As `rows_of`. An event lacks a column that takes no nulls and has no default, or a column with
+                a default that other events have.
+        """
+        if isinstance(rows, list | tuple) and all(isinstance(it, Mapping) for it in rows):
+            self._check_events(rows)
+        return rows_of(rows, bulk.NOTHING)
+
+    def _check_events(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse events whose rows would depend on the columns of other events in the call."""
+        given = set().union(*events)
+        for column in self.table.columns:
+            is_needed = not _has_default(column)
+            is_written = self.insert is None or column.name in self.insert
+            if not is_written or not (is_needed or (column.name in given and _fills_in(column))):
+                continue
+            row = next((row for row, event in enumerate(events) if event and column.name not in event), None)
+            if row is not None:
+                why = (
+                    "the column requires a value"
+                    if is_needed
+                    else "other events of the call have it, so its default would not be stored. Pass such events in "
+                    "a call of their own, or with a value (None for null)"
+                )
+                raise BatchError(
+                    f"column '{column.name}', row {row}: the event does not have it: {why}; {bulk.NOTHING}",
+                    column=column.name,
+                    row=row,
+                )
 
     def convert(self, rows: pa.Table) -> pa.Table:
         """Return the columns to write, each with a type that the table's column accepts. Does not write.
@@ -178,6 +211,12 @@ def _has_default(column: Column[Any]) -> bool:
     # SQLite assigns values to an integer primary key.
     counts_up = column.primary_key and isinstance(column.type, types.Integer)
     return bool(column.nullable or column.server_default or column.identity or column.computed or counts_up)
+
+
+def _fills_in(column: Column[Any]) -> bool:
+    """Return whether the database stores a value other than null if an INSERT does not name the column."""
+    default = getattr(column.server_default, "arg", None)
+    return default is not None and str(default).partition("::")[0].strip("() ").upper() != "NULL"
 
 
 class _Column:
