@@ -827,6 +827,24 @@ def test_a_restored_database_that_lacks_the_first_claims_stores_their_types_agai
         SqlSink(events, "events", "billing").handle(texts, lambda *_: None)
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_of_message_ids_are_milliseconds(engine: Engine, unit: str) -> None:
+    """Also in the hour that a time zone has twice in autumn. Arrow rounds local times, and there they are ambiguous."""
+    sink = SqlSink(engine, None, "billing", "message_id", message_id="id", timestamp="at")
+    autumn, per_second = 1_761_440_400, {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    times = [autumn * per_second + 1, -1]
+    for number, zone in enumerate((None, "Europe/Amsterdam", "+05:30")):
+        at = pa.array(times, pa.timestamp(unit, zone))
+        sink.handle({"id": [f"a{number}", f"b{number}"], "at": at}, lambda *_: None)
+    with engine.connect() as connection:
+        stored = connection.execute(text("SELECT DISTINCT timestamp FROM fencepost_messages ORDER BY 1")).scalars()
+        assert list(stored) == [it * 1000 // per_second for it in reversed(times)]
+    if unit == "s":
+        at = pa.array([0, -(2**63)], pa.timestamp(unit))
+        with pytest.raises(fp.BatchError, match=r"'at', row 1: value -9223372036854775808 .* milliseconds"):
+            sink.handle({"id": ["c", "d"], "at": at}, lambda *_: None)
+
+
 def as_stored(engine: Engine, name: str) -> str | bytes:
     return name.encode() if engine.dialect.name == "mariadb" else name
 

@@ -26,6 +26,7 @@ from fencepost.sql.rows import array_of, array_of_integers, column_named, prepar
 from fencepost.sql.upserts import RacedError, as_json, is_duplicate, json_text
 from fencepost.verdict import Verdict
 
+_SECONDS_MAX = (2**63 - 1) // 1000
 _BROKER_NAMES = {"topic", "partition", "offset", "topic_partition", "kafka_key_offset", "record_offset"} | {
     name.lower() for preset in ("kafka", "kafka-connect", "hudi") for name in COLUMN_PRESETS[preset].names
 }
@@ -310,7 +311,15 @@ def _integers(rows: pa.Table, name: str) -> pa.ChunkedArray:
 
 def _milliseconds(rows: pa.Table, name: str) -> pa.ChunkedArray:
     column = _column(rows, name)
-    if pa.types.is_timestamp(column.type):
-        # A state table rounds down too.
-        return pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
-    return _integers(rows, name)
+    if not pa.types.is_timestamp(column.type):
+        return _integers(rows, name)
+    # Not by Arrow, which rounds the local time of a zone: it does not know the hour that a zone has twice in autumn.
+    ticks = column.cast(pa.int64()).to_numpy()
+    if column.type.unit == "s":
+        wrong = np.flatnonzero((ticks > _SECONDS_MAX) | (ticks < -_SECONDS_MAX))
+        if len(wrong):
+            row = int(wrong[0])
+            problem = f"value {ticks[row]} is outside the milliseconds that 64 bits can hold"
+            raise BatchError(f"column '{name}', row {row}: {problem}", column=name, row=row)
+        return pa.chunked_array([ticks * 1000])
+    return pa.chunked_array([ticks // {"ms": 1, "us": 1_000, "ns": 1_000_000}[column.type.unit]])  # rounded down
