@@ -168,10 +168,14 @@ def rows_of(rows: Any, nothing: str) -> pa.Table:
     Raises TypeError for other input. Raises BatchError (column, row) for values that do not form a column, and for an
     event without columns.
     """
+    return _selectable(_as_table(rows, nothing))
+
+
+def _as_table(rows: Any, nothing: str) -> pa.Table:
     import pyarrow as pa
 
     if isinstance(rows, pa.Table):
-        return _without_views(rows)
+        return rows
     if isinstance(rows, Mapping):
         for name, values in rows.items():
             if not is_column(values):
@@ -191,21 +195,40 @@ def rows_of(rows: Any, nothing: str) -> pa.Table:
         # As texts, not views, also in dictionaries and lists.
         return rows.to_arrow(compat_level=pl.CompatLevel.oldest())
     if hasattr(rows, "__arrow_c_stream__"):
-        return _without_views(pa.table(rows))
+        return pa.table(rows)
     if hasattr(rows, "__arrow_c_array__"):
-        return _without_views(pa.Table.from_batches([pa.record_batch(rows)]))
+        return pa.Table.from_batches([pa.record_batch(rows)])
     raise not_tabular(rows)
 
 
-def _without_views(table: pa.Table) -> pa.Table:
-    """Return texts and bytes without views: Arrow cannot select rows of views."""
+def _selectable(table: pa.Table) -> pa.Table:
+    """Return texts and bytes without views, and values without run ends: Arrow cannot select rows of them."""
     import pyarrow as pa
 
-    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-    if not any(kind in plain for kind in table.schema.types):
-        return table
-    fields = [field.with_type(plain.get(field.type, field.type)) for field in table.schema]
+    views = (pa.string_view(), pa.binary_view())
+    if not any(kind.num_fields or kind in views for kind in table.schema.types):
+        return table  # the usual case, without a look into types
+    table = without_runs(table, table.column_names)
+    fields = [field.with_type(_without_views(field.type)) for field in table.schema]
     return table.cast(pa.schema(fields, table.schema.metadata))
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    """Return the type with plain texts and bytes in place of views, also within lists, structs and maps."""
+    import pyarrow as pa
+
+    if kind == pa.string_view():
+        return pa.large_string()
+    if kind == pa.binary_view():
+        return pa.large_binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([it.with_type(_without_views(it.type)) for it in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_without_views(kind.key_type), _without_views(kind.item_type), kind.keys_sorted)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        item = kind.value_field.with_type(_without_views(kind.value_type))
+        return pa.list_(item) if pa.types.is_list(kind) else pa.large_list(item)
+    return kind
 
 
 def _of_events(events: Sequence[Mapping[str, Any]], nothing: str) -> pa.Table:

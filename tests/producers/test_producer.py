@@ -376,15 +376,26 @@ def test_dictionaries_of_a_batch_need_not_fit_into_one() -> None:
     assert len(transport.batches) == 1
 
 
-@pytest.mark.parametrize("kind", ["polars", "views"])
-def test_texts_in_views_go_to_their_partitions(kind: str) -> None:
-    """Those of polars, and of Arrow: Arrow cannot select rows of views."""
+@pytest.mark.parametrize("kind", ["polars", "views", "columns", "within", "runs"])
+def test_columns_that_arrow_cannot_select_rows_of_go_to_their_partitions(kind: str) -> None:
+    """Texts of polars, views of Arrow, also within lists, structs and maps, and columns of run ends."""
     values = [f"user {number}" for number in range(10)]
     frame = pl.DataFrame({"value": values})
     more = frame.with_columns(kind=pl.Series(["a", "b"] * 5, dtype=pl.Categorical), all=pl.concat_list("value"))
+    views = pa.array(values, pa.string_view())
+    lists = [pa.array([[it] for it in values], of(pa.string_view())) for of in (pa.list_, pa.large_list)]
+    maps = pa.array([[(it, b"")] for it in values], pa.map_(pa.string(), pa.binary_view()))
+    runs = pa.RunEndEncodedArray.from_arrays([1, 10], ["a", "b"])
+    rows: dict[str, Any] = {
+        "polars": more,
+        "views": pa.table(frame),
+        "columns": {"value": views},
+        "within": {"value": values, "a": pa.StructArray.from_arrays(lists, ["b", "c"]), "d": maps},
+        "runs": {"value": values, "runs": runs},
+    }
     transport = MemoryTransport(partitions=2)
     with fp.SequencedProducer(transport, key="value") as producer:
-        producer.send(more if kind == "polars" else pa.table(frame))
+        producer.send(rows[kind])
     assert sorted(transport.log) == [0, 1]
     assert sorted(transport.log[0] + transport.log[1]) == values
 
