@@ -1138,6 +1138,28 @@ def test_a_numeric_column_rounds_nothing(engine: Engine, values: pa.Array, shown
     assert sink.reconcile(with_prices(values[:1])).matched == 1
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([Decimal("99999999999999999999999999.999999999999")]),  # which Python's abs() rounds up
+        pa.array([Decimal("-12345678901234567890.123456789012")], pa.decimal128(38, 18)),
+        pa.array([1e20]),
+        pa.array([Decimal("1.25")], pa.decimal64(12, 2)),
+        pa.array([Decimal("1.25")], pa.decimal32(9, 2)),
+    ],
+)
+def test_a_numeric_column_takes_decimals_of_every_width(engine: Engine, values: pa.Array) -> None:
+    sink, exact = prices(engine, "NUMERIC(38, 12)"), values.to_pylist()
+    if engine.dialect.name == "sqlite" and isinstance(exact[0], Decimal) and exact != [Decimal("1.25")]:
+        with pytest.raises(fp.BatchError, match=r"'price', row 0: .* SQLite would round"):
+            sink.apply(with_prices(values))
+        return
+    assert sink.apply(with_prices(values)).rows_kept == 1
+    assert sink.reconcile(with_prices(values)).matched == 1
+    with engine.connect() as connection:
+        assert [Decimal(it) for it in connection.execute(text("SELECT price FROM prices")).scalars()] == exact
+
+
 @pytest.mark.parametrize("kind", ["DOUBLE PRECISION", "REAL"])
 def test_a_column_of_floats_rounds_no_integers(engine: Engine, kind: str) -> None:
     sink = prices(engine, kind)

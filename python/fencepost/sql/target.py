@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,8 @@ _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 # The maximum of a REAL: the largest finite float32.
 _REAL_MAX = 3.4028234663852886e38
 _UUID_DIGITS = 32
+# Decimals of Arrow have up to 76 digits, and columns of MariaDB up to 65; Python rounds to 28.
+_EXACT = Context(prec=200)
 # Number of decimal digits that every float64 preserves.
 _FLOAT_DIGITS = 15
 
@@ -444,9 +446,11 @@ def _readable(value: pa.Scalar) -> Any:
 
 
 def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the values without dictionaries, views and large offsets."""
+    """Return the values without dictionaries, views, large offsets and narrow decimals, with which Arrow can do little."""
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
+    if pa.types.is_decimal32(values.type) or pa.types.is_decimal64(values.type):
+        return values.cast(pa.decimal128(values.type.precision, values.type.scale))
     if pa.types.is_large_string(values.type) or pa.types.is_string_view(values.type):
         return values.cast(pa.string())
     if pa.types.is_large_binary(values.type) or pa.types.is_binary_view(values.type):
@@ -468,7 +472,7 @@ def _first_rounded(values: pa.ChunkedArray, scale: int) -> int:
         return -1
     exact = Decimal if not pa.types.is_floating(kind) else _shortest(kind)
     step = Decimal(1).scaleb(-scale)
-    return _first(values, lambda it: math.isfinite(it) and exact(it) % step != 0)
+    return _first(values, lambda it: math.isfinite(it) and _EXACT.remainder(exact(it), step) != 0)
 
 
 def _shortest(kind: pa.DataType) -> Callable[[float], Decimal]:
@@ -479,7 +483,7 @@ def _shortest(kind: pa.DataType) -> Callable[[float], Decimal]:
 
 def _is_beyond(value: Any, limit: Decimal) -> bool:
     # A NUMERIC column accepts NaN.
-    return value is not None and value == value and abs(Decimal(value)) >= limit
+    return value is not None and value == value and Decimal(value).copy_abs() >= limit
 
 
 def _are_exact(kind: pa.DataType) -> bool:
