@@ -446,7 +446,7 @@ def _readable(value: pa.Scalar) -> Any:
 
 
 def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the values without dictionaries, views, large offsets and narrow decimals, with which Arrow can do little."""
+    """Return the values without dictionaries, views, large offsets and narrow decimals, which Arrow hardly supports."""
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     if pa.types.is_decimal32(values.type) or pa.types.is_decimal64(values.type):

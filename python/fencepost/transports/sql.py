@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import (
     Boolean,
     Column,
+    ColumnElement,
     Connection,
     Engine,
     Integer,
@@ -27,12 +29,16 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    cast,
     exc,
     func,
     inspect,
     or_,
     select,
+    type_coerce,
+    types,
 )
+from sqlalchemy.dialects.mysql import DOUBLE
 
 from fencepost import BrokerTable, Verdict
 from fencepost.errors import BatchError, PolicyError, SchemaError, SinkError, SourceError, StoreError
@@ -316,6 +322,9 @@ def stream_committed(
 ) -> Iterator[pa.Table]:
     """Yield the rows of `read_committed` as tables of at most `batch_rows` rows, at least one table.
 
+    The types are those of the table's columns, so all tables have the same schema. Exceptions are types that this
+    package does not know, such as arrays, and NUMERIC without a precision: their types depend on the values.
+
     Contains what is committed when the first table is requested. No database transaction is open between tables,
     because listed rows do not change. Raises the errors of `read_committed` when it meets them.
     """
@@ -331,7 +340,7 @@ def stream_committed(
             last = min(first + batch_rows, end)
             yield database.transaction(partial(_read_range, tables.rows, number, first, last))
     if not ranges:
-        yield pa.table({column.name: pa.nulls(0) for column in tables.rows.c})
+        yield pa.table({column.name: pa.nulls(0, _type_of(column.type) or pa.null()) for column in tables.rows.c})
 
 
 def committed_view(table: str, dialect: str) -> str:
@@ -418,8 +427,9 @@ def _ranges(
 def _read_range(rows: Table, partition: int, begin: int, end: int, connection: Connection) -> pa.Table:
     import pyarrow as pa
 
-    wanted = select(rows).where(rows.c.partition == partition, rows.c.log_offset.between(begin, end - 1))
-    found = connection.execute(wanted.order_by(rows.c.log_offset)).mappings().all()
+    columns = [_exact(column, connection.dialect.name) for column in rows.c]
+    wanted = select(*columns).where(rows.c.partition == partition, rows.c.log_offset.between(begin, end - 1))
+    found = connection.execute(wanted.order_by(rows.c.log_offset)).all()
     if len(found) != end - begin:
         raise SourceError(
             f"{rows.name}, partition {partition}: {end - begin} rows are listed from offset {begin} on, but "
@@ -427,7 +437,52 @@ def _read_range(rows: Table, partition: int, begin: int, end: int, connection: C
             path=rows.name,
             position=begin,
         )
-    return pa.table({column.name: pa.array([row[column.name] for row in found]) for column in rows.c})
+    return pa.table({column.name: _array([row[at] for row in found], column) for at, column in enumerate(rows.c)})
+
+
+def _exact(column: Column[Any], dialect: str) -> ColumnElement[Any]:
+    """Return an expression of the column's values that loses no digit. SQLAlchemy rounds floats to ten decimals if it
+    makes Decimals of them: those of MariaDB, and those in a NUMERIC column of SQLite. MariaDB prints six digits of a
+    FLOAT."""
+    if isinstance(column.type, types.Float):
+        return column if dialect in ("sqlite", "postgresql") else cast(column, DOUBLE(asdecimal=False))
+    is_rounded = dialect == "sqlite" and isinstance(column.type, types.Numeric)
+    return type_coerce(column, types.NullType()) if is_rounded else column
+
+
+def _array(values: list[Any], column: Column[Any]) -> pa.Array:
+    """Return the values with the type of the column, so that all tables of a stream have the same types."""
+    import pyarrow as pa
+
+    kind = _type_of(column.type)
+    if isinstance(column.type, types.Numeric) and not isinstance(column.type, types.Float):
+        values = [None if it is None else Decimal(str(it)) for it in values]
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):  # values of a type that SQLAlchemy does not know
+        return pa.array(values)
+
+
+def _type_of(kind: Any) -> pa.DataType | None:
+    """Return the Arrow type of a column's values. None if it depends on the values."""
+    import pyarrow as pa
+
+    if isinstance(kind, types.Boolean):
+        return pa.bool_()
+    if isinstance(kind, types.Integer):
+        return pa.uint64() if getattr(kind, "unsigned", False) else pa.int64()
+    if isinstance(kind, types.Float):
+        return pa.float64()
+    if isinstance(kind, types.Numeric):
+        precision, scale = kind.precision, kind.scale or 0
+        return None if precision is None else (pa.decimal128 if precision <= 38 else pa.decimal256)(precision, scale)
+    if isinstance(kind, types.String):
+        return pa.string()
+    if isinstance(kind, types._Binary):
+        return pa.binary()
+    if isinstance(kind, types.DateTime):
+        return pa.timestamp("us", "UTC" if kind.timezone else None)
+    return pa.date32() if isinstance(kind, types.Date) else None
 
 
 # Tables
