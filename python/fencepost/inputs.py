@@ -114,16 +114,18 @@ def fields_read(rows: Any, names: Sequence[str], known: Sequence[str]) -> Any:
     return with_fields(pa.table(rows), names).select(list(dict.fromkeys(names)))
 
 
-def narrowed(rows: Any, names: Sequence[str]) -> Any:
+def narrowed(rows: Any, names: Sequence[str] | None) -> Any:
     """Return a table or a DataFrame with these columns only, if it has each of them once, otherwise the rows unchanged.
+
+    None: all columns, with types that the native code can import, if rows are of polars.
 
     Other columns may have types that cannot be converted: pandas has columns of any objects, and the native code knows
     neither 128-bit integers, nor some structs in structs of slices. It cannot import columns of nulls from polars.
     """
     if is_a(rows, "polars", "DataFrame"):
-        return _narrowed_polars(rows, names)
+        return _narrowed_polars(rows, rows.columns if names is None else names)
     is_arrow = is_a(rows, "pyarrow", "Table") or is_a(rows, "pyarrow", "RecordBatch")
-    if not is_arrow and not is_a(rows, "pandas", "DataFrame"):
+    if names is None or not (is_arrow or is_a(rows, "pandas", "DataFrame")):
         return rows
     known = rows.schema.names if is_arrow else list(rows.columns)
     if any(known.count(name) != 1 for name in names):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import fencepost as fp
+import polars as pl
 import pyarrow as pa
 import pytest
 from aiokafka.record.default_records import _DefaultRecordBatchPy as DecodedBatch
@@ -577,6 +578,29 @@ def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path: Path, syn
                 assert log.append(pid, 0, seq, values) == Appended(DUPLICATE, offset)
         assert kafka.audit(folder).partitions[0].snapshots["verdict"].to_pylist()[-1] == "equal"
     assert offsets > 80
+
+
+@pytest.mark.parametrize("missing", ["removed", "damaged"])
+def test_the_last_batches_are_known_without_the_newest_state(tmp_path: Path, missing: str) -> None:
+    """A crash or a full disk can leave the newest .snapshot without its .state."""
+    with PartitionLog(tmp_path, segment_bytes=200) as log:
+        for seq in range(5):
+            log.append(7, 0, seq, [b"value"])
+    *older, newest = sorted(tmp_path.glob("*.state"))
+    if missing == "removed":
+        newest.unlink()
+    else:
+        newest.write_bytes(b"no state")
+    with PartitionLog(tmp_path) as log:
+        assert log.recovered.state == older[-1].name
+        assert log.append(7, 0, 3, [b"value"]) == Appended(DUPLICATE, 3)
+
+
+def test_columns_of_nulls_of_polars(tmp_path: Path) -> None:
+    with PartitionLog(tmp_path) as log:
+        rows = pl.DataFrame({"key": [None], "value": [b"a"]})
+        assert log.append(7, 0, 0, rows) == Appended(ACCEPTED, 0)
+        assert pa.table(log.read())["key"].to_pylist() == [None]
 
 
 FULL = """

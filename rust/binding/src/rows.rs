@@ -12,7 +12,6 @@ use pyo3_arrow::input::{AnyArray, AnyRecordBatch};
 /// Takes rows from Python. `needed`: the columns that are read, all if `None`. Other columns may have any type.
 pub(crate) fn take_rows(rows: &Bound<'_, PyAny>, needed: Option<&[&str]>) -> PyResult<Rows> {
     if rows.hasattr("__arrow_c_stream__")? || rows.hasattr("__arrow_c_array__")? {
-        let Some(needed) = needed else { return take_stream(rows) };
         return take_stream(&rows.py().import("fencepost.inputs")?.call_method1("narrowed", (rows, needed))?);
     }
     let Ok(mapping) = rows.cast::<PyMapping>() else { return Err(not_tabular(rows, "")) };

@@ -407,8 +407,8 @@ impl Shared {
         if end > 0 {
             let [table, snapshot] = [STATE, SNAPSHOT].map(|ending| name_of(end, ending));
             let entries: Vec<_> = inner.table.entries().filter_map(|entry| to_kafka(&entry)).collect();
-            disk.put(&snapshot, &snapshot::write(&entries)).map_err(fail(&snapshot))?;
             disk.put(&table, &inner.table.snapshot()).map_err(fail(&table))?;
+            disk.put(&snapshot, &snapshot::write(&entries)).map_err(fail(&snapshot))?;
             // Synced before older states are removed, because those may be the only ones on disk.
             disk.sync().map_err(fail(""))?;
         }

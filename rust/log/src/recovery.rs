@@ -66,13 +66,13 @@ pub(crate) fn open(disk: &dyn Disk, options: &Options) -> Result<Opened> {
     let names = unopened(disk, "", disk.names())?;
     let [bases, states, snapshots] = [LOG, STATE, SNAPSHOT].map(|ending| offsets_of(&names, ending));
     let Some(&log_start) = bases.first() else { return begin(disk, options, states.iter().chain(&snapshots)) };
-    // Tables come before snapshots of the same offset, which have less data.
-    let mut files: Vec<(i64, bool)> = states.into_iter().map(|offset| (offset, true)).collect();
-    files.extend(snapshots.into_iter().map(|offset| (offset, false)));
-    files.retain(|&(offset, _)| offset >= log_start);
+    // All tables come before snapshots, which have less data: a crash can leave a snapshot without its table.
+    let mut files: Vec<(bool, i64)> = snapshots.into_iter().map(|offset| (false, offset)).collect();
+    files.extend(states.into_iter().map(|offset| (true, offset)));
+    files.retain(|&(_, offset)| offset >= log_start);
     files.sort_unstable();
     // The offsets in file names are valid even for damaged files.
-    let promised = files.last().map_or(log_start, |&(offset, _)| offset);
+    let promised = files.iter().map(|&(_, offset)| offset).max().unwrap_or(log_start);
     let mut skipped_states = cut.states;
     loop {
         let state = newest_state(disk, &mut files, &mut skipped_states)?;
@@ -116,13 +116,13 @@ fn begin<'a>(disk: &dyn Disk, options: &Options, mut states: impl Iterator<Item 
     })
 }
 
-/// Reads the newest valid state, and skips damaged ones.
+/// Reads the newest valid table, or else the newest valid snapshot, and skips damaged ones.
 fn newest_state(
     disk: &dyn Disk,
-    files: &mut Vec<(i64, bool)>,
+    files: &mut Vec<(bool, i64)>,
     skipped_states: &mut Vec<String>,
 ) -> Result<Option<State>> {
-    while let Some((offset, is_table)) = files.pop() {
+    while let Some((is_table, offset)) = files.pop() {
         let name = name_of(offset, if is_table { STATE } else { SNAPSHOT });
         let bytes = unopened(disk, &name, read_whole(disk, &name))?;
         let entries = if is_table { entries_of_table(&bytes, offset) } else { entries_of_snapshot(&bytes) };
