@@ -806,5 +806,10 @@ def test_an_audit_fails_on_conflicts_where_content_is_compared(
     assert err.startswith("fencepost: found: conflict ")
     assert "repeats with other content (" in out or "repeats with other content\n" in out
     assert run(capsys, "audit", tmp_path, "--compare-content", "pid", "--fail-on", "conflict", "--quiet") == (0, "", "")
+    for name, count in (("all", 10), ("pid", 0)):
+        _, out, _ = run(capsys, "audit", tmp_path, "--compare-content", name, "--json")
+        shown = json.loads(out)["conflicts"]
+        assert len(shown) == count
+        assert all(it["column"] for it in shown)
     code, _, err = run(capsys, "audit", tmp_path, "--fail-on", "conflict")
     assert (code, "--fail-on conflict: needs --compare-content" in err) == (2, True)
