@@ -15,11 +15,12 @@ from fencepost.state.commit import Sink
 from fencepost.state.hive import hive_values
 from fencepost.state.iceberg_tables import is_iceberg
 from fencepost.state.stores import absolute, is_local
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, functions
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, NumericType, StringType, StructField, StructType
 
 from fencepost_spark.engine import SparkEngine
+from fencepost_spark.frames import quoted
 from fencepost_spark.hadoop import store_options, with_options
 
 Path = str | os.PathLike[str]
@@ -119,7 +120,24 @@ def read_sink(sink: Path, options: dict[str, Any] | None = None, *, spark: Spark
         fields = [_retyped(it, types, texts) if it.name in names else it for it in frame.schema]
         if fields != frame.schema.fields:
             frames[names] = reader.schema(StructType(fields)).parquet(*groups[names])
+        frames[names] = _decoded(frames[names], names, within.values())
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames.values())
+
+
+def _decoded(frame: DataFrame, names: Sequence[str], folders: Iterable[Mapping[str, str | None]]) -> DataFrame:
+    """Return the DataFrame with the texts of folder names. Spark reads each byte of ``Z%C3%BCrich`` as a character."""
+    known: dict[str, dict[str, str]] = {}
+    for name, value in {item for folder in folders for item in folder.items()}:
+        if name in names and value is not None and not value.isascii():
+            known.setdefault(name, {})[value.encode().decode("latin-1")] = value
+    return frame.withColumns({name: _replaced(name, values) for name, values in known.items()}) if known else frame
+
+
+def _replaced(name: str, values: Mapping[str, str]) -> Column:
+    """Return a column in which these values are replaced."""
+    column = functions.col(quoted(name))
+    known = functions.create_map(*(functions.lit(it) for pair in values.items() for it in pair))
+    return functions.coalesce(known[column], column)
 
 
 def _texts(folders: Iterable[Mapping[str, str | None]]) -> set[str]:

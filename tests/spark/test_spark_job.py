@@ -275,6 +275,19 @@ def test_texts_in_folder_names_stay_texts(spark: SparkSession, tmp_path: Path) -
             assert lake.dataset(sink).to_table().sort_by("seq")["code"].to_pylist() == values
 
 
+def test_texts_in_folder_names_are_those_of_the_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark reads each byte of a percent-encoded text as a character, and not the text of a folder that is not."""
+    source, sink = tmp_path / "source", tmp_path / "sink"
+    cities, days = ["Zürich", "日本", "a b%", None], ["ü", "%C3%9F"]
+    for number, day in enumerate(days):
+        (source / f"day={day}").mkdir(parents=True)
+        rows = {"pid": [number] * 4, "epoch": [0] * 4, "partition": [0] * 4, "seq": [0, 1, 2, 3], "city": cities}
+        pq.write_table(pa.table(rows), source / f"day={day}" / "0.parquet")
+    lake.DedupJob(source, tmp_path / "state", sink, partition_by="city").run()
+    found = fencepost_spark.read_sink(sink, spark=spark).orderBy("pid", "seq").select("day", "city").collect()
+    assert [tuple(it) for it in found] == [(day, city) for day in ("ü", "ß") for city in cities]
+
+
 def test_a_sink_is_read_whatever_folders_each_version_has(spark: SparkSession, tmp_path: Path) -> None:
     """`partition_by` may change from run to run; Spark refuses to read such folders together."""
     source, sink = tmp_path / "source", tmp_path / "sink"
