@@ -1160,6 +1160,39 @@ def test_a_numeric_column_takes_decimals_of_every_width(engine: Engine, values: 
         assert [Decimal(it) for it in connection.execute(text("SELECT price FROM prices")).scalars()] == exact
 
 
+DATES = pa.array([0, 10**8], pa.int32()).cast(pa.date32())
+
+
+@pytest.mark.parametrize(
+    ("database", "kind", "values", "problem"),
+    [
+        # The database would round these.
+        ("postgresql", "TIMESTAMP(0)", pa.array([None, NOON]), "takes 0 digits of a second"),
+        ("postgresql", "TIMESTAMP(3) WITH TIME ZONE", pa.array([None, NOON]), "takes 3 digits of a second"),
+        ("postgresql", "TIME(0)", pa.array([None, NOON.time()]), "takes 0 digits of a second"),
+        # These errors did not name the column, or were errors of Arrow, Python or the driver.
+        ("postgresql", "TEXT", pa.array([None, "a\0b"]), "no zero bytes"),
+        ("postgresql", "DATE", DATES, "out of range"),
+        ("mariadb", "TIMESTAMP NULL", pa.array([None, datetime.datetime(9999, 12, 31)]), "Incorrect datetime value"),
+        (None, "DATE", pa.array([0, 7], pa.int64()).view(pa.date64()), "time of day"),
+        (None, "INTEGER", pa.array([None, 2**62], pa.timestamp("us")), "integers are needed"),
+        (None, "INTEGER", DATES.take([1, 1]), "integers are needed"),
+        (None, "NUMERIC(6, 2)", pa.array([None, 2.125], pa.float16()), "round it"),
+    ],
+)
+def test_refused_values_are_named(
+    engine: Engine, database: str | None, kind: str, values: pa.Array, problem: str
+) -> None:
+    if database not in (None, engine.dialect.name):
+        return  # a type of another database
+    sink = prices(engine, kind)
+    with pytest.raises(fp.BatchError, match=f"column 'price', row [01]: .*{problem}") as caught:
+        sink.apply(with_prices(values))
+    row = 0 if kind == "INTEGER" and values.null_count == 0 else 1
+    assert (caught.value.column, caught.value.row) == ("price", row)
+    assert count(engine, CLAIMS) == 0
+
+
 @pytest.mark.parametrize("kind", ["DOUBLE PRECISION", "REAL"])
 def test_a_column_of_floats_rounds_no_integers(engine: Engine, kind: str) -> None:
     sink = prices(engine, kind)

@@ -294,11 +294,21 @@ def _row_of_line(rows: pa.Table, line: int) -> int:
     return min(before, last)
 
 
+def readable(value: pa.Scalar) -> Any:
+    """Return a value for a message. Python's times would truncate some, and do not have others."""
+    kind = value.type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind)):
+        return value.as_py()
+    if pa.types.is_timestamp(kind):  # in UTC, because a zone needs a database
+        value = pa.scalar(value.value, pa.timestamp(kind.unit))
+    return value.cast(pa.string()).as_py()
+
+
 def refused_row(problem: str, rows: pa.Table, index: int, column: str | None, numbers: Any) -> BatchError:
     """Return the error of one row, with the caller's number of the row."""
     number = index if numbers is None else int(numbers[index])
     if column in rows.column_names:
-        value = rows[column][index].as_py()
+        value = readable(rows[column][index])
         message = f"column '{column}', row {number}: {shown(value)}: {problem}; {NOTHING}"
         return BatchError(message, column=column, row=number)
     return BatchError(f"row {number}: {problem}; {NOTHING}", row=number)
@@ -379,7 +389,9 @@ def _times(column: pa.ChunkedArray) -> list[Any]:
 _PIECE_ROWS = 10_000
 _PIECE = "fencepost_piece"
 _COLUMN = re.compile(r"[Cc]olumn [`']?(?:[^`']*[`']\.[`'])*([^`']+)[`']")
-_CHECK_FAILED = 4025  # ER_CONSTRAINT_FAILED
+# ER_CONSTRAINT_FAILED, and ER_TRUNCATED_WRONG_VALUE of a TIMESTAMP before 1970, for example. PyMySQL has no class for
+# them.
+_REFUSALS = (4025, 1292)
 
 
 def _insert_pieces(connection: Connection, table: Table, rows: pa.Table, numbers: Any) -> None:
@@ -406,7 +418,7 @@ def _insert_pieces(connection: Connection, table: Table, rows: pa.Table, numbers
 
 def _is_refusal(driver: Any, error: Any) -> bool:
     """Return whether a row caused the error, by its values or a constraint."""
-    return isinstance(error, driver.DataError | driver.IntegrityError) or error.args[:1] == (_CHECK_FAILED,)
+    return isinstance(error, driver.DataError | driver.IntegrityError) or error.args[0] in _REFUSALS
 
 
 def _first_refused(

@@ -33,6 +33,7 @@ _LIMITS: dict[Any, int] = {
     types.BigInteger: _BIG,
 }
 _MICROSECONDS = 6
+_DAY_MS = 86_400_000
 # Days since 1970 of Python's first and last date, and units of a timestamp per day. All nanoseconds are within.
 _FIRST_DAY, _LAST_DAY = ((it - date(1970, 1, 1)).days for it in (date.min, date.max))
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
@@ -257,7 +258,7 @@ class _Column:
         if isinstance(kind, types.DateTime):
             return self._times(values)
         if isinstance(kind, types.Date):
-            return self._in_calendar(self._only(values, pa.types.is_date, "dates").cast(pa.date32()))
+            return self._in_calendar(self._dates(self._only(values, pa.types.is_date, "dates")))
         if isinstance(kind, types.Time):
             return self._fine(self._in_microseconds(self._only(values, pa.types.is_time, "times of day")))
         if isinstance(kind, mysql.BIT):
@@ -269,8 +270,9 @@ class _Column:
         if is_one(values.type):
             return values
         problem = f"is of type {values.type}, {what} are needed"
-        row = _first(values, lambda it: not (isinstance(it, float) and it.is_integer()))
-        row = _first(values, lambda _: True) if row < 0 else row
+        is_float = pa.types.is_floating(values.type)
+        row = _first(values, lambda it: not float(it).is_integer()) if is_float else -1
+        row = pc.index(pc.is_valid(values), True).as_py() if row < 0 else row
         if row < 0:
             raise BatchError(f"column '{self.name}': {problem}; {bulk.NOTHING}", column=self.name)
         # One fraction among integers makes the whole column float, so name the first fraction.
@@ -322,7 +324,8 @@ class _Column:
         if precision is not None:
             takes = f"the column takes {precision} digits, {scale} of them after the point"
             limit = Decimal(10) ** (precision - scale)
-            bounds = pc.min_max(values).as_py()
+            is_float = pa.types.is_floating(values.type)
+            bounds = pc.min_max(values.cast(pa.float64()) if is_float else values).as_py()
             if any(_is_beyond(it, limit) for it in bounds.values()):
                 raise self._wrong(values, _first(values, lambda it: _is_beyond(it, limit)), takes)
             row = _first_rounded(values, scale)
@@ -368,6 +371,10 @@ class _Column:
             if length_max == _UUID_DIGITS:  # SQLAlchemy's form of a UUID on databases without a UUID type
                 values = pc.replace_substring(values, "-", "")
         self._only(values, pa.types.is_string, "texts")
+        if not (self._is_sqlite or self._is_mariadb):
+            row = pc.index(pc.match_substring(values, "\0"), True).as_py()
+            if row >= 0:
+                raise self._wrong(values, row, "PostgreSQL has no zero bytes in texts")
         if length_max is not None:
             row = pc.index(pc.greater(pc.utf8_length(values), length_max), True).as_py()
             if row >= 0:
@@ -383,6 +390,13 @@ class _Column:
                 raise self._wrong(values, row, f"the column takes {length} bytes, and would pad the value with zeros")
         return values
 
+    def _dates(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        try:
+            return values.cast(pa.date32())
+        except pa.ArrowInvalid as error:  # milliseconds that are not a whole day
+            row = _first(values.cast(pa.int64()), lambda it: it % _DAY_MS != 0)
+            raise self._wrong(values, row, "has a time of day, which the column does not store") from error
+
     def _in_microseconds(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """Return the times in microseconds. Refuse finer ones, because Python's times would truncate them."""
         kind = pa.time64("us") if pa.types.is_time(values.type) else pa.timestamp("us", values.type.tz)
@@ -393,15 +407,19 @@ class _Column:
             raise self._wrong(values, row, "the column takes microseconds") from error
 
     def _fine(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return the times. Refuse times that are finer than the column, because MariaDB would truncate them."""
-        digits = getattr(self._type, "fsp", None) or 0
-        if not self._is_mariadb or digits >= _MICROSECONDS:
+        """Return the times. Refuse times that are finer than the column: MariaDB would truncate, PostgreSQL round them."""
+        if self._is_mariadb:
+            digits = getattr(self._type, "fsp", None) or 0
+        else:
+            declared = getattr(self._type, "precision", None)  # of PostgreSQL
+            digits = _MICROSECONDS if declared is None else declared
+        if digits >= _MICROSECONDS:
             return values
         unit = 10 ** (_MICROSECONDS - digits)
         row = _first(values.cast(pa.int64()), lambda it: it % unit != 0)
         if row >= 0:
             raise self._wrong(
-                values, row, f"the column takes {digits} digits of a second, so the database would truncate it"
+                values, row, f"the column takes {digits} digits of a second, so the database would change it"
             )
         return values
 
@@ -429,20 +447,10 @@ class _Column:
 
     def _wrong(self, values: pa.ChunkedArray, row: int, problem: str) -> BatchError:
         return BatchError(
-            f"column '{self.name}', row {row}: {shown(_readable(values[row]))}: {problem}; {bulk.NOTHING}",
+            f"column '{self.name}', row {row}: {shown(bulk.readable(values[row]))}: {problem}; {bulk.NOTHING}",
             column=self.name,
             row=row,
         )
-
-
-def _readable(value: pa.Scalar) -> Any:
-    """Return a value for a message. Python's times would truncate some, and do not have others."""
-    kind = value.type
-    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind)):
-        return value.as_py()
-    if pa.types.is_timestamp(kind):  # in UTC, because a zone needs a database
-        value = pa.scalar(value.value, pa.timestamp(kind.unit))
-    return value.cast(pa.string()).as_py()
 
 
 def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
