@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import random
 import re
 import threading
 import uuid
@@ -377,6 +379,60 @@ def test_reconcile_finds_missing_unexpected_and_conflicting_rows(sink: SqlSink, 
         kinds = [it.type for it in some.findings.schema if it.name not in ("pid", "epoch", "partition", "seq")]
         assert kinds == [pa.string(), pa.int64(), pa.int64(), pa.string(), pa.string()]
     assert sink.reconcile(rows(0, 1), where="seq < 2").matched == 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_comparison_counts_as_a_recount(events: Engine, seed: int) -> None:
+    """Sources and tables by chance, with repeats, nulls in the identity, and rows that differ."""
+    chance = random.Random(seed)
+    by_message = seed % 2 == 1
+    identity = ("note",) if by_message else ("pid", "epoch", "partition", "seq")
+    texts = ["x", "X", "x ", "-1", "\u00df", "ss"]  # collations of MariaDB consider some of them equal
+
+    def row() -> dict[str, Any]:
+        pid = chance.choice([7, 8, -1, None])
+        amount = chance.choice([Decimal(1), Decimal(2), None])
+        note = chance.choice([*texts, None])
+        return {"pid": pid, "epoch": 0, "partition": 0, "seq": chance.randrange(4), "amount": amount, "note": note}
+
+    source = [row() for _ in range(40)]
+    table = [dict(it) for it in source if chance.random() < 0.7] + [row() for _ in range(10)]
+    with events.begin() as connection:
+        connection.execute(EVENTS.insert(), table)
+    options: dict[str, Any] = {"claim": "message_id", "message_id": "note"} if by_message else {}
+    sink = SqlSink(events, "events", "c", **options)
+    sides: dict[Any, tuple[list[Any], list[Any]]] = {}
+    without_identity = 0
+    for side, of_side in enumerate((source, table)):
+        for it in of_side:
+            key = tuple(it[name] for name in identity)
+            if None in key or (not by_message and it["pid"] == -1):
+                without_identity += 1
+            else:
+                sides.setdefault(key, ([], []))[side].append(tuple(it.values()))
+    wanted = collections.Counter(
+        "missing"
+        if not theirs
+        else "unexpected"
+        if not ours
+        else "conflict"
+        if len({*ours, *theirs}) > 1
+        else "repeated"
+        if len(theirs) > 1
+        else "matched"
+        for ours, theirs in sides.values()
+    )
+    rows_of_source = pa.Table.from_pylist(source)
+    pieces = [rows_of_source.slice(0, 15), *source[15:20], rows_of_source.slice(20)]
+    report = sink.reconcile(chance.choice([rows_of_source, source, iter(source), iter(pieces)]))
+    found = (report.matched, report.missing, report.unexpected, report.conflicts, report.repeated)
+    assert found == tuple(wanted[it] for it in ("matched", "missing", "unexpected", "conflict", "repeated"))
+    totals = (report.source_rows, report.table_rows, report.without_identity)
+    assert totals == (len(source), len(table), without_identity)
+    assert (
+        collections.Counter(report.findings["finding"].to_pylist()) + collections.Counter(matched=wanted["matched"])
+        == +wanted
+    )
 
 
 def test_a_source_of_events_one_by_one(sink: SqlSink, monkeypatch: pytest.MonkeyPatch) -> None:

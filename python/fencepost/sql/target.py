@@ -407,7 +407,7 @@ class _Column:
             raise self._wrong(values, row, "the column takes microseconds") from error
 
     def _fine(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return the times. Refuse times that are finer than the column: MariaDB would truncate, PostgreSQL round them."""
+        """Return the times. Refuse times finer than the column: MariaDB would truncate them, PostgreSQL round them."""
         if self._is_mariadb:
             digits = getattr(self._type, "fsp", None) or 0
         else:
