@@ -146,8 +146,15 @@ def test_a_table_by_folders(tmp_path: Path, way: str) -> None:
     make_job(tmp_path).run()
     write_deltalake(tmp_path / "table", rows, mode="append")
     make_job(tmp_path, columns=None).run()
-    # Not by Polars: it passes over the vectors of files in folders whose names hold a percent sign.
-    found = pl.DataFrame(QueryBuilder().register("t", table_of(tmp_path)).execute("select * from t").read_all())
+
+    def read() -> pl.DataFrame:
+        # Not by Polars: it passes over the vectors of files in folders whose names hold a percent sign.
+        return pl.DataFrame(QueryBuilder().register("t", table_of(tmp_path)).execute("select * from t").read_all())
+
+    found = read()
+    if way == "files":  # delta-rs finds a file only if its path has the form that delta-rs itself writes
+        assert table_of(tmp_path).optimize.compact()["numFilesRemoved"] > 0
+        polars.testing.assert_frame_equal(read(), found, check_row_order=False)
     untracked = pl.col("pid").is_null() | (pl.col("pid") == -1)
     # Files have no order but their names within one commit: any copy may stay.
     tracked = found.filter(~untracked)

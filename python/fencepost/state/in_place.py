@@ -163,7 +163,7 @@ class InPlace(DeltaSink):
                 new = [{**old, "dataChange": True, "stats": json.dumps(stats), "deletionVector": vector}]
             elif vector is None and it["ordinal"] in of_ordinal:
                 name, size, left = of_ordinal[it["ordinal"]]
-                own = {"path": quote(name), "size": size, "modificationTime": now_ms, "dataChange": True}
+                own = {"path": quote(name, safe="/="), "size": size, "modificationTime": now_ms, "dataChange": True}
                 kept: Action = {field: old[field] for field in ("partitionValues", "tags") if field in old}
                 new = [{**own, **kept, "stats": self._stats(table, name, left)}]
             found.append([{"remove": _remove_action(old, now_ms)}, *({"add": action} for action in new)])
