@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,13 @@ def test_a_job_whose_files_suggest_different_types_of_times(tmp_path: Path) -> N
         (tmp_path / f"{seq}.csv").write_text(f"pid,epoch,partition,seq,at\n7,0,0,{seq},{at}\n")
         assert cli.main(["dedup", f"{tmp_path}/{seq}.csv", *job]) == 0
     assert lake.dataset(f"{tmp_path}/clean").count_rows() == 3
+
+
+def test_columns_that_parquet_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"pid": 7, "epoch": 0, "partition": 0, "seq": 0, "more": {}}\n')
+    job = ["dedup", f"{tmp_path}/a.jsonl", f"{tmp_path}/state", f"{tmp_path}/clean", "--no-sync", "--quiet"]
+    assert cli.main(job) == 1
+    assert re.search(r"a\.jsonl: not convertible to Parquet: .*'more'", capsys.readouterr().err)
 
 
 def test_files_that_differ_only_in_the_values_of_a_dictionary(tmp_path: Path) -> None:

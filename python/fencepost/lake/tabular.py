@@ -293,10 +293,14 @@ def write_as_parquet(path: str, folder: str, timestamp: str | None = None, keys:
     unfinished = os.path.join(folder, "_unfinished")
     reader = _opened(path, timestamp, keys, adds_field=False)
     rows = pa.ipc.new_stream(checksum, reader.schema)  # with the values of dictionaries, unlike `batch.serialize()`
-    with pq.ParquetWriter(unfinished, reader.schema) as file:
-        for batch in reader:
-            rows.write_batch(batch)
-            file.write_batch(batch)
+    try:
+        with pq.ParquetWriter(unfinished, reader.schema) as file:
+            for batch in reader:
+                rows.write_batch(batch)
+                file.write_batch(batch)
+    except pa.ArrowNotImplementedError as problem:
+        name = "standard input" if path == STDIN else path
+        raise SourceError(f"{name}: not convertible to Parquet: {problem}", path=path) from problem
     target = os.path.join(folder, f"{checksum.digest.hexdigest()[:32]}.parquet")
     os.rename(unfinished, target)
     os.utime(target, ns=(0, 0))  # the ledger takes another time for other content
