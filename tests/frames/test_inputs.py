@@ -1033,3 +1033,26 @@ def test_other_wrong_epochs_have_no_such_remedy(values: list[int | None]) -> Non
     with pytest.raises(fp.BatchError) as caught:
         fp.deduplicate(pa.table({"pid": [7] * 3, "epoch": values, "partition": [0] * 3, "seq": [0, 1, 2]}))
     assert "boot" not in caught.value.message
+
+
+class Exported:
+    """A batch of another library."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> object:
+        return self.batch.__arrow_c_array__(requested_schema)
+
+
+def test_a_panic_of_the_import_is_an_error() -> None:
+    """The Rust library of Arrow refuses slices of structs in structs by a panic, which `except Exception` lets pass."""
+    inner = pa.StructArray.from_arrays([pa.array(range(10))], ["value"])
+    sliced = pa.StructArray.from_arrays([inner], ["inner"]).slice(3, 5)
+    identity = {name: pa.array([7] * 5) for name in ("pid", "epoch", "partition")}
+    table = fp.StateTable("any_order")
+    with pytest.raises(ValueError, match="cannot be imported"):
+        table.apply(Exported(pa.record_batch(identity | {"seq": pa.array(range(5)), "more": sliced})))
+    with pytest.raises(fp.BatchError, match=r"column 'seq': .*cannot be imported"):
+        table.apply(identity | {"seq": sliced})
+    assert len(table) == 0

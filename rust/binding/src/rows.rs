@@ -2,7 +2,7 @@
 
 use crate::raise::Raise;
 use arrow_schema::DataType;
-use fencepost_columns::{Column, Failure, Rows};
+use fencepost_columns::{Column, Failure, Rows, caught};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyMapping, PyMemoryView};
@@ -31,7 +31,7 @@ pub(crate) fn take_rows(rows: &Bound<'_, PyAny>, needed: Option<&[&str]>) -> PyR
 fn take_stream(rows: &Bound<'_, PyAny>) -> PyResult<Rows> {
     // The beginnings of pyo3-arrow's ValueErrors for Arrow data that has no columns.
     const NO_COLUMNS: [&str; 3] = ["Unexpected data type", "C Data interface error", "Cannot import a StructArray"];
-    match rows.extract::<AnyRecordBatch>() {
+    match imported(|| rows.extract::<AnyRecordBatch>()) {
         Ok(found) => Ok(Rows::Stream(found.into_reader()?)),
         Err(error) => {
             let text = error.value(rows.py()).to_string();
@@ -39,6 +39,11 @@ fn take_stream(rows: &Bound<'_, PyAny>) -> PyResult<Rows> {
             Err(if is_ours { not_tabular(rows, &format!(" ({text})")) } else { error })
         }
     }
+}
+
+/// Imports Arrow data. A panic, such as that of a slice of structs in a struct, becomes an error.
+fn imported<T>(import: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    caught(import).unwrap_or_else(|why| Err(PyValueError::new_err(format!("the data cannot be imported: {why}"))))
 }
 
 fn not_tabular(rows: &Bound<'_, PyAny>, why: &str) -> PyErr {
@@ -55,17 +60,21 @@ fn not_tabular(rows: &Bound<'_, PyAny>, why: &str) -> PyErr {
 fn take_column(name: &str, values: &Bound<'_, PyAny>) -> PyResult<Column> {
     let is_arrow = values.hasattr("__arrow_c_array__")? || values.hasattr("__arrow_c_stream__")?;
     let found = match is_arrow {
-        true => values.extract::<AnyArray>().map(|found| (found, false)),
+        true => imported(|| values.extract::<AnyArray>()).map(|found| (found, false)),
         false => take_buffer(values),
     };
-    let Ok((found, is_writable)) = found else {
-        let kind = values.get_type().fully_qualified_name()?;
-        let dtype = values.getattr("dtype").map(|dtype| format!(" of dtype {dtype}")).unwrap_or_default();
-        let problem = format!(
-            "{kind}{dtype} is neither an Arrow array nor a one-dimensional NumPy array of numbers. \
-             Pass strings, and values with nulls, as an Arrow array"
-        );
-        return Err(Failure::batch(name, None, problem).raise(values.py()));
+    let (found, is_writable) = match found {
+        Ok(found) => found,
+        Err(error) => {
+            let kind = values.get_type().fully_qualified_name()?;
+            let dtype = values.getattr("dtype").map(|dtype| format!(" of dtype {dtype}")).unwrap_or_default();
+            let why = if is_arrow { format!(" ({})", error.value(values.py())) } else { String::new() };
+            let problem = format!(
+                "{kind}{dtype} is neither an Arrow array nor a one-dimensional NumPy array of numbers{why}. \
+                 Pass strings, and values with nulls, as an Arrow array"
+            );
+            return Err(Failure::batch(name, None, problem).raise(values.py()));
+        }
     };
     let (chunks, field) = found.into_chunked_array()?.into_inner();
     Ok(Column { kind: field.data_type().clone(), chunks, is_writable })
