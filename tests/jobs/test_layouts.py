@@ -459,6 +459,7 @@ def test_invalid_layout_arguments_are_refused(tmp_path: Path) -> None:
     for layout, problem in [
         ({"target_file_bytes": 0}, "expected at least 1"),
         ({"partition_by": "month(at)"}, r"expected a column, or day\(column\)"),
+        ({"partition_by": ["day"]}, r"expected a column, or day\(column\)"),
         ({"partition_by": "pid", "sort_by": "pid"}, "have the same value"),
         ({"sort_by": [""]}, "is empty"),
     ]:

@@ -104,8 +104,9 @@ def arrangement_of(
         return None
     if target_file_bytes is not None and target_file_bytes < 1:
         raise ValueError(f"target_file_bytes={target_file_bytes}: expected at least 1")
-    match = re.fullmatch(r"(\w+)\((.+)\)", partition_by or "")
-    if match and match[1] != "day":
+    is_text = isinstance(partition_by, str | None)
+    match = re.fullmatch(r"(\w+)\((.+)\)", partition_by or "") if is_text else None
+    if not is_text or (match and match[1] != "day"):
         raise ValueError(f"partition_by={partition_by!r}: expected a column, or day(column)")
     column = match[2] if match else partition_by
     if column == "" or "" in names:
