@@ -481,7 +481,7 @@ fn damaged_states_are_skipped() {
     assert_eq!((found.state.as_ref(), found.batches), (Some(newest_state), 0));
     let (found, _) = damaged(&[newest_state]);
     assert_eq!((found.state.as_ref(), found.batches > 0), (states.first(), true), "a snapshot has less data");
-    assert_eq!(found.skipped_states, [newest_state.clone()]);
+    assert_eq!(found.skipped_states, std::slice::from_ref(newest_state));
     let (found, _) = damaged(&states.iter().collect::<Vec<_>>());
     assert_eq!((found.state.as_ref(), found.skipped_states.len()), (Some(newest_snapshot), 2));
     let all: Vec<&String> = states.iter().chain(&snapshots).collect();
