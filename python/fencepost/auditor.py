@@ -27,7 +27,7 @@ from fencepost.examples import Examples
 from fencepost.findings import ORDER_OF_ROWS, RESET_ROWS_MIN, AuditReport
 from fencepost.inputs import check_polars, heads_of, is_a, narrowed, opened, with_fields, without_runs
 from fencepost.policy import Columns, Policy
-from fencepost.resets import UNKNOWN, newest_before
+from fencepost.resets import UNKNOWN, milliseconds, newest_before
 from fencepost.sums import exact_sum
 from fencepost.timeline import Timeline
 from fencepost.verdict import Verdict
@@ -166,7 +166,7 @@ def identity(rows: pa.Table, columns: Columns, keep: tuple[str, ...] = ()) -> pa
     named["seq"] = rows[columns.seq]
     plain = {name: _plain(column) for name, column in named.items()}
     if "timestamp" in keep:
-        plain["timestamp"] = _milliseconds(rows[columns.timestamp or "timestamp"])
+        plain["timestamp"] = milliseconds(_unpacked(rows[columns.timestamp or "timestamp"]))
     return pa.table(plain)
 
 
@@ -199,24 +199,6 @@ def _unpacked(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if not pa.types.is_dictionary(column.type) and not isinstance(column.type, pa.BaseExtensionType):
         return column
     return pa.chunked_array([unpacked(chunk) for chunk in column.chunks or [pa.nulls(0, column.type)]])
-
-
-def _milliseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return milliseconds since 1970, rounded down, as the table reads them."""
-    column = _unpacked(column)
-    if not pa.types.is_timestamp(column.type):
-        return column.cast(pa.int64(), safe=False)
-    ticks = column.cast(pa.int64())
-    per_ms = {"s": 1 / 1000, "ms": 1, "us": 1_000, "ns": 1_000_000}[column.type.unit]
-    if per_ms < 1:
-        return pc.multiply(ticks, 1000)
-    chunks = (_floor_divide(chunk, int(per_ms)) for chunk in ticks.chunks)
-    return ticks if per_ms == 1 else pa.chunked_array(chunks, pa.int64())
-
-
-def _floor_divide(chunk: pa.Array, by: int) -> pa.Array:
-    floored = pa.array(chunk.fill_null(0).to_numpy() // by)
-    return pc.if_else(chunk.is_valid(), floored, None) if chunk.null_count else floored
 
 
 class Auditor:

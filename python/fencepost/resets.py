@@ -8,7 +8,7 @@ A copy has the timestamp of the row it repeats. A DUPLICATE row is *retimed* in 
 An entry with retimed rows has probably restarted its numbers under the same epoch: a device was reset or a topic was
 recreated (`row-policies`, section 6). Jobs and audits share this rule.
 
-Requires numpy (`fencepost[lake]`).
+Requires pyarrow and numpy (`fencepost[lake]`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -26,6 +28,25 @@ UNKNOWN = np.iinfo(np.int64).min
 """The timestamp of an entry that has not accepted any row."""
 ROWS_TOGETHER = 1 << 20
 """Repeats to look up at a time."""
+
+
+def milliseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return timestamps or integers as milliseconds since 1970, rounded down, as tables read them.
+
+    Not by Arrow's rounding, which uses local times: it does not know the hour that a zone has twice in autumn.
+    """
+    if not pa.types.is_timestamp(column.type):
+        return column.cast(pa.int64(), safe=False)
+    ticks = column.cast(pa.int64())
+    if column.type.unit == "s":
+        return pc.multiply(ticks, 1000)
+    per_ms = {"ms": 1, "us": 1_000, "ns": 1_000_000}[column.type.unit]
+    return ticks if per_ms == 1 else pa.chunked_array((_floor_divide(it, per_ms) for it in ticks.chunks), pa.int64())
+
+
+def _floor_divide(chunk: pa.Array, by: int) -> pa.Array:
+    floored = pa.array(chunk.fill_null(0).to_numpy() // by)
+    return pc.if_else(chunk.is_valid(), floored, None) if chunk.null_count else floored
 
 
 def newest_before(

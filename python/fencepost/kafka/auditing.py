@@ -409,23 +409,20 @@ class _Partition:
                 indexed += pa.table(read_aborted(path, options=self.options)).to_pylist()
             except (SourceError, StoreError) as error:
                 self.damage.append(_finding("index", path, error))
+        known: set[tuple[Any, ...]] = set()
         if not self.sequences.is_whole and self.log.segments:
             # Transactions that began before the log: their first offset, and the stable offset with it, is unknown.
             start = self.log.segments[0].base_offset or 0
             begun = [it for it in indexed if min(it["first_offset"], it["last_stable_offset"]) < start]
-            known = {(it["pid"], it["last_offset"]) for it in begun if it["last_offset"] >= start}
-            indexed = [it for it in indexed if (it["pid"], it["last_offset"]) not in known]
-            is_same = [(it["pid"], it["last_offset"]) not in known for it in aborted.to_pylist()]
-            aborted = aborted.filter(pa.array(is_same, pa.bool_()))
+            known |= {(it["pid"], it["last_offset"]) for it in begun if it["last_offset"] >= start}
         if self.is_compacted:
             # The broker keeps an entry longer than the batches of its transaction, and as long as the marker.
             markers = {tuple(it.values()) for it in pa.concat_tables(self.abort_markers).to_pylist()}
-            known = {(it["pid"], it["last_offset"]) for it in indexed} & markers
-            indexed = [it for it in indexed if (it["pid"], it["last_offset"]) not in known]
-            is_same = [(it["pid"], it["last_offset"]) not in known for it in aborted.to_pylist()]
-            aborted = aborted.filter(pa.array(is_same, pa.bool_()))
-        in_index = {tuple(it.values()) for it in indexed}
-        in_log = {tuple(it.values()) for it in aborted.to_pylist()} if names else in_index
+            known |= {(it["pid"], it["last_offset"]) for it in indexed} & markers
+        in_index, in_log = (
+            {tuple(it.values()) for it in lines if (it["pid"], it["last_offset"]) not in known}
+            for lines in (indexed, aborted.to_pylist() if names else indexed)
+        )
         only = [(*it, "index") for it in sorted(in_index - in_log)] + [(*it, "log") for it in sorted(in_log - in_index)]
         columns = [*aborted.column_names, "only_in"]
         schema = pa.schema([*aborted.schema, ("only_in", pa.string())])

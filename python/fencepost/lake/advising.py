@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -72,8 +73,14 @@ def advise(
         path = files.full_path(at)
         return path, opened.storage.object(path, files.facts(at))
 
-    first = next((at for at in range(len(files)) if _has_rows(*path_and_object(at))), 0)
-    head = _head(*path_and_object(first))
+    @cache
+    def footer(at: int) -> Any:
+        path, facts = path_and_object(at)
+        return parquet_footer(path, object=facts)
+
+    # Only files with rows have bounds, which say whether a column can be an epoch.
+    first = next((at for at in range(len(files)) if footer(at).rows), 0)
+    head = _head(*path_and_object(first), footer(first).schema)
     if opened.has_folder_columns:
         for name, value in constants_of(files, list(hive_values(files.folders()[first])), files.types)[first].items():
             head = head.append_column(name, pa.array([value] * len(head)))
@@ -96,14 +103,9 @@ def advise(
     return advise_table(joined, found, is_all=is_all, source=place, untracked=untracked)
 
 
-def _has_rows(path: str, facts: Any) -> bool:
-    """Return whether a file has rows: only then it has bounds, which say whether a column can be an epoch."""
-    return parquet_footer(path, object=facts).rows > 0
-
-
-def _head(path: str, facts: Any) -> pa.Table:
+def _head(path: str, facts: Any, footer_schema: Any) -> pa.Table:
     """Return two rows with the minimum and maximum of each column of the first row group; null for other types."""
-    schema = pa.schema(parquet_footer(path, object=facts).schema)
+    schema = pa.schema(footer_schema)
     numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
     bounds = parquet_footer(path, numbers, object=facts).bounds
     known = {name: found[0] for name, found in bounds.items() if found and found[0] is not None}

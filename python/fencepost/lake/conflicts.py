@@ -133,10 +133,9 @@ class Content:
     def samples(self, conflicts: pa.Table) -> pa.Table:
         """See `Compared.samples`."""
         found = [self._sample(line) for line in conflicts.slice(0, SAMPLES_MAX).to_pylist()]
-        kinds = dict.fromkeys((*self.columns.names, "file", "kept_file", "column", "found", "kept"), pa.string())
-        kinds |= {"row": pa.int64(), "kept_row": pa.int64()}
-        names = [*self.columns.names, "file", "row", "kept_file", "kept_row", "column", "found", "kept"]
-        return pa.Table.from_pylist(found, pa.schema([(name, kinds[name]) for name in dict.fromkeys(names)]))
+        places = {"file": pa.string(), "row": pa.int64(), "kept_file": pa.string(), "kept_row": pa.int64()}
+        texts = [*self.columns.names, *places, "column", "found", "kept"]
+        return pa.Table.from_pylist(found, pa.schema(dict.fromkeys(texts, pa.string()) | places))
 
     def _checksums(self, files: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
         if self.sums is not None:

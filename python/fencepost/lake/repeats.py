@@ -12,7 +12,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost import Verdict
 from fencepost.lake.scan import LENGTH
 from fencepost.policy import Policy
-from fencepost.resets import ROWS_TOGETHER, UNKNOWN, KeptRows, Numbers, newest_before
+from fencepost.resets import ROWS_TOGETHER, UNKNOWN, KeptRows, Numbers, milliseconds, newest_before
 from fencepost.state.changelog import numbered
 
 
@@ -142,7 +142,9 @@ def find_resets(
     has_repeats[of_span[some.spans[is_duplicate]]] = True
     some = some.take(has_repeats[of_span[some.spans]])
     is_duplicate = some.verdicts == Verdict.DUPLICATE
-    entries, times = of_span[some.spans], milliseconds(spans[columns.timestamp or "timestamp"])[some.spans]
+    # A column of `order_by` has the type of the file.
+    times = milliseconds(spans[columns.timestamp or "timestamp"]).to_numpy()[some.spans]
+    entries = of_span[some.spans]
     newest, _, _ = newest_before(entries, np.where(is_duplicate, UNKNOWN, times), lambda wanted: last[wanted])
     is_newer = (newest != UNKNOWN) & (times > newest)
     retimed = np.zeros(count, np.int64)
@@ -162,15 +164,6 @@ def find_resets(
     for name, values in figures.items():
         found = found.append_column(name, pa.array(values.astype(np.int64)))
     return found
-
-
-def milliseconds(times: pa.ChunkedArray) -> Numbers:
-    """Return timestamps as tables keep them, rounded down. Columns of `order_by` have the type of the file."""
-    ticks: Numbers = times.cast(pa.int64()).to_numpy()
-    if not pa.types.is_timestamp(times.type):
-        return ticks
-    per_second = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}[times.type.unit]
-    return ticks * (1000 // per_second) if per_second < 1000 else ticks // (per_second // 1000)
 
 
 def _numbers(spans: pa.Table, policy: Policy, by_epoch: bool) -> Numbers:

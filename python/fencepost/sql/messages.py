@@ -19,6 +19,7 @@ from sqlalchemy import Connection, exc, text
 from fencepost.errors import BatchError, PolicyError
 from fencepost.inputs import shown
 from fencepost.policy import COLUMN_PRESETS
+from fencepost.resets import milliseconds
 from fencepost.sql import drivers
 from fencepost.sql.consumers import ID_BYTES_MAX, STORAGES, Consumer
 from fencepost.sql.database import driver_errors
@@ -313,13 +314,11 @@ def _milliseconds(rows: pa.Table, name: str) -> pa.ChunkedArray:
     column = _column(rows, name)
     if not pa.types.is_timestamp(column.type):
         return _integers(rows, name)
-    # Not by Arrow, which rounds the local time of a zone: it does not know the hour that a zone has twice in autumn.
-    ticks = column.cast(pa.int64()).to_numpy()
     if column.type.unit == "s":
+        ticks = column.cast(pa.int64()).to_numpy()
         wrong = np.flatnonzero((ticks > _SECONDS_MAX) | (ticks < -_SECONDS_MAX))
         if len(wrong):
             row = int(wrong[0])
             problem = f"value {ticks[row]} is outside the milliseconds that 64 bits can hold"
             raise BatchError(f"column '{name}', row {row}: {problem}", column=name, row=row)
-        return pa.chunked_array([ticks * 1000])
-    return pa.chunked_array([ticks // {"ms": 1, "us": 1_000, "ns": 1_000_000}[column.type.unit]])  # rounded down
+    return milliseconds(column)
