@@ -9,7 +9,7 @@ import typer
 from fencepost.cli import identity
 from fencepost.cli.audit import SOURCE_HELP
 from fencepost.cli.identity import named_columns
-from fencepost.cli.terminal import Html, check_page, quit_at_once
+from fencepost.cli.terminal import Html, check_page, quit_at_once, write_page
 from fencepost.errors import PolicyError
 from fencepost.findings import ADVICE_ROWS
 
@@ -37,8 +37,7 @@ def advise_command(
     if rows != "all" and not (rows.isdecimal() and int(rows)):
         raise typer.BadParameter(f"--rows {rows}: expected a number of rows above 0, or all")
     given = named_columns(locals())
-    if html is not None:
-        check_page(html)
+    check_page(html)
     with quit_at_once():
         from fencepost.lake import advise
 
@@ -52,9 +51,6 @@ def advise_command(
     except PolicyError as problem:
         raise typer.BadParameter(str(problem)) from None
     try:
-        if html is not None:
-            from fencepost.pages.advice import advice_page
-
-            advice_page(advice).save(html)
+        write_page(advice, html)
     finally:
         print(advice.to_json() if as_json else advice)

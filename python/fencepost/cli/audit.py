@@ -21,6 +21,7 @@ from fencepost.cli.terminal import (
     first_passed,
     quit_at_once,
     steps,
+    write_page,
 )
 from fencepost.errors import PolicyError
 from fencepost.findings import FINDINGS, ORDER_OF_ROWS, RESET_ROWS_MIN, SHOWN_MAX, AuditReport, why_not_found
@@ -83,8 +84,7 @@ def audit_command(
         raise typer.BadParameter(f"{name}: needs --timestamp: without it a reset looks like a repeat")
     if "conflict" in kinds and not compare_content:
         raise typer.BadParameter("--fail-on conflict: needs --compare-content, which compares repeats")
-    if html is not None:
-        check_page(html)
+    check_page(html)
     if out is not None:
         check_table_file("--out ", out)
     with quit_at_once():
@@ -105,10 +105,7 @@ def audit_command(
     except PolicyError as problem:
         raise typer.BadParameter(str(problem)) from None
     try:
-        if html is not None:
-            from fencepost.pages.audit import audit_page
-
-            audit_page(report).save(html)
+        write_page(report, html)
         if out is not None:
             write_table(report.named(report.missing), out)
     finally:

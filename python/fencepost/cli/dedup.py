@@ -26,6 +26,7 @@ from fencepost.cli.terminal import (
     quit_at_once,
     steps,
     stop_on_signals,
+    write_page,
 )
 from fencepost.errors import FencepostError, StoreError
 
@@ -230,8 +231,7 @@ def dedup_command(
     name = first_passed({"--on-reset": on_reset, "--reset-rows-min": reset_rows_min})
     if max_idle is None and name is not None:
         raise typer.BadParameter(f"{name}: needs --max-idle: without it a reset looks like repeats")
-    if html is not None:
-        check_page(html)
+    check_page(html)
     order = identity.ordered(order_by, file_order)
     default = None if max_idle is None else "timestamp"
     with _converted(source, rules.columns.timestamp or default, rules.columns.keys) as paths:
@@ -298,10 +298,7 @@ def dedup_command(
         if paths is not source:
             report = dataclasses.replace(report, source=", ".join(source))
         try:
-            if html is not None:
-                from fencepost.pages.run import run_page
-
-                run_page(report).save(html)
+            write_page(report, html)
         finally:  # the version exists, also without the page
             _show(report, as_json=as_json, quiet=quiet)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from fencepost.cli.terminal import EXIT_FINDINGS, EXIT_NOTHING, Html, check_page
+from fencepost.cli.terminal import EXIT_FINDINGS, EXIT_NOTHING, Html, check_page, write_page
 from fencepost.kafka.audit_report import FINDINGS, SHOWN_MAX
 from fencepost.kafka.cleanup import CLEANUP_POLICIES
 
@@ -61,16 +61,12 @@ def kafka_audit_command(
         if kind not in FINDINGS:
             raise typer.BadParameter(f"--fail-on {kind}: expected one of {', '.join(FINDINGS)}")
     now, policy = _now(now_ms), policies(cleanup_policy or ())
-    if html is not None:
-        check_page(html)
+    check_page(html)
     from fencepost import kafka
 
     report = kafka.audit(source, now_ms=now, max_idle_ms=max_idle_ms, cleanup_policy=policy, checksums=checksums)
     try:
-        if html is not None:
-            from fencepost.pages.kafka import log_page
-
-            log_page(report).save(html)
+        write_page(report, html)
     finally:
         if as_json:
             print(report.to_json(top, only_findings=only_findings))

@@ -38,8 +38,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show what the state is for and what each run did. With RUN, show what it read, wrote, kept, refused and why."""
-    if html is not None:
-        check_page(html)
+    check_page(html)
     from fencepost.state import history
 
     state = _open(place)

@@ -19,6 +19,8 @@ from fencepost.stopping import StopEvent
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from fencepost.report import Report
+
 EXIT_CLEAN, EXIT_ERROR, EXIT_USAGE, EXIT_FINDINGS, EXIT_NOTHING = range(5)
 
 
@@ -40,14 +42,25 @@ def first_passed(options: Mapping[str, Any]) -> str | None:
     return next((name for name, value in options.items() if value), None)
 
 
-def check_page(path: Path) -> None:
-    """Check that a page can be written before the work starts. Raises a usage error or DependencyError."""
+def check_page(path: Path | None) -> None:
+    """Check that a page can be written, if one is wanted, before the work starts.
+
+    Raises a usage error or DependencyError.
+    """
+    if path is None:
+        return
     from fencepost.pages.charts import is_installed
 
     if not path.parent.is_dir():
         raise typer.BadParameter(f"--html {path}: there is no folder {path.parent}")
     if not is_installed():
         raise DependencyError("vl_convert is not installed: pip install 'fencepost[report]'")
+
+
+def write_page(report: Report, path: Path | None) -> None:
+    """Write the page of a report, if one is wanted."""
+    if path is not None:
+        report._page().save(path)
 
 
 @contextmanager
