@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -13,12 +12,14 @@ from fencepost.cli.files import check_table_file, write_table
 from fencepost.cli.identity import read_policy
 from fencepost.cli.terminal import (
     EXIT_ERROR,
-    EXIT_FINDINGS,
     EXIT_NOTHING,
     Html,
     Threads,
     check_page,
+    fail,
+    fail_if_found,
     first_passed,
+    kinds_of,
     quit_at_once,
     steps,
     write_page,
@@ -73,12 +74,11 @@ def audit_command(
 ) -> None:
     """Report duplicates, missing rows, stale producers and resets in SOURCE. Does not change anything."""
     rules = read_policy(locals())
-    kinds = [kind for text in fail_on or () for kind in text.split(",")]
-    for kind in kinds:
-        if kind not in FINDINGS:
-            raise typer.BadParameter(f"--fail-on {kind}: expected one of {', '.join(FINDINGS)}")
+    kinds = []
+    for kind in kinds_of(fail_on, FINDINGS):
         if (why := why_not_found(kind, rules)) is not None:
             raise typer.BadParameter(f"--fail-on {kind}: nothing would be found: {why}")
+        kinds.append(kind)
     name = first_passed({"--fail-on reset": "reset" in kinds, "--reset-rows-min": reset_rows_min})
     if rules.columns.timestamp is None and name is not None:
         raise typer.BadParameter(f"{name}: needs --timestamp: without it a reset looks like a repeat")
@@ -115,12 +115,10 @@ def audit_command(
             print(report.to_text(top))
     if report.unreadable:
         names = ", ".join(path for path, _ in report.unreadable[:3])
-        _exit(EXIT_ERROR, f"{len(report.unreadable):,} files could not be read: {names}", quiet)
+        fail(EXIT_ERROR, f"{len(report.unreadable):,} files could not be read: {names}", quiet)
     if not report.rows and not allow_empty:
-        _exit(EXIT_NOTHING, _nothing(report), quiet)
-    found = report.count_findings(*kinds) if kinds else {}
-    if found:
-        _exit(EXIT_FINDINGS, f"found: {', '.join(f'{kind} {count:,}' for kind, count in found.items())}", quiet)
+        fail(EXIT_NOTHING, _nothing(report), quiet)
+    fail_if_found(report.count_findings(*kinds) if kinds else {}, quiet)
 
 
 def _nothing(report: AuditReport) -> str:
@@ -130,9 +128,3 @@ def _nothing(report: AuditReport) -> str:
     if report.ignored:
         files += f"; ignored {len(report.ignored):,} files of other names: {', '.join(report.ignored[:3])}"
     return f"{report.source}: nothing was read: {files}; --allow-empty accepts that"
-
-
-def _exit(code: int, message: str, is_quiet: bool) -> NoReturn:
-    if not is_quiet:
-        print(f"fencepost: {message}", file=sys.stderr)
-    raise typer.Exit(code)

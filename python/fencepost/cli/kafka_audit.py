@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal, cast
 
 import typer
 
-from fencepost.cli.terminal import EXIT_FINDINGS, EXIT_NOTHING, Html, check_page, write_page
+from fencepost.cli.terminal import EXIT_NOTHING, Html, check_page, fail, fail_if_found, kinds_of, write_page
 from fencepost.kafka.audit_report import FINDINGS, SHOWN_MAX
 from fencepost.kafka.cleanup import CLEANUP_POLICIES
 
@@ -56,10 +55,7 @@ def kafka_audit_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing: use the exit code.")] = False,
 ) -> None:
     """Replay the partitions in DIR: report losses, repeats, fenced and open batches, and check snapshots."""
-    kinds = [kind for text in fail_on or () for kind in text.split(",")]
-    for kind in kinds:
-        if kind not in FINDINGS:
-            raise typer.BadParameter(f"--fail-on {kind}: expected one of {', '.join(FINDINGS)}")
+    kinds = list(kinds_of(fail_on, FINDINGS))
     now, policy = _now(now_ms), policies(cleanup_policy or ())
     check_page(html)
     from fencepost import kafka
@@ -72,17 +68,9 @@ def kafka_audit_command(
             print(report.to_json(top, only_findings=only_findings))
         elif not quiet:
             print(report.to_text(top, only_findings=only_findings))
-    found = report.count_findings(*kinds) if kinds else {}
-    if found:
-        if not quiet:
-            print(
-                f"fencepost: found: {', '.join(f'{kind} {count:,}' for kind, count in found.items())}", file=sys.stderr
-            )
-        raise typer.Exit(EXIT_FINDINGS)
+    fail_if_found(report.count_findings(*kinds) if kinds else {}, quiet)
     if not report.total()["batches"] and not allow_empty:
-        if not quiet:
-            print(f"fencepost: {source}: no batch was read; --allow-empty accepts that", file=sys.stderr)
-        raise typer.Exit(EXIT_NOTHING)
+        fail(EXIT_NOTHING, f"{source}: no batch was read; --allow-empty accepts that", quiet)
 
 
 def _now(text: str | None) -> int | Literal["newest"] | None:

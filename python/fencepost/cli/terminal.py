@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -40,6 +40,28 @@ def option(text: str) -> Any:
 def first_passed(options: Mapping[str, Any]) -> str | None:
     """Return the name of the first option that was passed, if any. `options`: name and value."""
     return next((name for name, value in options.items() if value), None)
+
+
+def kinds_of(texts: Sequence[str] | None, known: Sequence[str]) -> Iterator[str]:
+    """Yield the kinds of findings that --fail-on names. Raises a usage error for an unknown one."""
+    for text in texts or ():
+        for kind in text.split(","):
+            if kind not in known:
+                raise typer.BadParameter(f"--fail-on {kind}: expected one of {', '.join(known)}")
+            yield kind
+
+
+def fail_if_found(found: Mapping[str, int], is_quiet: bool) -> None:
+    """End the command if there are findings. `found`: their numbers by kind."""
+    if found:
+        fail(EXIT_FINDINGS, f"found: {', '.join(f'{kind} {count:,}' for kind, count in found.items())}", is_quiet)
+
+
+def fail(code: int, message: str, is_quiet: bool) -> NoReturn:
+    """End the command with an exit code, and with a message on stderr unless it is quiet."""
+    if not is_quiet:
+        print(f"fencepost: {message}", file=sys.stderr)
+    raise typer.Exit(code)
 
 
 def check_page(path: Path | None) -> None:
