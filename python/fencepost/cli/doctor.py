@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from fencepost.cli.terminal import EXIT_ERROR, show_table
+from fencepost.cli.terminal import EXIT_ERROR, AsJson, show_table
 
 PYTHON_MIN = (3, 11)
 SPARK_MIN = (4, 0)
@@ -29,7 +29,7 @@ EXTRAS = {
 
 def doctor_command(
     spark: Annotated[bool, typer.Option("--spark", help="Also check Spark, Java and the Python of workers.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check fencepost's dependencies. Exit code 1 if a required one is missing or too old."""
     checks = [*_checks(), *(_spark_checks() if spark else ())]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fencepost.cli.databases import Database, engine_of
-from fencepost.cli.terminal import EXIT_FINDINGS, show_table
+from fencepost.cli.terminal import EXIT_FINDINGS, AsJson, show_table
 
 if TYPE_CHECKING:
     from fencepost.sql.migrations import Part
@@ -48,7 +48,7 @@ def ddl_command(
 def status_command(
     database: Database,
     transports: Transports = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the schema version of each part. Exit code 3 if one is older, newer or unknown to this fencepost."""
     from fencepost.sql.schema import status

@@ -13,7 +13,7 @@ from fencepost.cli import identity
 from fencepost.cli.files import check_table_file, json_lines, write_table
 from fencepost.cli.identity import read_policy
 from fencepost.cli.jobs import make_job, milliseconds, number_or_all
-from fencepost.cli.terminal import Html, Threads, check_page, option, show_table
+from fencepost.cli.terminal import AsJson, Html, Threads, check_page, option, show_table
 
 if TYPE_CHECKING:
     from fencepost.state import State
@@ -25,7 +25,6 @@ state_app = typer.Typer(
 )
 
 Place = Annotated[str, typer.Argument(metavar="STATE", help="The folder or URI of a job's state.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 VERSIONS_SHOWN = 20
 
 

@@ -23,13 +23,11 @@ if TYPE_CHECKING:
 
 EXIT_CLEAN, EXIT_ERROR, EXIT_USAGE, EXIT_FINDINGS, EXIT_NOTHING = range(5)
 
-
 Threads = Annotated[int | None, typer.Option(min=1, help="Number of threads. Default: the number of processors.")]
-
-
 Html = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Also write the report as one self-contained HTML file with charts.")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def option(text: str) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fencepost.cli.databases import Database, engine_of
-from fencepost.cli.terminal import EXIT_FINDINGS, show_table
+from fencepost.cli.terminal import EXIT_FINDINGS, AsJson, show_table
 
 if TYPE_CHECKING:
     from fencepost.sql import TransactionStatus
@@ -21,7 +21,6 @@ transactions_app = typer.Typer(
 )
 
 TransactionalId = Annotated[str, typer.Argument(metavar="ID", help="A transactional id.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @transactions_app.command("list")
