@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fencepost.cli.terminal import option as _option
-from fencepost.cli.terminal import progress, show_table
+from fencepost.cli.terminal import show_table, steps
 
 if TYPE_CHECKING:
     from fencepost.generate import LandingZone, Summary
@@ -62,8 +62,15 @@ def generate_command(
     try:
         spec = LandingZone(**{field.name: options[field.name] for field in dataclasses.fields(LandingZone)})
         wanted = _delivery_range(land, spec)
-        with progress(spec.border(wanted.stop * spec.files)) as advance:
-            summary = generate(out, spec, deliveries=wanted, truth_policies=truth or ORDER_FREE, progress=advance)
+        events = spec.border(wanted.stop * spec.files)
+        with steps() as show:
+            summary = generate(
+                out,
+                spec,
+                deliveries=wanted,
+                truth_policies=truth or ORDER_FREE,
+                progress=lambda done: show("events", done, events),
+            )
     except ValueError as problem:
         raise typer.BadParameter(str(problem)) from None
     if as_json:

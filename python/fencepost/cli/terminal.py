@@ -125,22 +125,8 @@ def _quit(*_: object) -> None:
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr if that is a terminal. Yields a function that adds to the completed part of
-    `total`."""
-    with _bar(is_quiet=False) as update:
-        yield lambda done: update("events", done, total)
-
-
-@contextmanager
 def steps(is_quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
     """Show a progress bar on stderr if that is a terminal. Yields a function of (step, done, total)."""
-    with _bar(is_quiet) as update:
-        yield lambda step, done, total: update(step, done, max(total, 1))
-
-
-@contextmanager
-def _bar(is_quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     if is_quiet or not sys.stderr.isatty():
         yield lambda step, done, total: None
         return
@@ -152,7 +138,7 @@ def _bar(is_quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
-        yield lambda step, done, total: bar.update(task, description=step, completed=done, total=total)
+        yield lambda step, done, total: bar.update(task, description=step, completed=done, total=max(total, 1))
 
 
 def show_table(names: Iterable[str], lines: Iterable[tuple[Any, ...]]) -> None:
