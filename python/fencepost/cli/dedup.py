@@ -280,7 +280,8 @@ def dedup_command(
                 "target_file_bytes": target_file_bytes,
                 "partition_by": partition_by,
                 "sort_by": sort_by or None,
-                **_retention(keep_versions, keep_versions_for),
+                "keep_versions": number_or_all("--keep-versions", keep_versions),
+                "keep_versions_ms": None if keep_versions == "all" else milliseconds(keep_versions_for),
             },
         )
         if paths is not source:
@@ -361,9 +362,3 @@ def _names(place: str | None) -> list[str] | None:
     except (OSError, UnicodeDecodeError) as problem:
         raise typer.BadParameter(f"--files-from {place}: {problem}") from None
     return [line for line in text.splitlines() if line.strip()]
-
-
-def _retention(versions: str | None, duration: str | None) -> dict[str, object]:
-    if versions == "all":
-        return {"keeps_all_versions": True}
-    return {"keep_versions": number_or_all("--keep-versions", versions), "keep_versions_ms": milliseconds(duration)}

@@ -29,8 +29,8 @@ def make_job(source: Sequence[str], state: str, sink: str, policy: Policy, optio
     given = {name: value for name, value in options.items() if value is not None}
     if "threads" in given:
         given["engine"] = LocalEngine(given.pop("threads"))
-    if given.pop("keeps_all_versions", False):
-        given["keep_versions"] = None
+    if given.get("keep_versions") == "all":
+        given["keep_versions"] = None  # for the job, None is all
     try:
         return DedupJob(source[0] if len(source) == 1 else source, state, sink, policy=policy, **given)
     except (PolicyError, ValueError) as problem:
