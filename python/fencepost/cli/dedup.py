@@ -37,6 +37,12 @@ OUTAGES = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT}
 """Errors of local state, sink or temporary files that may pass: a full disk, a mount that does not answer."""
 CONVERTED = "converted files"
 """The name of the source in the state of a job over text and Arrow files."""
+ARGUMENTS = (
+    "scope", "rejected_max", "rejects", "on_reset", "reset_rows_min", "on_conflict", "on_bad_file", "shards",
+    "shard_bytes_max", "task_bytes_max", "task_spans_max", "driver_spans_max", "driver_state_bytes_max", "plan",
+    "threads", "layout", "schema", "files_max", "bytes_max", "rows_max", "target_file_bytes", "partition_by",
+)  # fmt: skip
+"""The options that `make_job` takes as they are, under the same names."""
 
 
 def dedup_command(
@@ -227,7 +233,8 @@ def dedup_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no report and no progress.")] = False,
 ) -> None:
     """Read new files of SOURCE, keep each event once, write the kept rows to SINK. Safe to run again at any time."""
-    rules = read_policy(locals())
+    options = dict(locals())
+    rules = read_policy(options)
     name = first_passed({"--on-reset": on_reset, "--reset-rows-min": reset_rows_min})
     if max_idle is None and name is not None:
         raise typer.BadParameter(f"{name}: needs --max-idle: without it a reset looks like repeats")
@@ -238,52 +245,25 @@ def dedup_command(
         name = first_passed({"--watch": watch, "--only": only, "--files-from": files_from})
         if paths is not source and name is not None:
             raise typer.BadParameter(f"{name} needs a source of Parquet files or a table")
-        job = make_job(
-            paths,
-            state,
-            sink,
-            rules,
-            {
-                "scope": scope,
-                "order_by": order,
-                "rejected_max": rejected_max,
-                "rejects": rejects,
-                "on_reset": on_reset,
-                "reset_rows_min": reset_rows_min,
-                "compare_content": identity.compared(compare_content),
-                "on_conflict": on_conflict,
-                "keep_checksums": number_or_all("--keep-checksums", keep_checksums),
-                "max_idle_ms": milliseconds(max_idle),
-                "settle_ms": milliseconds(settle),
-                "on_bad_file": on_bad_file,
-                "clock_gap_max_ms": milliseconds(clock_gap_max),
-                "shards": shards,
-                "shard_bytes_max": shard_bytes_max,
-                "task_bytes_max": task_bytes_max,
-                "task_spans_max": task_spans_max,
-                "driver_spans_max": driver_spans_max,
-                "driver_state_bytes_max": driver_state_bytes_max,
-                "layout": layout,
-                "schema": schema,
-                "plan": plan,
-                "threads": threads,
-                "source_immutable": source_immutable or None,
-                "sync": False if no_sync else None,
-                "state_options": identity.pairs("--state-option", state_option),
-                "source_options": identity.pairs("--source-option", source_option),
-                "sink_options": identity.pairs("--sink-option", sink_option),
-                "files_max": files_max,
-                "bytes_max": bytes_max,
-                "rows_max": rows_max,
-                "only": only or None,
-                "files": _names(files_from),
-                "target_file_bytes": target_file_bytes,
-                "partition_by": partition_by,
-                "sort_by": sort_by or None,
-                "keep_versions": number_or_all("--keep-versions", keep_versions),
-                "keep_versions_ms": None if keep_versions == "all" else milliseconds(keep_versions_for),
-            },
-        )
+        given = {name: options[name] for name in ARGUMENTS} | {
+            "order_by": order,
+            "compare_content": identity.compared(compare_content),
+            "keep_checksums": number_or_all("--keep-checksums", keep_checksums),
+            "max_idle_ms": milliseconds(max_idle),
+            "settle_ms": milliseconds(settle),
+            "clock_gap_max_ms": milliseconds(clock_gap_max),
+            "source_immutable": source_immutable or None,
+            "sync": False if no_sync else None,
+            "state_options": identity.pairs("--state-option", state_option),
+            "source_options": identity.pairs("--source-option", source_option),
+            "sink_options": identity.pairs("--sink-option", sink_option),
+            "only": only or None,
+            "files": _names(files_from),
+            "sort_by": sort_by or None,
+            "keep_versions": number_or_all("--keep-versions", keep_versions),
+            "keep_versions_ms": None if keep_versions == "all" else milliseconds(keep_versions_for),
+        }
+        job = make_job(paths, state, sink, rules, given)
         if paths is not source:
             job.source_name = CONVERTED
             # the names of converted files are checksums, which do not give the order of the originals
