@@ -28,7 +28,7 @@ from fencepost.inputs import with_fields, without_runs
 from fencepost.pages.commands import dedup, place
 from fencepost.pages.tables import share
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy
-from fencepost.report import Report
+from fencepost.report import Report, grid
 from fencepost.verdict import Verdict
 from fencepost.words import plural
 
@@ -548,11 +548,4 @@ def _grid(table: pa.Table) -> list[str]:
         table.column_names,
         *([it if isinstance(it, str) else f"{it:,}" for it in row.values()] for row in table.to_pylist()),
     ]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(table.column_names))]
-    return [
-        "  "
-        + "  ".join(
-            it.rjust(width) if at else it.ljust(width) for at, (it, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
+    return [f"  {line}" for line in grid(lines, [at > 0 for at in range(len(table.column_names))])]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import PolicyError
 from fencepost.policy import Policy
-from fencepost.report import Report, plain
+from fencepost.report import Report, aligned, grid, plain
 from fencepost.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class AuditReport(Report):
     def to_text(self, rows_max: int = SHOWN_MAX) -> str:
         """Return the report as text. `rows_max`: rows per table."""
         lines = [f"audit of {self.source or 'rows'}, policy {self.policy}"]
-        lines += _aligned([*self._figures()])
+        lines += aligned([*self._figures()])
         for title, table in self._shown():
             if len(table) and rows_max:
                 more = "" if len(table) <= rows_max else f" (the first {rows_max:,} of {len(table):,})"
@@ -302,11 +302,6 @@ _NOTES = {
 }
 
 
-def _aligned(rows: list[tuple[str, str, str]]) -> list[str]:
-    width = max(len(number) for _, number, _ in rows)
-    return [f"  {name:<16}{number:>{width}}  {note}".rstrip() for name, number, note in rows]
-
-
 def _grid(table: Any) -> list[str]:
     """Format a table: numbers right-aligned, text left-aligned."""
     columns = [column.to_pylist() for column in table.columns]
@@ -315,15 +310,7 @@ def _grid(table: Any) -> list[str]:
         [name, *(_cell(value, name) for value in column)]
         for name, column in zip(table.column_names, columns, strict=True)
     ]
-    widths = [max(map(len, column)) for column in cells]
-    return [
-        "  "
-        + "  ".join(
-            cell.rjust(width) if is_number else cell.ljust(width)
-            for cell, width, is_number in zip(row, widths, are_numbers, strict=True)
-        ).rstrip()
-        for row in zip(*cells, strict=True)
-    ]
+    return [f"  {line}" for line in grid([*zip(*cells, strict=True)], are_numbers)]
 
 
 def _cell(value: object, name: str) -> str:

@@ -1,8 +1,9 @@
-"""What all reports share: a page, charts, and how a notebook displays them."""
+"""What all reports share: a page, charts, how a notebook displays them, and how their texts are aligned."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +14,24 @@ if TYPE_CHECKING:
 def plain(value: object) -> str:
     """Return a value that JSON does not have as text. Bytes become hexadecimal digits."""
     return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def aligned(figures: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Format figures: (label, number, explanation)."""
+    width = max((len(number) for _, number, _ in figures), default=0)
+    return [f"  {name:<16}{number:>{width}}  {note}".rstrip() for name, number, note in figures]
+
+
+def grid(lines: Sequence[Sequence[str]], is_right: Sequence[bool]) -> list[str]:
+    """Format the lines of a table with aligned columns. `is_right`: whether a column is aligned to the right."""
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, is_right, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
 
 
 class Report:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import PolicyError
 from fencepost.kafka.finding import Finding
-from fencepost.report import Report
+from fencepost.report import Report, grid
 from fencepost.words import plural
 
 if TYPE_CHECKING:
@@ -304,12 +304,10 @@ def _where(snapshots: Any, verdicts: tuple[str, ...]) -> Any:
     return snapshots.filter(pa.array([it in verdicts for it in snapshots["verdict"].to_pylist()], pa.bool_()))
 
 
-def _grid(table: Any) -> Iterator[str]:
+def _grid(table: Any) -> list[str]:
     """Format a table with aligned columns."""
     lines = [table.column_names, *([_cell(name, row) for name in row] for row in table.to_pylist())]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(table.column_names))]
-    for line in lines:
-        yield "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+    return grid(lines, [True] * len(table.column_names))
 
 
 _COUNTS = {"count", "batches", "records", "epochs", "producers", "expired", "differences"}

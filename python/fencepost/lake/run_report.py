@@ -15,7 +15,7 @@ from fencepost.findings import ignored_line, reset_rule
 from fencepost.lake.conflicts import joined, listed
 from fencepost.lake.judge import SHOWN_MAX, Judged
 from fencepost.lake.write import Written
-from fencepost.report import Report, plain
+from fencepost.report import Report, aligned, plain
 from fencepost.state.decision import Decision, kept_in
 from fencepost.verdict import Verdict
 from fencepost.words import noun, plural
@@ -180,8 +180,7 @@ class RunReport(Report):
             rows = self._files_left_out()
         else:
             lines.append(f"version {self.version} of {self.sink}, policy {self.policy}")
-        width = max((len(number) for _, number, _ in rows), default=0)
-        return "\n".join([*lines, *(f"  {name:<16}{number:>{width}}  {note}".rstrip() for name, number, note in rows)])
+        return "\n".join([*lines, *aligned(rows)])
 
     def _lines(self) -> list[tuple[str, str, str]]:
         """Return (label, number, explanation) for people."""
