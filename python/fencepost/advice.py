@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fencepost._native import StateTable
-from fencepost.auditor import CALL_ROWS, audit_rows, identity, pieces
+from fencepost.auditor import audit_rows, identity, pieces
 from fencepost.content import mixed
 from fencepost.errors import BatchError, PolicyError
 from fencepost.findings import ADVICE_ROWS, AuditReport
@@ -139,7 +139,7 @@ def advise(rows: Any, columns: Named = None, *, rows_max: int | None = ADVICE_RO
     """Implement `fencepost.advise`."""
     # If all roles are named, other columns are not read: they may not be convertible to Arrow.
     named = None if isinstance(columns, Mapping | None) else _as_columns(columns)
-    stream = pieces(rows, named.read(named.kept) if named else (), CALL_ROWS, is_whole=named is None)
+    stream = pieces(rows, named.read(named.kept) if named else (), is_whole=named is None)
     first = next(stream)
     found = named or resolve_named(columns, first)
     tables, count, is_all = [], 0, True
@@ -328,7 +328,7 @@ def _candidates(rules: Policy) -> dict[str, Policy]:
 
 def _audit(rows: pa.Table, policy: Policy) -> AuditReport:
     columns = policy.columns
-    return audit_rows(rows, columns, StateTable(policy, keep=columns.kept), 10, CALL_ROWS, 1)
+    return audit_rows(rows, columns, StateTable(policy, keep=columns.kept), 10, 1)
 
 
 def _tracked(rows: pa.Table, rules: Policy) -> pa.Table:

@@ -53,7 +53,6 @@ def audit_rows(
     columns: Columns,
     table: StateTable,
     producers_max: int,
-    call_rows: int,
     reset_rows_min: int,
     compared: tuple[str, ...] | None = None,
 ) -> AuditReport:
@@ -62,7 +61,7 @@ def audit_rows(
     first = 0
     sums = [np.empty(0, np.uint64)]
     names = columns.read(table.keep)
-    for piece in pieces(rows, names, call_rows, is_whole=compared is not None):
+    for piece in pieces(rows, names, is_whole=compared is not None):
         with whole_input_rows(first):
             verdicts = table.apply(piece, columns)
         auditor.add(identity(piece, columns, table.keep), verdicts, first)
@@ -97,8 +96,8 @@ def whole_input_rows(first: int) -> Iterator[None]:
         raise BatchError(text, column=error.column, row=row) from error
 
 
-def pieces(rows: Any, names: tuple[str, ...], rows_max: int = CALL_ROWS, is_whole: bool = False) -> Iterator[pa.Table]:
-    """Yield tabular data as Arrow tables of about `rows_max` rows, with the identity columns only if all exist.
+def pieces(rows: Any, names: tuple[str, ...], *, is_whole: bool = False) -> Iterator[pa.Table]:
+    """Yield tabular data as Arrow tables of about CALL_ROWS rows, with the identity columns only if all exist.
 
     A stream is never held in memory as a whole. `is_whole`: yield all columns. Raises TypeError for input that is not
     tabular.
@@ -110,9 +109,9 @@ def pieces(rows: Any, names: tuple[str, ...], rows_max: int = CALL_ROWS, is_whol
         if not is_whole and set(names) <= set(batch.schema.names):
             # also a second column of that name, which the native code refuses
             batch = batch.select([at for at, name in enumerate(batch.schema.names) if name in names])
-        for start in range(0, max(len(batch), 1), rows_max):
-            part = batch.slice(start, rows_max)
-            if gathered and count + len(part) > rows_max:
+        for start in range(0, max(len(batch), 1), CALL_ROWS):
+            part = batch.slice(start, CALL_ROWS)
+            if gathered and count + len(part) > CALL_ROWS:
                 yield pa.Table.from_batches(gathered)
                 gathered, count = [], 0
             gathered.append(part)

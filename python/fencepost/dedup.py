@@ -141,14 +141,12 @@ def audit(
     """
     check_reset_rows_min(reset_rows_min)
     try:
-        from fencepost.auditor import CALL_ROWS, audit_rows
+        from fencepost.auditor import audit_rows
         from fencepost.content import columns_to_compare
     except ModuleNotFoundError as problem:
         raise DependencyError.of_import(problem) from problem
     columns, table = _copied(policy, columns, table)
-    return audit_rows(
-        rows, columns, table, producers_max, CALL_ROWS, reset_rows_min, columns_to_compare(compare_content)
-    )
+    return audit_rows(rows, columns, table, producers_max, reset_rows_min, columns_to_compare(compare_content))
 
 
 def explain(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fencepost._native import StateTable
-from fencepost.auditor import CALL_ROWS, identity, pieces
+from fencepost.auditor import identity, pieces
 from fencepost.errors import BatchError
 from fencepost.inputs import opened
 from fencepost.policy import Columns, Policy
@@ -45,8 +45,8 @@ def explain_rows(rows: Any, columns: Columns, table: StateTable) -> Any:
     package = _package_of(rows)
     if package is None and not isinstance(rows, pa.Table):
         # A stream can be read once, and a query may return its rows in another order the next time.
-        rows = pa.concat_tables(pieces(rows, (), CALL_ROWS, is_whole=True))
-    whole = pa.concat_tables(pieces(rows, columns.read(table.keep), CALL_ROWS))
+        rows = pa.concat_tables(pieces(rows, (), is_whole=True))
+    whole = pa.concat_tables(pieces(rows, columns.read(table.keep)))
     codes = np.asarray(pa.array(table.apply(whole, columns).verdict))
     kept = _kept_rows(identity(whole, columns), codes)
     found = {
