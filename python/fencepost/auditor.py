@@ -25,7 +25,7 @@ from fencepost.content import checksums, content_columns, mixed, unpacked
 from fencepost.errors import BatchError
 from fencepost.examples import Examples
 from fencepost.findings import ORDER_OF_ROWS, RESET_ROWS_MIN, AuditReport
-from fencepost.inputs import check_polars, heads_of, is_a, narrowed, opened, with_fields, without_runs
+from fencepost.inputs import check_polars, frame_package, heads_of, is_a, narrowed, opened, with_fields, without_runs
 from fencepost.policy import Columns, Policy
 from fencepost.resets import UNKNOWN, milliseconds, newest_before
 from fencepost.sums import exact_sum
@@ -122,7 +122,7 @@ def pieces(rows: Any, names: tuple[str, ...], *, is_whole: bool = False) -> Iter
 
 def _batches(rows: Any, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """Yield at least one batch, so that wrong columns are found even without rows."""
-    if names and _is_frame(rows):
+    if names and frame_package(rows):
         rows = narrowed(rows, heads_of(names, rows.columns) or names)
     if is_a(rows, "polars", "DataFrame"):
         check_polars(rows)
@@ -146,11 +146,6 @@ def _batches(rows: Any, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         nothing = pa.RecordBatch.from_arrays(columns, schema=reader.schema)
     if is_empty:
         yield nothing
-
-
-def _is_frame(rows: object) -> bool:
-    """Return whether rows are a pandas or polars DataFrame, without importing either package."""
-    return is_a(rows, "pandas", "DataFrame") or is_a(rows, "polars", "DataFrame")
 
 
 def identity(rows: pa.Table, columns: Columns, keep: tuple[str, ...] = ()) -> pa.Table:

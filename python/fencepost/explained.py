@@ -5,7 +5,6 @@ Requires pyarrow and numpy (`fencepost[lake]`).
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 from fencepost._native import StateTable
 from fencepost.auditor import identity, pieces
 from fencepost.errors import BatchError
-from fencepost.inputs import opened
+from fencepost.inputs import frame_package, opened
 from fencepost.policy import Columns, Policy
 from fencepost.verdict import Verdict
 
@@ -42,7 +41,7 @@ def reasons(policy: Policy) -> dict[Verdict, str]:
 def explain_rows(rows: Any, columns: Columns, table: StateTable) -> Any:
     """Implement `fencepost.explain`. Updates `table`."""
     rows = opened(rows)
-    package = _package_of(rows)
+    package = frame_package(rows)
     if package is None and not isinstance(rows, pa.Table):
         # A stream can be read once, and a query may return its rows in another order the next time.
         rows = pa.concat_tables(pieces(rows, (), is_whole=True))
@@ -83,12 +82,6 @@ def _with_rows(texts: pa.Array, kept: pa.Array) -> pa.Array:
 
 def _texts(texts: dict[Verdict, str], codes: npt.NDArray[np.uint8]) -> pa.Array:
     return pa.array([texts.get(it, "") for it in Verdict], pa.string()).take(pa.array(codes))
-
-
-def _package_of(rows: Any) -> str | None:
-    """Return the package of a DataFrame: "polars" or "pandas"; None for other input."""
-    kinds = ((package, getattr(sys.modules.get(package), "DataFrame", None)) for package in ("polars", "pandas"))
-    return next((package for package, kind in kinds if kind is not None and isinstance(rows, kind)), None)
 
 
 def _joined(rows: Any, package: str | None, found: dict[str, pa.Array]) -> Any:

@@ -57,11 +57,6 @@ def heads_of(names: Sequence[str], known: Sequence[str]) -> list[str]:
     return list(wanted) if set(wanted) <= set(known) else []
 
 
-def has_fields(names: Sequence[str], known: Sequence[str]) -> bool:
-    """Return whether some names are fields of columns ("payload.device") and all others are columns."""
-    return not set(names) <= set(known) and bool(heads_of(names, known))
-
-
 def with_fields(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
     """Add the fields of struct columns that these names select ("payload.device") as columns."""
     import pyarrow as pa
@@ -106,12 +101,11 @@ def without_runs(rows: Any, names: Sequence[str]) -> Any:
 
 def fields_read(rows: Any, names: Sequence[str], known: Sequence[str]) -> Any:
     """Return the identity columns if some are fields of struct columns, otherwise the rows unchanged."""
-    if not has_fields(names, known):
+    if set(names) <= set(known) or not (heads := heads_of(names, known)):
         return rows
     import pyarrow as pa
 
-    rows = narrowed(rows, heads_of(names, known))
-    return with_fields(pa.table(rows), names).select(list(dict.fromkeys(names)))
+    return with_fields(pa.table(narrowed(rows, heads)), names).select(list(dict.fromkeys(names)))
 
 
 def narrowed(rows: Any, names: Sequence[str] | None) -> Any:
@@ -160,6 +154,11 @@ def is_a(rows: object, package: str, name: str) -> bool:
     """Return whether rows are an instance of a class, without importing its package."""
     kind = getattr(sys.modules.get(package), name, None)
     return kind is not None and isinstance(rows, kind)
+
+
+def frame_package(rows: object) -> str | None:
+    """Return the package of a DataFrame: "polars" or "pandas"; None for other input."""
+    return next((package for package in ("polars", "pandas") if is_a(rows, package, "DataFrame")), None)
 
 
 def rows_of(rows: Any, nothing: str) -> pa.Table:
