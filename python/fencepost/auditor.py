@@ -340,13 +340,7 @@ class Auditor:
             rows = self.examples.wanted(kind, identities, places, is_one)
             if not len(rows):
                 continue
-            of_span = np.searchsorted(firsts, rows, side="right") - 1
-            shown = spans.select([*_key_names(spans), *(name for name in spans.column_names if name in _EXAMPLE)]).take(
-                pa.array(of_span)
-            )
-            seqs = spans["seq"].to_numpy()[of_span] + rows - firsts[of_span]
-            seqs = seqs if self.policy.wrap is None else seqs % self.policy.wrap
-            shown = shown.set_column(shown.column_names.index("seq"), "seq", pa.array(seqs))
+            shown = _rows_of(spans, firsts, rows, self.policy.wrap)
             kept, kept_at = self.distances.kept(identities[rows], places[rows])
             is_unknown = (codes[rows] != Verdict.DUPLICATE) | (kept < 0)
             shown = shown.append_column("row", pa.array(places[rows]))
@@ -503,11 +497,7 @@ class _EveryEpoch:
         ends = np.flatnonzero(is_accepted & np.append(is_first[1:] | ~is_accepted[1:], True)) + 1
         if not len(starts):
             return
-        of_span = np.searchsorted(firsts, starts, side="right") - 1
-        seq = spans["seq"].to_numpy()[of_span] + starts - firsts[of_span]
-        rows = spans.take(pa.array(of_span))
-        seqs = pa.array(seq if self.wrap is None else seq % self.wrap)
-        rows = rows.set_column(rows.column_names.index("seq"), "seq", seqs)
+        rows = _rows_of(spans, firsts, starts, self.wrap)
         self.table.apply_spans(rows.append_column("_length", pa.array(ends - starts)), "_length", self.columns)
 
     def missing(self, table: StateTable) -> pa.Table:
@@ -518,6 +508,15 @@ class _EveryEpoch:
         for field in pa.table(table.missing()).schema:
             found = found.set_column(found.column_names.index(field.name), field, found[field.name].cast(field.type))
         return found
+
+
+def _rows_of(spans: pa.Table, firsts: Numbers, rows: Numbers, wrap: int | None) -> pa.Table:
+    """Return single rows of spans. `firsts`, `rows`: numbers of the first row of each span and of the wanted rows."""
+    of_span = np.searchsorted(firsts, rows, side="right") - 1
+    seqs = spans["seq"].to_numpy()[of_span] + rows - firsts[of_span]
+    found = spans.take(pa.array(of_span))
+    at = found.column_names.index("seq")
+    return found.set_column(at, "seq", pa.array(seqs if wrap is None else seqs % wrap))
 
 
 def _stale_rows(stale: pa.Table, names: list[str], hashes: Hashes, line_rows: Numbers) -> Mask:
@@ -692,7 +691,6 @@ def _hash(columns: list[Numbers | Hashes], count: int) -> Hashes:
 
 
 _REFUSED = (Verdict.OUT_OF_ORDER, Verdict.FENCED, Verdict.FORGOTTEN)
-_EXAMPLE = {"epoch", "seq", "timestamp"}
 COPY, RETIMED, NOT_SAMPLED = range(3)
 """The sample's answer for a row: nothing to report or a copy; a repeat with another timestamp; its kept row is not in
 the sample."""
