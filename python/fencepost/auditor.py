@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -24,7 +24,7 @@ from fencepost._native import StateTable, Verdicts
 from fencepost.content import checksums, content_columns, mixed, unpacked
 from fencepost.errors import BatchError
 from fencepost.examples import Examples
-from fencepost.findings import ORDER_OF_ROWS, RESET_ROWS_MIN, AuditReport
+from fencepost.findings import ORDER_OF_ROWS, AuditReport
 from fencepost.inputs import check_polars, frame_package, heads_of, is_a, narrowed, opened, with_fields, without_runs
 from fencepost.policy import Columns, Policy
 from fencepost.resets import UNKNOWN, milliseconds, newest_before
@@ -389,7 +389,7 @@ class Auditor:
         *tables: StateTable,
         order: str,
         producers_max: int,
-        reset_rows_min: int = RESET_ROWS_MIN,
+        reset_rows_min: int,
         source: str | None = None,
         files: int = 0,
         bytes: int = 0,
@@ -403,23 +403,12 @@ class Auditor:
         `tables`: the tables that judged and know what is still missing: this auditor's own first, then those of the
         merged auditors in order of merging.
         """
-        if self.policy.admit == "forward":
-            missing = self.missing
-        elif self.every_epoch:
-            missing = [it.missing(table) for it, table in zip(self.every_epoch, tables, strict=True)]
-        else:
-            missing = [_timed_missing(it) for it in tables]
-        ranges = _sorted(_joined(missing or [pa.table(tables[0].missing())]), None)
         names = _names(self.columns)
+        ranges = _keyed(self._missing_ranges(tables), names, "epoch", "first_seq", "last_seq", "count")
+        stale = _keyed(_sorted(self.stale.total(), "count"), names, "epoch", "count")
         keys = self.keys.total() if self.keys.lines else _empty_lines([*names, *self.keys.figures])
         pids = [name for name in names if name.startswith("pid")]
         producers = _Tally({"rows": "sum", "duplicates": "sum"}).added(keys.select([*pids, "rows", "duplicates"]))
-        stale = _sorted(self.stale.total(), "count")
-        # A table without entries does not know that its keys have several columns.
-        if not set(names) <= set(ranges.column_names):
-            ranges = _empty_lines([*names, "epoch", "first_seq", "last_seq", "count"])
-        if not set(names) <= set(stale.column_names):
-            stale = _empty_lines([*names, "epoch", "count"])
         timeline = self.timeline.copy()
         if "timestamp" in ranges.column_names:
             timeline.add("missing", *(ranges[name].drop_null().to_numpy() for name in ("timestamp", "count")))
@@ -458,6 +447,15 @@ class Auditor:
             conflicts=conflicts,
             border=self.border,
         )
+
+    def _missing_ranges(self, tables: Sequence[StateTable]) -> pa.Table:
+        if self.policy.admit == "forward":
+            missing = self.missing
+        elif self.every_epoch:
+            missing = [it.missing(table) for it, table in zip(self.every_epoch, tables, strict=True)]
+        else:
+            missing = [_timed_missing(it) for it in tables]
+        return _sorted(_joined(missing or [pa.table(tables[0].missing())]), None)
 
 
 class _EveryEpoch:
@@ -616,6 +614,11 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
     """Concatenate tables, without empty ones: the types of their key columns are unknown."""
     known = [table for table in tables if len(table)] or tables[:1]
     return pa.concat_tables(known, promote_options="permissive").replace_schema_metadata(None)
+
+
+def _keyed(table: pa.Table, names: list[str], *others: str) -> pa.Table:
+    """Return the table, or an empty one: a table without entries does not know that its keys have several columns."""
+    return table if set(names) <= set(table.column_names) else _empty_lines([*names, *others])
 
 
 def _empty_lines(names: list[str]) -> pa.Table:
