@@ -154,7 +154,8 @@ def identity(rows: pa.Table, columns: Columns, keep: tuple[str, ...] = ()) -> pa
     Integers become int64 and timestamps milliseconds. Text and bytes keep their type; dictionaries, views and extension
     types are unpacked. Rows without a producer may have integers that int64 does not hold: they become any others.
     """
-    named = {f"{role}{suffix}": rows[name] for role in ("pid", "partition") for suffix, name in _parts(columns, role)}
+    keys = _key_columns(columns, "pid") | _key_columns(columns, "partition")
+    named = {name: rows[column] for name, column in keys.items()}
     if columns.epoch is not None:
         named["epoch"] = rows[columns.epoch]
     named["seq"] = rows[columns.seq]
@@ -164,17 +165,17 @@ def identity(rows: pa.Table, columns: Columns, keep: tuple[str, ...] = ()) -> pa
     return pa.table(plain)
 
 
-def _parts(columns: Columns, role: str) -> Iterator[tuple[str, str]]:
+def _key_columns(columns: Columns, role: str) -> dict[str, str]:
+    """Return the columns of a role in the input, by their names in `identity`."""
     names = getattr(columns, role)
     if isinstance(names, tuple):
-        yield from ((f"_{number}", name) for number, name in enumerate(names))
-    elif names is not None:
-        yield "", names
+        return {f"{role}_{number}": name for number, name in enumerate(names)}
+    return {} if names is None else {role: names}
 
 
 def _names(columns: Columns) -> list[str]:
     """Return the names of the key columns in `identity`. Rows without a partition have no such column; entries do."""
-    return [f"{role}{suffix}" for role in ("pid", "partition") for suffix, _ in _parts(columns, role)]
+    return [*_key_columns(columns, "pid"), *_key_columns(columns, "partition")]
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -471,7 +472,7 @@ class _EveryEpoch:
     def __init__(self, policy: Policy, columns: Columns, table: StateTable) -> None:
         rules = policy.replace(epochs="key", intervals_max=None)
         self.table = StateTable(rules, keep=table.keep)
-        names = {role: tuple(f"{role}{suffix}" for suffix, _ in _parts(columns, role)) for role in ("pid", "partition")}
+        names = {role: tuple(_key_columns(columns, role)) for role in ("pid", "partition")}
         self.columns = Columns(
             **{role: it[0] if len(it) == 1 else it or None for role, it in names.items()},
             epoch="epoch",
