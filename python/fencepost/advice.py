@@ -12,6 +12,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -143,7 +144,7 @@ def advise(rows: Any, columns: Named = None, *, rows_max: int | None = ADVICE_RO
     first = next(stream)
     found = named or resolve_named(columns, first)
     tables, count, is_all = [], 0, True
-    for piece in _chained(first, stream):
+    for piece in chain([first], stream):
         if rows_max is not None and count + len(piece) > rows_max:
             piece, is_all = piece.slice(0, rows_max - count), False
         tables.append(narrow(piece, found))
@@ -284,11 +285,6 @@ def _is_epoch(column: pa.ChunkedArray) -> bool:
         return False
     bounds = pc.min_max(column).as_py()
     return bounds["min"] is None or (bounds["min"] >= -1 and bounds["max"] < 1 << 15)
-
-
-def _chained(first: pa.Table, rest: Any) -> Any:
-    yield first
-    yield from rest
 
 
 def narrow(rows: pa.Table, columns: Columns) -> pa.Table:
