@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -44,9 +45,11 @@ def audit_charts(report: Any) -> dict[str, Chart]:
 class _Audit:
     def __init__(self, report: Any) -> None:
         self.report = report
+        self.policy: Policy = report.rules
         self.source = place(report.source)
         self.repeats = report.counts.get("DUPLICATE", 0) + report.counts.get("CONFLICT", 0)
-        self.refused = sum(report.counts.get(it, 0) for it in ("OUT_OF_ORDER", "FENCED", "FORGOTTEN"))
+        self.refusals = {it: report.counts[it] for it in ("OUT_OF_ORDER", "FENCED", "FORGOTTEN") if it in report.counts}
+        self.refused = sum(self.refusals.values())
         self.pids = [it for it in report.keys.column_names if it.partition("_")[0] == "pid"]
         self.parts = [it for it in report.keys.column_names if it.partition("_")[0] == "partition"]
         self.names = report.column_names()
@@ -108,10 +111,10 @@ class _Audit:
             if self.refused
             else ""
         )
-        why = self._policy().why_some_gaps_are_unknown
+        why = self.policy.why_some_gaps_are_unknown
         given_up = [f"Under this policy, {why}."] if why is not None else []
         if not report.missing_rows:
-            why = self._policy().why_gaps_are_unknown
+            why = self.policy.why_gaps_are_unknown
             if why is not None:
                 return Section("lost", question, "Not known", f"{why[:1].upper()}{why[1:]}.{refused}", "unknown")
             answer = self._of_rows("No sequence number is missing between the first and the last row of a producer")
@@ -123,7 +126,7 @@ class _Audit:
             f"{share(report.missing_rows / numbered)} of all numbered rows.{refused}"
         )
         note = "A gap may still be filled by rows that have not arrived yet."
-        if self._policy().admit == "forward":
+        if self.policy.admit == "forward":
             note = "This policy never closes a gap: rows that arrive late are not kept, and still count as missing."
         rows = report.missing.sort_by([("count", "descending")])
         table = table_of("Largest gaps", rows, self._kinds(), names=self.names)
@@ -202,7 +205,7 @@ class _Audit:
     def _zombies(self) -> Section:
         report = self.report
         question = "Is a zombie writing?"
-        if self._policy().epochs == "ignore":
+        if self.policy.epochs == "ignore":
             return Section(
                 "zombies", question, "Not known", "The data has no epochs, so zombies cannot be recognized.", "unknown"
             )
@@ -214,7 +217,7 @@ class _Audit:
             f"{plural(report.stale_epoch, 'row')} of {plural(len(report.stale), 'replaced epoch')} came after a higher "
             f"epoch of the same producer.{self._last_stale()}"
         )
-        fence = self._policy().replace(epochs="fence")
+        fence = self.policy.replace(epochs="fence")
         return Section(
             "zombies",
             question,
@@ -416,14 +419,16 @@ class _Audit:
                 tables=[table],
             )
         if self.refused:
-            counts = {it: report.counts[it] for it in ("OUT_OF_ORDER", "FENCED", "FORGOTTEN") if it in report.counts}
             answer = "These rows are neither new nor known to be repeats under this policy: " + ", ".join(
-                f"{name} {count:,}" for name, count in counts.items()
+                f"{name} {count:,}" for name, count in self.refusals.items()
             )
             tables = [
-                it for name in counts if name != "FENCED" for it in self._examples(name, f"Examples of {name} rows")
+                it
+                for name in self.refusals
+                if name != "FENCED"
+                for it in self._examples(name, f"Examples of {name} rows")
             ]
-            words = column_options(self._policy().columns, Columns())
+            words = column_options(self.policy.columns, Columns())
             advice = Command("See what other policies would do", command("advise", self.source, *words))
             yield Section(
                 "refused",
@@ -437,24 +442,19 @@ class _Audit:
 
     # Texts
 
-    def _policy(self) -> Policy:
-        policy: Policy = self.report.rules
-        return policy
-
     def _dedup(self, purpose: str, policy: Policy | None = None) -> list[Command]:
         """The job's command line if a job can read the source: Parquet files, or rows that the reader can locate."""
         if self.report.source is not None and not self.report.files:
             return []
-        return [Command(purpose, dedup(self.source, policy or self._policy()))]
+        return [Command(purpose, dedup(self.source, policy or self.policy))]
 
     def _audit(self, *words: str) -> str:
-        return command("audit", self.source, *options(self._policy()), *words)
+        return command("audit", self.source, *options(self.policy), *words)
 
     def _audit_by_epoch(self) -> str:
         """The command line of an audit with a column of epochs that the reader has to name."""
-        policy = self._policy()
-        epochs = "key" if policy.epochs == "ignore" else policy.epochs
-        policy = policy.replace(epochs=epochs, columns=dataclasses.replace(policy.columns, epoch="COLUMN"))
+        epochs = "key" if self.policy.epochs == "ignore" else self.policy.epochs
+        policy = self.policy.replace(epochs=epochs, columns=dataclasses.replace(self.policy.columns, epoch="COLUMN"))
         return command("audit", self.source, *options(policy))
 
     def _of_rows(self, said: str) -> str:
@@ -481,16 +481,9 @@ def _grouped(keys: Any, columns: list[str]) -> Any:
         return keys.slice(0, 0)
     total = keys.group_by(columns, use_threads=False).aggregate(list(how.items()))
     total = total.rename_columns([*columns, *how])
-    sums = [total[kind] for kind in KINDS]
-    findings = sums[0]
-    for it in sums[1:]:
-        findings = pc.add(findings, it)
+    found = total.append_column("findings", reduce(pc.add, (total[kind] for kind in KINDS)))
     ordered = [("findings", "descending"), *((name, "ascending") for name in columns)]
-    return (
-        total.append_column("findings", findings).sort_by(ordered)
-        if len(total)
-        else total.append_column("findings", findings)
-    )
+    return found.sort_by(ordered) if len(found) else found
 
 
 def _of_keys(keys: Any, columns: list[str], wanted: dict[tuple[Any, ...], int]) -> list[dict[str, Any]]:
