@@ -789,8 +789,9 @@ def _split(fragments: Array, rows: int) -> tuple[Array, Array]:
 class _Ledger:
     """What one order-free policy has accepted: first and highest number per key, and what has not landed in between."""
 
-    def __init__(self, number: str) -> None:
-        self.number = number
+    def __init__(self, number: str, is_new: str, key_of: Callable[[Array], Array]) -> None:
+        """`number`, `is_new`: columns of fragments. `key_of`: returns the key of each entry."""
+        self.number, self.is_new, self.key_of = number, is_new, key_of
         self.first = np.empty(0, np.int64)
         self.last = np.empty(0, np.int64)
         self.lost = np.empty((0, 3), np.int64)  # (key, first, last) of what never lands
@@ -798,18 +799,21 @@ class _Ledger:
     def grow(self, keys: int) -> None:
         self.first, self.last = _grown(self.first, keys, np.iinfo(np.int64).max), _grown(self.last, keys, -1)
 
-    def land(self, key: Array, fragments: Array) -> None:
-        start = fragments[self.number]
+    def land(self, fragments: Array) -> int:
+        """Accept the fragments that count. Returns the number of their rows."""
+        new = fragments[fragments[self.is_new]]
+        key, start = self.key_of(new["entry"]), new[self.number]
         np.minimum.at(self.first, key, start)
-        np.maximum.at(self.last, key, start + fragments["count"] - 1)
+        np.maximum.at(self.last, key, start + new["count"] - 1)
+        return _row_count(new)
 
     def missing(self, lost: Array, waiting: Array) -> Array:
         """Return (key, first, last), int64, of every current hole: `lost` for good, or `waiting` to land.
 
         `lost` contains what is new since the last call.
         """
-        self.lost = _joined(np.concatenate([self.lost, lost]))
-        holes = _joined(np.concatenate([self.lost, waiting]))
+        self.lost = _joined(np.concatenate([self.lost, self._ranges(lost)]))
+        holes = _joined(np.concatenate([self.lost, self._ranges(waiting[waiting[self.is_new]])]))
         # A hole is entirely inside or outside an entry, because its neighbors have landed.
         return holes[(self.first[holes[:, 0]] < holes[:, 1]) & (holes[:, 2] < self.last[holes[:, 0]])]
 
@@ -820,6 +824,11 @@ class _Ledger:
         last = np.concatenate([np.column_stack([known, self.last[known]]), missing[:, [0, 1]] - [0, 1]])
         first, last = (side[np.lexsort((side[:, 1], side[:, 0]))] for side in (first, last))
         return np.column_stack([first, last[:, 1]])
+
+    def _ranges(self, fragments: Array) -> Array:
+        """Return (key, first, last), int64, shape (fragments, 3)."""
+        first = fragments[self.number]
+        return np.column_stack([self.key_of(fragments["entry"]), first, first + fragments["count"] - 1])
 
 
 def _joined(ranges: Array) -> Array:
@@ -836,7 +845,10 @@ class _OrderFreeTruth:
 
     def __init__(self, spec: LandingZone) -> None:
         self.partition_count = spec.partition_count
-        self.ledgers = {"any_order": _Ledger("seq"), "kafka_offsets": _Ledger("offset")}
+        self.ledgers = {
+            "any_order": _Ledger("seq", "identity_new", lambda entry: entry),
+            "kafka_offsets": _Ledger("offset", "offset_new", lambda entry: entry % self.partition_count),
+        }
         self.counts = {policy: dict.fromkeys(VERDICTS, 0) for policy in ORDER_FREE}
         self.missing: dict[str, Array] = {}
         self.stale_epoch = 0
@@ -854,13 +866,9 @@ class _OrderFreeTruth:
         """Count fragments in landing order."""
         rows = _row_count(fragments)
         tracked = fragments[fragments["entry"] >= TRACKED * self.partition_count]
-        new = tracked[tracked["identity_new"]]
-        self.ledgers["any_order"].land(new["entry"], new)
-        self._count("any_order", rows, _row_count(tracked), _row_count(new))
+        self._count("any_order", rows, _row_count(tracked), self.ledgers["any_order"].land(tracked))
         self._count_stale(tracked["entry"], tracked["count"])
-        new = fragments[fragments["offset_new"]]
-        self.ledgers["kafka_offsets"].land(new["entry"] % self.partition_count, new)
-        self._count("kafka_offsets", rows, rows, _row_count(new))
+        self._count("kafka_offsets", rows, rows, self.ledgers["kafka_offsets"].land(fragments))
 
     def land_again(self, tally: Array) -> None:
         """Count a redelivered file: everything in it is known, so no highest epoch changes and the order does not
@@ -873,16 +881,9 @@ class _OrderFreeTruth:
 
     def settle(self, world: _World) -> None:
         """Find the holes at the end of a delivery: lost for good, or still to come."""
-        lost, waiting = world.take_lost(), world.waiting
-        coming = waiting[waiting["identity_new"]]
-        self.missing["any_order"] = self.ledgers["any_order"].missing(
-            _ranges(lost["entry"], lost["seq"], lost), _ranges(coming["entry"], coming["seq"], coming)
-        )
-        coming = waiting[waiting["offset_new"]]
-        places, places_coming = lost["entry"] % self.partition_count, coming["entry"] % self.partition_count
-        self.missing["kafka_offsets"] = self.ledgers["kafka_offsets"].missing(
-            _ranges(places, lost["offset"], lost), _ranges(places_coming, coming["offset"], coming)
-        )
+        lost = world.take_lost()
+        for policy, ledger in self.ledgers.items():
+            self.missing[policy] = ledger.missing(lost, world.waiting)
 
     def _count(self, policy: str, rows: int, tracked: int, new: int) -> None:
         for verdict, count in (("ACCEPTED", new), ("DUPLICATE", tracked - new), ("UNTRACKED", rows - tracked)):
@@ -917,11 +918,6 @@ class _OrderFreeTruth:
 
 def _row_count(fragments: Array) -> int:
     return int(fragments["count"].sum())
-
-
-def _ranges(key: Array, first: Array, fragments: Array) -> Array:
-    """Return (key, first, last), int64, shape (fragments, 3)."""
-    return np.column_stack([key, first, first + fragments["count"] - 1])
 
 
 def _range_table(key: dict[str, pa.Array], first: Array, last: Array) -> pa.Table:
