@@ -117,13 +117,14 @@ class Advice(Report):
 
     def to_json(self) -> str:
         """Return the advice as JSON, the table as a list of objects."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields |= {
+        fields = vars(self) | {
             "facts": [dataclasses.asdict(it) for it in self.facts],
             "policy": self.policy.name or self.policy.rules,
+            "columns": dataclasses.asdict(self.policy.columns),
+            "policies": self.policies.to_pylist(),
+            "command": self.command,
         }
-        fields |= {"columns": dataclasses.asdict(self.policy.columns), "policies": self.policies.to_pylist()}
-        return json.dumps(fields | {"command": self.command})
+        return json.dumps(fields)
 
     def __str__(self) -> str:
         part = "all" if self.is_all else "the first"

@@ -158,8 +158,7 @@ class AuditReport(Report):
     @property
     def tables(self) -> dict[str, Any]:
         """The tables, by name."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in fields.items() if hasattr(value, "to_pylist")}
+        return {name: value for name, value in vars(self).items() if hasattr(value, "to_pylist")}
 
     def to_pandas(self) -> dict[str, Any]:
         """Return the tables as pandas DataFrames, by name."""
@@ -167,8 +166,7 @@ class AuditReport(Report):
 
     def to_json(self, rows_max: int | None = None) -> str:
         """Return the report as JSON, tables as lists of objects. `rows_max`: rows per table; None for all."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields |= {"rules": self.rules.rules, "columns": dataclasses.asdict(self.rules.columns)}
+        fields = vars(self) | {"rules": self.rules.rules, "columns": dataclasses.asdict(self.rules.columns)}
         fields |= {name: table.slice(0, rows_max).to_pylist() for name, table in self.tables.items()}
         fields |= {f"{name}_keys": None if (it := getattr(self, name)) is None else len(it) for name in _KEY_TABLES}
         return json.dumps(fields, default=plain)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -293,9 +292,8 @@ _TABLES = (
 
 
 def _as_dict(partition: PartitionAudit, rows_max: int | None) -> dict[str, Any]:
-    fields = {field.name: getattr(partition, field.name) for field in dataclasses.fields(partition)}
-    fields |= {name: fields[name].slice(0, rows_max).to_pylist() for name in _TABLES}
-    return fields | {"damage": [finding._asdict() for finding in partition.damage]}
+    tables = {name: getattr(partition, name).slice(0, rows_max).to_pylist() for name in _TABLES}
+    return vars(partition) | tables | {"damage": [finding._asdict() for finding in partition.damage]}
 
 
 def _where(snapshots: Any, verdicts: tuple[str, ...]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -153,9 +152,8 @@ class RunReport(Report):
 
     def to_json(self) -> str:
         """Return the report as JSON, tables as lists of objects."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        tables = {name: value.to_pylist() for name, value in fields.items() if isinstance(value, pa.Table)}
-        return json.dumps({**fields, **tables}, default=plain)
+        tables = {name: value.to_pylist() for name, value in vars(self).items() if isinstance(value, pa.Table)}
+        return json.dumps(vars(self) | tables, default=plain)
 
     def _page(self) -> Page:
         from fencepost.pages.run import run_page
@@ -166,10 +164,9 @@ class RunReport(Report):
         """Return a DataFrame with one row and the figures as columns, to concatenate those of many runs."""
         import pandas as pd  # type: ignore[import-untyped]
 
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        flat = {name: value for name, value in fields.items() if not isinstance(value, pa.Table | dict)}
+        flat = {name: value for name, value in vars(self).items() if not isinstance(value, pa.Table | dict)}
         for name in ("counts", "rejected", "missing_changes", "seconds"):
-            flat |= {f"{name}.{key}": value for key, value in fields[name].items()}
+            flat |= {f"{name}.{key}": value for key, value in getattr(self, name).items()}
         return pd.DataFrame([flat])
 
     def __str__(self) -> str:
