@@ -147,7 +147,7 @@ def read_policy(options: dict[str, Any]) -> Policy:
                 raise PolicyError('pass either --policy or --policy-file, not both; a file can name a "preset"')
             policy = resolve(options["policy"])
         policy = policy.replace(**dict(map(_field, options["fields"] or ())))
-        columns = _columns(resolve_columns(policy, options["columns"]), options)
+        columns = dataclasses.replace(resolve_columns(policy, options["columns"]), **_given(options))
         check_columns(policy, columns)
         return policy.replace(columns=columns)
     except (PolicyError, ValueError, TypeError) as problem:
@@ -158,7 +158,7 @@ def named_columns(options: dict[str, Any]) -> Columns | dict[str, Any]:
     """Return the columns that a command's options name, by role or as a preset. Raises a usage error."""
     try:
         if options["columns"]:
-            return _columns(Columns.preset(options["columns"]), options)
+            return dataclasses.replace(Columns.preset(options["columns"]), **_given(options))
         return _given(options)
     except PolicyError as problem:
         raise typer.BadParameter(str(problem)) from None
@@ -188,10 +188,6 @@ def _field(text: str) -> tuple[str, Any]:
     if not sign or name == "columns":
         raise PolicyError(f"--set {text}: expected FIELD=VALUE; columns have their own options")
     return name, None if value == "none" else int(value) if value.lstrip("-").isdecimal() else value
-
-
-def _columns(columns: Columns, options: dict[str, Any]) -> Columns:
-    return dataclasses.replace(columns, **_given(options))
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
