@@ -9,7 +9,7 @@ import typer
 from fencepost.cli import identity
 from fencepost.cli.audit import SOURCE_HELP
 from fencepost.cli.identity import named_columns
-from fencepost.cli.terminal import Html, check_page, quit_at_once, write_page
+from fencepost.cli.terminal import Html, check_page, quit_at_once, usage_errors, write_page
 from fencepost.errors import PolicyError
 from fencepost.findings import ADVICE_ROWS
 
@@ -41,15 +41,13 @@ def advise_command(
     with quit_at_once():
         from fencepost.lake import advise
 
-    try:
+    with usage_errors(PolicyError):
         advice = advise(
             source,
             given,
             rows_max=None if rows == "all" else int(rows),
             source_options=identity.pairs("--source-option", source_option),
         )
-    except PolicyError as problem:
-        raise typer.BadParameter(str(problem)) from None
     try:
         write_page(advice, html)
     finally:

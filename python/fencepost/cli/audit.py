@@ -22,6 +22,7 @@ from fencepost.cli.terminal import (
     kinds_of,
     quit_at_once,
     steps,
+    usage_errors,
     write_page,
 )
 from fencepost.errors import PolicyError
@@ -90,20 +91,17 @@ def audit_command(
     with quit_at_once():
         from fencepost.lake import audit
 
-    try:
-        with steps(quiet) as show:
-            report = audit(
-                source,
-                rules,
-                threads=threads,
-                producers_max=top,
-                compare_content=identity.compared(compare_content) or False,
-                reset_rows_min=reset_rows_min or RESET_ROWS_MIN,
-                progress=show,
-                source_options=identity.pairs("--source-option", source_option),
-            )
-    except PolicyError as problem:
-        raise typer.BadParameter(str(problem)) from None
+    with usage_errors(PolicyError), steps(quiet) as show:
+        report = audit(
+            source,
+            rules,
+            threads=threads,
+            producers_max=top,
+            compare_content=identity.compared(compare_content) or False,
+            reset_rows_min=reset_rows_min or RESET_ROWS_MIN,
+            progress=show,
+            source_options=identity.pairs("--source-option", source_option),
+        )
     try:
         write_page(report, html)
         if out is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fencepost.cli.terminal import option as _option
-from fencepost.cli.terminal import show_table, steps
+from fencepost.cli.terminal import show_table, steps, usage_errors
 
 if TYPE_CHECKING:
     from fencepost.generate import LandingZone, Summary
@@ -59,7 +59,7 @@ def generate_command(
     options = dict(locals())
     from fencepost.generate import ORDER_FREE, LandingZone, generate
 
-    try:
+    with usage_errors(ValueError):
         spec = LandingZone(**{field.name: options[field.name] for field in dataclasses.fields(LandingZone)})
         wanted = _delivery_range(land, spec)
         events = spec.border(wanted.stop * spec.files)
@@ -71,8 +71,6 @@ def generate_command(
                 truth_policies=truth or ORDER_FREE,
                 progress=lambda done: show("events", done, events),
             )
-    except ValueError as problem:
-        raise typer.BadParameter(str(problem)) from None
     if as_json:
         print(json.dumps(dataclasses.asdict(summary), indent=2))
     else:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fencepost._native import presets
+from fencepost.cli.terminal import usage_errors
 from fencepost.errors import PolicyError, message_of
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy, check_columns, resolve, resolve_columns
 
@@ -140,7 +141,7 @@ def compared(names: list[str] | None) -> bool | list[str] | None:
 
 def read_policy(options: dict[str, Any]) -> Policy:
     """Return the policy that a command's options describe, with its columns. Raises a usage error."""
-    try:
+    with usage_errors(PolicyError, ValueError, TypeError):
         policy = _from_file(options["policy_file"]) if options["policy_file"] else resolve("any_order")
         if options["policy"] is not None:
             if options["policy_file"]:
@@ -150,18 +151,14 @@ def read_policy(options: dict[str, Any]) -> Policy:
         columns = dataclasses.replace(resolve_columns(policy, options["columns"]), **_given(options))
         check_columns(policy, columns)
         return policy.replace(columns=columns)
-    except (PolicyError, ValueError, TypeError) as problem:
-        raise typer.BadParameter(str(problem)) from None
 
 
 def named_columns(options: dict[str, Any]) -> Columns | dict[str, Any]:
     """Return the columns that a command's options name, by role or as a preset. Raises a usage error."""
-    try:
+    with usage_errors(PolicyError):
         if options["columns"]:
             return dataclasses.replace(Columns.preset(options["columns"]), **_given(options))
         return _given(options)
-    except PolicyError as problem:
-        raise typer.BadParameter(str(problem)) from None
 
 
 def _from_file(path: Path) -> Policy:

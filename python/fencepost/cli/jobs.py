@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fencepost.cli.terminal import quit_at_once
+from fencepost.cli.terminal import quit_at_once, usage_errors
 from fencepost.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -31,10 +31,8 @@ def make_job(source: Sequence[str], state: str, sink: str, policy: Policy, optio
         given["engine"] = LocalEngine(given.pop("threads"))
     if given.get("keep_versions") == "all":
         given["keep_versions"] = None  # for the job, None is all
-    try:
+    with usage_errors(PolicyError, ValueError):
         return DedupJob(source[0] if len(source) == 1 else source, state, sink, policy=policy, **given)
-    except (PolicyError, ValueError) as problem:
-        raise typer.BadParameter(str(problem)) from None
 
 
 def number_or_all(name: str, text: str | None) -> int | str | None:

@@ -40,6 +40,15 @@ def first_passed(options: Mapping[str, Any]) -> str | None:
     return next((name for name, value in options.items() if value), None)
 
 
+@contextmanager
+def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """Raise errors of these kinds as usage errors."""
+    try:
+        yield
+    except kinds as problem:
+        raise typer.BadParameter(str(problem)) from None
+
+
 def kinds_of(texts: Sequence[str] | None, known: Sequence[str]) -> Iterator[str]:
     """Yield the kinds of findings that --fail-on names. Raises a usage error for an unknown one."""
     for text in texts or ():
