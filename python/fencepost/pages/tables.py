@@ -33,19 +33,16 @@ class Table:
     def html(self) -> Html:
         kinds = [self.kinds.get(name, "") for name in self.columns]
         cut = f", the first {len(self.rows):,} of {self.total:,}" if len(self.rows) < self.total else ""
+        classes = [_class(kind, [row[at] for row in self.rows]) for at, kind in enumerate(kinds)]
         heads = [
-            tag("th", tag("button", _heading(name, kind), type="button"), scope="col", class_=_class(kind, column))
-            for name, kind, column in zip(self.columns, kinds, self._columns(), strict=True)
+            tag("th", tag("button", _heading(name, kind), type="button"), scope="col", class_=class_)
+            for name, kind, class_ in zip(self.columns, kinds, classes, strict=True)
         ]
-        classes = [_class(kind, column) for kind, column in zip(kinds, self._columns(), strict=True)]
         body = [_row(row, kinds, classes) for row in self.rows]
         foot = tag("tfoot", _row(self.last, kinds, classes)) if self.last is not None else None
         caption = tag("caption", tag("span", self.caption, cut))
         made = tag("table", caption, tag("thead", tag("tr", *heads)), tag("tbody", *body), foot)
         return tag("div", made, class_="scroll", tabindex="0", role="region", aria_label=self.caption)
-
-    def _columns(self) -> list[list[Any]]:
-        return [[row[at] for row in self.rows] for at in range(len(self.columns))]
 
 
 def table_of(
