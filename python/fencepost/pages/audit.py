@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any
 
@@ -75,6 +75,7 @@ class _Audit:
 
     def _repeats(self) -> Section:
         report = self.report
+        section = partial(Section, "repeats", "How many rows are there twice?")
         unseen = report.repeats_of_unseen
         notes = []
         if report.distance_share < 1:
@@ -84,16 +85,12 @@ class _Audit:
         if report.rules.takes_late_for_repeats:
             notes.append("Under this policy, late rows count as repeats, although they may be new.")
         if not self.repeats:
-            return Section(
-                "repeats", "How many rows are there twice?", "None", self._of_rows("No row came twice"), "good"
-            )
+            return section("None", self._of_rows("No row came twice"), "good")
         answer = f"repeat a row that came before: {share(self.repeats / report.rows)} of {report.rows:,} rows."
         if report.content_compared is not None:
             conflicts = report.counts.get("CONFLICT", 0)
             answer += f" {plural(conflicts, 'repeat')} of {report.content_compared:,} compared have other content."
-        return Section(
-            "repeats",
-            "How many rows are there twice?",
+        return section(
             f"{self.repeats:,} rows",
             answer,
             "bad",
@@ -105,7 +102,7 @@ class _Audit:
 
     def _lost(self) -> Section:
         report = self.report
-        question = "What was lost?"
+        section = partial(Section, "lost", "What was lost?")
         refused = (
             f" {plural(self.refused, 'row')} came out of order and would be refused by this policy."
             if self.refused
@@ -116,10 +113,10 @@ class _Audit:
         if not report.missing_rows:
             why = self.policy.why_gaps_are_unknown
             if why is not None:
-                return Section("lost", question, "Not known", f"{why[:1].upper()}{why[1:]}.{refused}", "unknown")
+                return section("Not known", f"{why[:1].upper()}{why[1:]}.{refused}", "unknown")
             answer = self._of_rows("No sequence number is missing between the first and the last row of a producer")
             mood: Mood = "note" if refused or given_up else "good"
-            return Section("lost", question, "Nothing", f"{answer}{refused}", mood, notes=given_up)
+            return section("Nothing", f"{answer}{refused}", mood, notes=given_up)
         numbered = report.missing_rows + report.counts.get("ACCEPTED", 0)
         answer = (
             f"never arrived. They left {plural(report.missing_ranges, 'gap')}. That is "
@@ -130,9 +127,7 @@ class _Audit:
             note = "This policy never closes a gap: rows that arrive late are not kept, and still count as missing."
         rows = report.missing.sort_by([("count", "descending")])
         table = table_of("Largest gaps", rows, self._kinds(), names=self.names)
-        return Section(
-            "lost",
-            question,
+        return section(
             f"{report.missing_rows:,} rows",
             answer,
             "bad",
@@ -143,10 +138,10 @@ class _Audit:
 
     def _producers(self) -> Section:
         report = self.report
-        keys, question = self.by_producer, "Which producers?"
+        keys, section = self.by_producer, partial(Section, "producers", "Which producers?")
         if not len(keys):
             answer = f"of {plural(report.producers, 'producer')} have a finding."
-            return Section("producers", question, "None", answer, "good")
+            return section("None", answer, "good")
         worst, total = keys.slice(0, 1).to_pylist()[0], sum(keys["findings"].to_pylist())
         here = sum(rows > 0 for rows in keys["rows"].to_pylist())
         answer = (
@@ -157,9 +152,7 @@ class _Audit:
         if here < len(keys):
             absent = plural(len(keys) - here, "producer has", "producers have")
             notes.append(f"{absent} no rows in this data: rows of theirs were missing before it.")
-        return Section(
-            "producers",
-            question,
+        return section(
             f"{here:,} of {report.producers:,}",
             answer,
             "bad",
@@ -169,10 +162,10 @@ class _Audit:
         )
 
     def _since(self) -> Section:
-        question = "Since when?"
+        section = partial(Section, "since", "Since when?")
         bins = [it for it in self.report.timeline.to_pylist() if any(it[kind] for kind in KINDS)]
         if not bins and not len(self.by_producer):
-            return Section("since", question, "–", "There is no finding.", "good")
+            return section("–", "There is no finding.", "good")
         if self.unit == "rows":
             first = bins[0] if bins else None
             answer = "No timestamp column was named, so only positions in the data are known. "
@@ -180,19 +173,17 @@ class _Audit:
                 place = f" of all rows, which is in {first['file']}," if first.get("file") else ""
                 answer += f"The first finding is at row {first['first']:,}{place} or soon after."
             commands = [Command("See when it happened", self._audit("--timestamp", "COLUMN", "--html", "report.html"))]
-            return Section(
-                "since", question, "Not known", answer, "unknown", _some(self.over_time()), commands=commands
-            )
+            return section("Not known", answer, "unknown", _some(self.over_time()), commands=commands)
         first, last = _bounds(self.report.keys)
         if first is None:
             answer = "Under this policy, the time at which rows were missed is not known."
-            return Section("since", question, "Not known", answer, "unknown", _some(self.over_time()))
+            return section("Not known", answer, "unknown", _some(self.over_time()))
         answer = (
             f"is the time of the first finding (UTC). The last is at {utc(last, 'minutes')}. "
             f"The data ends before {_minute_after(self._end())}."
         )
         when = utc(first, "minutes").removesuffix(" UTC")
-        return Section("since", question, when, answer, "note", _some(self.over_time()))
+        return section(when, answer, "note", _some(self.over_time()))
 
     def _end(self) -> int:
         """Return the end of the newest bin or the last finding, whichever is later."""
@@ -204,23 +195,17 @@ class _Audit:
 
     def _zombies(self) -> Section:
         report = self.report
-        question = "Is a zombie writing?"
+        section = partial(Section, "zombies", "Is a zombie writing?")
         if self.policy.epochs == "ignore":
-            return Section(
-                "zombies", question, "Not known", "The data has no epochs, so zombies cannot be recognized.", "unknown"
-            )
+            return section("Not known", "The data has no epochs, so zombies cannot be recognized.", "unknown")
         if not report.stale_epoch:
-            return Section(
-                "zombies", question, "No", "No row came from an epoch that a later one had replaced.", "good"
-            )
+            return section("No", "No row came from an epoch that a later one had replaced.", "good")
         answer = (
             f"{plural(report.stale_epoch, 'row')} of {plural(len(report.stale), 'replaced epoch')} came after a higher "
             f"epoch of the same producer.{self._last_stale()}"
         )
         fence = self.policy.replace(epochs="fence")
-        return Section(
-            "zombies",
-            question,
+        return section(
             "Yes" if self._is_stale_now() else "Not any more",
             answer,
             "bad",
@@ -250,7 +235,7 @@ class _Audit:
 
     def _restarts(self) -> Section:
         report = self.report
-        question = "Did a counter restart?"
+        section = partial(Section, "restarts", "Did a counter restart?")
         renewed = f"{plural(len(report.resets), 'key')} started again under a higher epoch, which is normal."
         resets = table_of("Keys that started again under another epoch", report.resets, self._kinds(), names=self.names)
         tables = [resets] if len(report.resets) else []
@@ -258,16 +243,14 @@ class _Audit:
             answer = f"No timestamp column was named, so restarts under the same epoch look like repeats. {renewed}"
             line = self._audit("--timestamp", "COLUMN")
             commands = [Command("Look for counters that restarted", line)]
-            return Section("restarts", question, "Not known", answer, "unknown", tables=tables, commands=commands)
+            return section("Not known", answer, "unknown", tables=tables, commands=commands)
         if not len(report.suspected_resets):
             answer = f"No key seems to start again under the same epoch. {renewed}"
-            return Section("restarts", question, "No", answer, "good", tables=tables)
+            return section("No", answer, "good", tables=tables)
         count = len(report.suspected_resets)
         title = "Keys whose numbers seem to start again"
         suspects = table_of(title, report.suspected_resets, self._kinds(), names=self.names)
-        return Section(
-            "restarts",
-            question,
+        return section(
             plural(count, "key"),
             f"probably started their numbers again under the same epoch: their repeats carry other timestamps than "
             f"the rows they repeat. Such rows are new events that look like repeats. {renewed}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fencepost.pages.charts import Chart
@@ -79,39 +80,33 @@ def _kept(versions: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, 
 
 
 def _lost(about: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]) -> Section:
-    question = "What was missing?"
+    section = partial(Section, "lost", "What was missing?")
     skipped = sum(it["missing_rows"] or 0 for it in versions)
     line = command("state", "export", str(about["state"]), "missing.csv", "--what", "missing")
     still_open = versions[-1]["missing_open"] if versions else None
     commands = [Command("List the gaps that are open now", line)]
     if not skipped and not still_open:
-        return Section("lost", question, "Nothing", "The rows of each run skip no sequence number.", "good")
+        return section("Nothing", "The rows of each run skip no sequence number.", "good")
     if not skipped:
         answer = "are missing in the whole state. Other versions than those whose figures are known left these gaps."
-        return Section("lost", question, f"{still_open:,} rows", answer, "bad", commands=commands)
+        return section(f"{still_open:,} rows", answer, "bad", commands=commands)
     worst = max(versions, key=lambda it: it["missing_rows"] or 0)
     answer = (
         f"were missing when the runs ended, most after version {worst['version']}. Later runs may have filled some of "
         "these gaps."
     )
-    return Section(
-        "lost",
-        question,
-        f"{skipped:,} rows",
-        answer,
-        "bad",
-        commands=commands,
-    )
+    return section(f"{skipped:,} rows", answer, "bad", commands=commands)
 
 
 def _grown(versions: Sequence[Mapping[str, Any]]) -> Section:
+    section = partial(Section, "size", "How large is the state?")
     known = [it for it in versions if it["state_bytes"] is not None]
     if not known:
-        return Section("size", "How large is the state?", "–", "There is no version yet.", "note")
+        return section("–", "There is no version yet.", "note")
     first, last = known[0], known[-1]
     sizes = [f"{it['entries'] or 0:,} entries in {size(it['state_bytes'])}" for it in (first, last)]
     answer = f"It has {sizes[1]}. At version {first['version']} it had {sizes[0]}."
-    return Section("size", "How large is the state?", size(last["state_bytes"]), answer, "note")
+    return section(size(last["state_bytes"]), answer, "note")
 
 
 def _chart(versions: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]]) -> Chart:

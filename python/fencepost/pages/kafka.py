@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fencepost.pages.charts import Chart
@@ -93,7 +94,7 @@ class _LogAudit:
 
     def files(self) -> Section:
         count = sum(self.found.get(it, 0) for it in ("snapshot", "index", "damage"))
-        question = "Are the files intact?"
+        section = partial(Section, "files", "Are the files intact?")
         damage = [
             (it.name, *finding)
             for it, _ in self.of
@@ -112,17 +113,9 @@ class _LogAudit:
             )
             tables.insert(0, table)
         if not count:
-            return Section(
-                "files", question, "Yes", "Files, snapshots and indexes agree with the log.", "good", tables=tables
-            )
-        return Section(
-            "files",
-            question,
-            plural(count, "finding"),
-            "Some files are damaged, or differ from the log.",
-            "bad",
-            tables=tables,
-        )
+            return section("Yes", "Files, snapshots and indexes agree with the log.", "good", tables=tables)
+        answer = "Some files are damaged, or differ from the log."
+        return section(plural(count, "finding"), answer, "bad", tables=tables)
 
     def partitions(self) -> Section:
         rows = [
@@ -156,15 +149,13 @@ class _LogAudit:
         tables: Sequence[Table] | None = None,
         notes: Any = (),
     ) -> Section:
+        section = partial(Section, name, question)
         count = self.found.get(kind, 0)
         if not count:
-            return Section(
-                name, question, "No" if question.startswith(("Is", "Does")) else "None", none, "good", notes=notes
-            )
+            figure = "No" if question.startswith(("Is", "Does")) else "None"
+            return section(figure, none, "good", notes=notes)
         line = command("kafka", "audit", self.report.source, *self._policies(), "--only-findings", "--top", "1000")
-        return Section(
-            name,
-            question,
+        return section(
             plural(count, unit, "batches" if unit == "batch" else None),
             answer,
             "bad",

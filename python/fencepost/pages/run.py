@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from fencepost.pages.charts import Chart
@@ -73,31 +74,29 @@ class _Run:
 
     def repeats(self) -> Section:
         report = self.report
-        question = "How many rows came twice?"
+        section = partial(Section, "repeats", "How many rows came twice?")
         repeats = report.repeats
         if not repeats:
-            return Section("repeats", question, "None", f"No row was a repeat, of {report.rows:,} rows.", "good")
+            return section("None", f"No row was a repeat, of {report.rows:,} rows.", "good")
         conflicts = report.counts.get("CONFLICT", 0)
         answer = f"were repeats: {share(repeats / report.rows)} of {report.rows:,} rows. They were not kept."
         if report.content_compared is not None:
             answer += f" {report.content_compared:,} were compared, {conflicts:,} have other content."
         found = table_of("Repeats with other content", report.conflicts, {}, 10, total=conflicts)
         tables = [found] if len(report.conflicts) else []
-        return Section("repeats", question, f"{repeats:,} rows", answer, "note", tables=tables)
+        return section(f"{repeats:,} rows", answer, "note", tables=tables)
 
     def lost(self) -> Section:
         report = self.report
-        question = "What is missing?"
+        section = partial(Section, "lost", "What is missing?")
         if not report.missing_rows:
-            return Section("lost", question, "Nothing", "The rows of this run skip no sequence number.", "good")
+            return section("Nothing", "The rows of this run skip no sequence number.", "good")
         answer = (
             f"were missing when this run ended, in {plural(report.missing_ranges, 'gap')} that its rows left. Later "
             "runs may still fill them."
         )
         line = command("state", "export", report.state, "missing.csv", "--what", "missing")
-        return Section(
-            "lost",
-            question,
+        return section(
             f"{report.missing_rows:,} rows",
             answer,
             "bad",
@@ -107,25 +106,25 @@ class _Run:
 
     def zombies(self) -> Section:
         report = self.report
-        question = "Is a zombie writing?"
+        section = partial(Section, "zombies", "Is a zombie writing?")
         if not report.stale_epoch:
-            return Section("zombies", question, "No", "No row is of an epoch that a later one had replaced.", "good")
+            return section("No", "No row is of an epoch that a later one had replaced.", "good")
         answer = f"{plural(report.stale_epoch, 'row')} came after a new epoch of the same producer had begun."
         tables = [self._table("Rows of replaced epochs", report.stale)]
-        return Section("zombies", question, "Yes", answer, "bad", tables=tables)
+        return section("Yes", answer, "bad", tables=tables)
 
     def restarts(self) -> Section:
         report = self.report
-        question = "Did a counter restart?"
+        section = partial(Section, "restarts", "Did a counter restart?")
         if not report.resets_looked_for:
             answer = "Timestamps are not kept by this state, and only they tell a restarted counter from repeats."
-            return Section("restarts", question, "Not known", answer, "unknown")
+            return section("Not known", answer, "unknown")
         count = report.reset_keys
         if not count:
-            return Section("restarts", question, "No", "No key seems to start again.", "good")
+            return section("No", "No key seems to start again.", "good")
         answer = "probably started their numbers again under the same epoch. Their new events look like repeats."
         tables = [self._table("Keys whose numbers seem to start again", report.suspected_resets, count)]
-        return Section("restarts", question, plural(count, "key"), answer, "bad", tables=tables)
+        return section(plural(count, "key"), answer, "bad", tables=tables)
 
     def left_out(self) -> Iterator[Section]:
         report = self.report
