@@ -30,6 +30,7 @@ from fencepost.pages.commands import dedup, place
 from fencepost.pages.tables import share
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy
 from fencepost.report import Report, grid
+from fencepost.resets import Numbers
 from fencepost.verdict import Verdict
 from fencepost.words import plural
 
@@ -72,7 +73,6 @@ SEQUENCES = (
 )
 TIMESTAMPS = ("timestamp", "event_time", "event_timestamp", "ts", "time", "created_at")
 
-Numbers = npt.NDArray[np.int64]
 Named: TypeAlias = Columns | str | Mapping[str, Any] | None
 """Columns, the name of a preset, or some of the roles. Missing roles are detected by column name."""
 

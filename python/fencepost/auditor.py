@@ -12,7 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,13 @@ import pyarrow.compute as pc
 
 from fencepost import _native
 from fencepost._native import StateTable, Verdicts
-from fencepost.content import checksums, content_columns, mixed, unpacked
+from fencepost.content import Hashes, checksums, content_columns, mixed, unpacked
 from fencepost.errors import BatchError
 from fencepost.examples import Examples
 from fencepost.findings import ORDER_OF_ROWS, AuditReport
 from fencepost.inputs import check_polars, frame_package, heads_of, is_a, narrowed, opened, with_fields, without_runs
 from fencepost.policy import Columns, Policy
-from fencepost.resets import UNKNOWN, milliseconds, newest_before
+from fencepost.resets import UNKNOWN, Mask, Numbers, milliseconds, newest_before
 from fencepost.sums import exact_sum
 from fencepost.timeline import Timeline
 from fencepost.verdict import Verdict
@@ -42,10 +42,6 @@ EXAMPLES_MAX = 20
 """Maximum number of example rows of each kind."""
 COMPACT_MIN = 1 << 18
 """Number of lines that a tally collects before it adds them up."""
-
-Hashes: TypeAlias = npt.NDArray[np.uint64]
-Numbers: TypeAlias = npt.NDArray[np.int64]
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 def audit_rows(
