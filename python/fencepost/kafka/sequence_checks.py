@@ -53,7 +53,7 @@ class Sequences:
         rows = np.flatnonzero((pid >= 0) & (is_marker | (base_seq >= 0)))
         rows = rows[np.argsort(pid[rows], kind="stable")]
         pid, epoch, is_marker = pid[rows], epoch[rows], is_marker[rows]
-        before = _before(pid, epoch, *self._known(pid))
+        before = _before(pid, epoch, self._known(pid)[0])
         # A marker affects a producer only if it raises the epoch.
         is_fenced = epoch < before
         fenced = np.sort(rows[is_fenced & ~is_marker])
@@ -61,15 +61,15 @@ class Sequences:
         pid, epoch, is_marker, kept = pid[follows], epoch[follows], is_marker[follows], rows[follows]
         last = np.where(is_marker, -1, last_seq[kept])
         if not self.is_whole:
-            is_first = np.append(True, pid[1:] != pid[:-1])[: len(pid)] & (self._known(pid)[0] == _UNKNOWN)
-            last[is_first & is_marker] = _UNKNOWN
+            is_new = _is_first(pid) & (self._known(pid)[0] == _UNKNOWN)
+            last[is_new & is_marker] = _UNKNOWN
         stood_epoch, stood = self._state_before(pid, epoch, last)
         expected = np.where(epoch > stood_epoch, 0, (stood + 1) & MAX)
         is_known = (stood_epoch != _UNKNOWN) & ((stood != _UNKNOWN) | (epoch > stood_epoch))
         steps = is_known & ~is_marker & (base_seq[kept] != expected)
         ahead = (base_seq[kept] - expected) & MAX
         missing = np.where(ahead <= MAX // 2, ahead, 0)
-        is_last = np.append(pid[1:] != pid[:-1], True) if len(pid) else np.empty(0, bool)
+        is_last = np.append(pid[1:] != pid[:-1], True)[: len(pid)]
         self._remember(pid[is_last], epoch[is_last], last[is_last])
         in_order = np.argsort(kept[steps], kind="stable")
         found = Steps(*(it[steps][in_order] for it in (kept, expected, missing)))
@@ -98,23 +98,23 @@ class Sequences:
         is_known[inside] = self._pid[at[inside]] == pid[inside]
         self._epoch[at[is_known]], self._last[at[is_known]] = epoch[is_known], last[is_known]
         if not is_known.all():
-            added = (
-                np.concatenate(it)
-                for it in zip(
-                    (self._pid, self._epoch, self._last), (it[~is_known] for it in (pid, epoch, last)), strict=True
-                )
-            )
-            pids, epochs, lasts = added
+            pairs = ((self._pid, pid), (self._epoch, epoch), (self._last, last))
+            pids, epochs, lasts = (np.concatenate([old, new[~is_known]]) for old, new in pairs)
             order = np.argsort(pids, kind="stable")
             self._pid, self._epoch, self._last = pids[order], epochs[order], lasts[order]
 
 
-def _before(pid: Any, epoch: Any, known_epoch: Any, _known_last: Any) -> Any:
+def _before(pid: Any, epoch: Any, known_epoch: Any) -> Any:
     """Return the highest epoch of each row's producer before the row. Rows are sorted by pid."""
-    is_first = np.append(True, pid[1:] != pid[:-1])[: len(pid)]
+    is_first = _is_first(pid)
     group = np.cumsum(is_first) << 16
     # Epochs have 15 bits, so adding the group's number above them separates groups.
     floor = np.maximum(known_epoch, -1)
     highest = np.maximum.accumulate(group + np.maximum(epoch, np.where(is_first, floor, -1)) + 1) - group - 1
     before = np.where(is_first, known_epoch, np.append(-1, highest[:-1])[: len(pid)])
     return np.where(before < 0, _UNKNOWN, before)
+
+
+def _is_first(pid: Any) -> Any:
+    """Return whether each row is the first one of its producer. Rows are sorted by pid."""
+    return np.append(True, pid[1:] != pid[:-1])[: len(pid)]
