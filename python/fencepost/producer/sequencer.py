@@ -173,11 +173,11 @@ class Partition:
             batch.numbers = Numbers(identity, self.next_seq)
             self.next_seq = step(self.next_seq, batch.count)
 
-    def close_gap(self, gone: Batch, first_seq: int) -> None:
+    def close_gap(self, gone: Batch) -> None:
         """Renumber the batches after a removed batch to close the gap."""
         self.next_seq = step(self.next_seq, -gone.count)
         for batch in self.numbered:
-            if batch.numbers and is_after(batch.first_seq, first_seq):
+            if batch.numbers and is_after(batch.first_seq, gone.first_seq):
                 batch.numbers = batch.numbers._replace(first_seq=step(batch.first_seq, -gone.count))
 
     def leave_unresolved(self, batch: Batch) -> None:
@@ -396,9 +396,8 @@ class Sequencer:
             return  # already sent under the new numbers, whose answer counts: a later batch must not get them
         partition = self._partition(batch.partition)
         if is_success:
-            first_seq = batch.first_seq
             partition.numbered.remove(batch)
-            partition.close_gap(batch, first_seq)
+            partition.close_gap(batch)
             batch.numbers = sent.numbers
             self._settle(batch, _delivered(batch, reading))
         elif reading.code.is_retriable or reading.code in _OF_OLD_NUMBERS:
@@ -470,7 +469,7 @@ class Sequencer:
             return
         # Its numbers may be reused only if it is certainly not in the log.
         is_refused = not batch.may_be_written and code not in _DOUBTFUL
-        adjust, first_seq = is_refused and not is_last_try, batch.first_seq
+        adjust = is_refused and not is_last_try
         partition.numbered.remove(batch)
         error = _undelivered(batch, what, is_refused)
         self._settle(batch, error)
@@ -485,7 +484,7 @@ class Sequencer:
         elif not adjust:
             partition.leave_unresolved(batch)
         elif self.transactional:
-            partition.close_gap(batch, first_seq)
+            partition.close_gap(batch)
         else:
             self._ask_for_bump(batch.partition)
 
@@ -582,7 +581,7 @@ class Sequencer:
             if again is partition.numbered[0] and again.not_before_ms <= now_ms:
                 yield self._send(again, now_ms)
             return
-        if any(self._sent[it.request].numbers != it.numbers for it in partition.numbered if it.request is not None):
+        if any(it.sent != it.numbers for it in partition.numbered):
             return  # renumbered, and not yet sent under the new numbers
         while partition.waiting and not partition.reaches(self.limits.in_flight):
             if partition.waiting[0].ready_ms > now_ms:
