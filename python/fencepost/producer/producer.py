@@ -754,12 +754,9 @@ class SequencedProducer:
         payload = joined(pieces)
         if self._position is None:
             rows = stamp(payload, pid, epoch, batch.partition, first_seq)
-            last_seq = (first_seq + batch.count - 1) % 2**31
         else:
-            assert batch.positions is not None
             rows = stamp_positions(payload, pid, epoch, batch.partition, self._position)
-            last_seq = batch.positions[1]
-        is_transactional = self._coordinator is not None
+        last_seq, is_transactional = batch.last_seq_from(first_seq), self._coordinator is not None
         cursor = None if self._position is None else self._identities.name
         return SequencedBatch(
             batch.partition, pid, epoch, first_seq, last_seq, batch.count, rows, is_transactional, cursor

@@ -104,7 +104,11 @@ class Batch:
 
     @property
     def last_seq(self) -> int:
-        return self.positions[1] if self.positions else step(self.first_seq, self.count - 1)
+        return self.last_seq_from(self.first_seq)
+
+    def last_seq_from(self, first_seq: int) -> int:
+        """Return its last sequence if `first_seq` is its first one."""
+        return self.positions[1] if self.positions else step(first_seq, self.count - 1)
 
 
 class Request(NamedTuple):
@@ -678,5 +682,4 @@ def _described(batch: Batch, numbers: Numbers | None) -> str:
     if numbers is None:
         return where
     (pid, epoch), first = numbers
-    last = batch.positions[1] if batch.positions else step(first, batch.count - 1)
-    return f"{where} (pid {pid}, epoch {epoch}, sequences {first} to {last})"
+    return f"{where} (pid {pid}, epoch {epoch}, sequences {first} to {batch.last_seq_from(first)})"
