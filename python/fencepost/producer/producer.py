@@ -209,16 +209,18 @@ class SequencedProducer:
         self._changed = threading.Condition(threading.RLock())
         self._pool = ThreadPoolExecutor(self._settings.threads, "fencepost-producer", self._mark_thread)
         self._settled: SimpleQueue[Batch | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=target, name=f"fencepost-{target.__name__.strip('_')}", daemon=True)
-            for target in (
-                self._run,
-                self._deliver,
-                *([] if self._identities.keep_alive_ms is None else [self._keep]),
-            )
+        self._threads = self._start_threads()
+
+    def _start_threads(self) -> list[threading.Thread]:
+        targets = [self._run, self._deliver]
+        if self._identities.keep_alive_ms is not None:
+            targets.append(self._keep)
+        threads = [
+            threading.Thread(target=it, name=f"fencepost-{it.__name__.strip('_')}", daemon=True) for it in targets
         ]
-        for thread in self._threads:
+        for thread in threads:
             thread.start()
+        return threads
 
     # Calls of the application
 
