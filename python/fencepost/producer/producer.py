@@ -191,7 +191,7 @@ class SequencedProducer:
             transactional=coordinator is not None,
             asks=name is not None or self._fence is not None,
         )
-        self._positions: dict[int, int | None] = {}
+        self._positions: dict[int, int] = {}  # the last one of each partition, in cursor mode
         self._deliveries: dict[Batch, list[Delivery]] = {}
         self._buffered, self._buffered_bytes = 0, 0
         self._counts = dict.fromkeys(_COUNTED, 0)
@@ -264,9 +264,9 @@ class SequencedProducer:
             self._check_open()
             self._make_room(table.num_rows, table.nbytes)
             parts = self._router.deal(table)
-            positions = self._read_positions(parts)
+            positions = self._last_positions(parts)
             self._join(number for number, _ in parts)
-            self._positions |= {number: last for number, (_, last) in positions.items()}
+            self._positions |= positions
             pieces = [
                 (it, piece) for it, part in parts for piece in cut(part, settings.batch_rows, settings.batch_bytes)
             ]
@@ -617,10 +617,11 @@ class SequencedProducer:
             raise PolicyError("the producer is closed: open another one")
         self._sequencer.check()
 
-    def _read_positions(self, parts: list[tuple[int, Any]]) -> dict[int, tuple[int, int]]:
-        if self._position is None:
+    def _last_positions(self, parts: list[tuple[int, Any]]) -> dict[int, int]:
+        column, before = self._position, self._positions
+        if column is None:
             return {}
-        return {number: read_positions(part, self._position, self._positions.get(number)) for number, part in parts}
+        return {number: read_positions(part, column, before.get(number))[1] for number, part in parts}
 
     def _make_room(self, rows: int, size: int) -> None:
         """Wait until this number of rows and bytes fits. A call larger than the buffer waits until it is empty."""
