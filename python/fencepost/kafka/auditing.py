@@ -90,8 +90,7 @@ class _Partition:
         self.sequences, self.state, self.transactions = Sequences(), BrokerTable(), TransactionIndex()
         self.damage: list[Finding] = []
         self.producers = _Producers()
-        self.tables: dict[str, list[pa.Table]] = {"missing": [], "repeated": [], "fenced": []}
-        self.holes: list[pa.Table] = []
+        self.tables = {name: [schema.empty_table()] for name, schema in _FOUND.items()}
         self.emptied: list[Any] = []
         self.abort_markers: list[pa.Table] = []
         self.snapshots: list[dict[str, Any]] = []
@@ -266,7 +265,12 @@ class _Partition:
     def _note_holes(self, begin: Any, end: Any, segment: Any, position: Any) -> None:
         """Record offsets from `begin` up to `end` (exclusive), and the location of the batches after them."""
         if len(begin):
-            self.holes.append(pa.table([begin, end - 1, end - begin, segment, position], _HOLES.names).cast(_HOLES))
+            columns = [begin, end - 1, end - begin, segment, position]
+            self._add("holes", pa.table(columns, _FOUND["holes"].names))
+
+    def _add(self, name: str, rows: pa.Table) -> None:
+        """Add rows to a table of the report."""
+        self.tables[name].append(rows.select(_FOUND[name].names).cast(_FOUND[name]))
 
     def _note_end(self) -> None:
         """Record offsets after the last batch that the last segment or a snapshot implies."""
@@ -326,16 +330,9 @@ class _Partition:
         missing = steps.missing[is_ahead]
         last_missing = (steps.expected[is_ahead] + missing - 1) & MAX
         ahead = ahead.set_column(ahead.column_names.index("last_seq"), "last_seq", pa.array(last_missing))
-        self.tables["missing"].append(
-            ahead.append_column("count", pa.array(missing)).select(
-                ["pid", "epoch", "first_seq", "last_seq", "count", "offset", "segment", "position"]
-            )
-        )
-        back = batches.append_column("expected", expected).filter(pa.array(~is_ahead))
-        self.tables["repeated"].append(
-            back.select(["pid", "epoch", "base_seq", "last_seq", "expected", "offset", "segment", "position"])
-        )
-        self.tables["fenced"].append(_batches_in_report(rows.take(fenced)))
+        self._add("missing", ahead.append_column("count", pa.array(missing)))
+        self._add("repeated", batches.append_column("expected", expected).filter(pa.array(~is_ahead)))
+        self._add("fenced", _batches_in_report(rows.take(fenced)))
 
     def _compare(self, offset: int, name: str) -> None:
         """Compare the state so far with a snapshot of the broker."""
@@ -375,7 +372,7 @@ class _Partition:
 
     def _removed_before(self, offset: int) -> tuple[Any, Any]:
         """Return the first and last offsets, as arrays, of ranges before an offset that have no batch or no record."""
-        holes, emptied = pa.concat_tables([_HOLES.empty_table(), *self.holes]), [np.empty(0, np.int64), *self.emptied]
+        holes, emptied = pa.concat_tables(self.tables["holes"]), [np.empty(0, np.int64), *self.emptied]
         first, last = (np.concatenate([holes[it].to_numpy(), *emptied]) for it in ("first_offset", "last_offset"))
         return first[first < offset], last[first < offset]
 
@@ -439,7 +436,6 @@ class _Partition:
             is_late = pc.fill_null(pc.greater(pc.subtract(now, opened["last_timestamp"]), HANGING_MS), False)
             still_open = opened.append_column("hanging", is_late).select(_OPEN.names).cast(_OPEN)
         index = self._index_differences(aborted)
-        empty = _table_schemas()
         for it in self.snapshots:
             if it["verdict"] == "hole":
                 it["verdict"] = "compacted" if self.is_compacted else "differs"
@@ -457,14 +453,10 @@ class _Partition:
             cleanup_policy=policy_of_topic(self.request.cleanup_policy, self.log.topic),
             compacted=self.is_compacted,
             checksums=self.request.checksums,
-            holes=pa.concat_tables([_HOLES.empty_table(), *self.holes]),
             known_from=self.known_from,
             compressions=dict(self.compressions),
             producers=self.producers.table(),
-            **{
-                name: pa.concat_tables([empty[name].empty_table(), *(it.cast(empty[name]) for it in tables)])
-                for name, tables in self.tables.items()
-            },
+            **{name: pa.concat_tables(tables) for name, tables in self.tables.items()},
             open=still_open,
             aborted=aborted,
             snapshots=pa.Table.from_pylist(self.snapshots, _SNAPSHOTS),
@@ -585,20 +577,22 @@ def _differing(name: str, pid: int, their: dict[str, int] | None, our: dict[str,
     ]
 
 
-def _table_schemas() -> dict[str, pa.Schema]:
-    long, text = pa.int64(), pa.string()
-    names = {
-        "missing": ("first_seq", "last_seq", "count"),
-        "repeated": ("base_seq", "last_seq", "expected"),
-        "fenced": ("base_seq", "last_seq"),
-    }
-    place = [("offset", long), ("segment", text), ("position", long)]
-    return {
-        table: pa.schema([("pid", long), ("epoch", pa.int16()), *((it, long) for it in columns), *place])
-        for table, columns in names.items()
-    }
+def _of_batches(*columns: str) -> pa.Schema:
+    """Return the schema of a table of batches that has these columns."""
+    place = [("offset", pa.int64()), ("segment", pa.string()), ("position", pa.int64())]
+    return pa.schema([("pid", pa.int64()), ("epoch", pa.int16()), *((it, pa.int64()) for it in columns), *place])
 
 
+_FOUND = {
+    "missing": _of_batches("first_seq", "last_seq", "count"),
+    "repeated": _of_batches("base_seq", "last_seq", "expected"),
+    "fenced": _of_batches("base_seq", "last_seq"),
+    "holes": pa.schema(
+        [(name, pa.int64()) for name in ("first_offset", "last_offset", "count")]
+        + [("segment", pa.string()), ("position", pa.int64())]
+    ),
+}
+"""The tables of a report to which each call adds rows."""
 _PRODUCERS = pa.schema(
     [("pid", pa.int64()), ("epoch", pa.int16())]
     + [(name, pa.int64()) for name in ("epochs", "batches", "records", "first_offset", "last_offset")]
@@ -608,10 +602,6 @@ _OPEN = pa.schema(
     [("pid", pa.int64()), ("epoch", pa.int16())]
     + [(name, pa.int64()) for name in ("first_offset", "last_offset", "last_timestamp")]
     + [("hanging", pa.bool_())]
-)
-_HOLES = pa.schema(
-    [(name, pa.int64()) for name in ("first_offset", "last_offset", "count")]
-    + [("segment", pa.string()), ("position", pa.int64())]
 )
 _SNAPSHOTS = pa.schema(
     [("file", pa.string())]
