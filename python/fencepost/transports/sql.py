@@ -334,7 +334,7 @@ def stream_committed(
         raise PolicyError(f"batch_rows={batch_rows!r}: expected a number of rows, at least 1")
     database = Database(engine)
     tables = open_tables(database, table, None)
-    ranges = database.transaction(lambda connection: list(_ranges(connection, tables, partition, from_offset)))
+    ranges = database.transaction(lambda connection: _ranges(connection, tables, partition, from_offset))
     for number, begin, end in ranges:
         for first in range(begin, end, batch_rows):
             last = min(first + batch_rows, end)
@@ -397,31 +397,28 @@ def create_committed_view(engine: Engine, table: str) -> str:
 
 def _ranges(
     connection: Connection, tables: Tables, partition: int | None, from_offset: int
-) -> Iterator[tuple[int, int, int]]:
-    """Yield (partition, first offset, end) of the committed rows, in order, merged where possible."""
+) -> list[tuple[int, int, int]]:
+    """Return (partition, first offset, end) of the committed rows, in order, merged where possible."""
     commits = tables.commits
     wanted = select(commits.c.partition, commits.c.log_offset, commits.c.count, commits.c.outcome)
     # What is open before `from_offset` also ends the reading.
     wanted = wanted.where(or_(commits.c.log_offset + commits.c.count > from_offset, commits.c.outcome == OPEN))
     if partition is not None:
         wanted = wanted.where(commits.c.partition == partition)
-    begun: tuple[int, int, int] | None = None
+    found: list[tuple[int, int, int]] = []
     stopped: int | None = None
     for number, offset, count, outcome in connection.execute(
         wanted.order_by(commits.c.partition, commits.c.log_offset)
     ):
         if outcome == OPEN:
             stopped = number
-        if number == stopped or outcome not in (OPEN, COMMIT):
+        if number == stopped or outcome != COMMIT:
             continue
-        if begun is not None and begun[0] == number and begun[2] == offset:
-            begun = (number, begun[1], offset + count)
-            continue
-        if begun is not None:
-            yield begun
-        begun = (number, max(offset, from_offset), offset + count)
-    if begun is not None:
-        yield begun
+        first = max(offset, from_offset)
+        if found and (found[-1][0], found[-1][2]) == (number, offset):
+            _, first, _ = found.pop()
+        found.append((number, first, offset + count))
+    return found
 
 
 def _read_range(rows: Table, partition: int, begin: int, end: int, connection: Connection) -> pa.Table:
