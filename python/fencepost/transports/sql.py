@@ -133,13 +133,12 @@ class SqlTransport:
 
         def work(connection: Connection) -> dict[int, tuple[int, int]]:
             known = self._known_partitions(connection) if partitions is None else sorted(partitions)
-            found = {}
+            found: dict[int, tuple[int, int]] = {}
             for number in known:
-                log = self._lock(connection, number)
-                state = self._state(connection, pid, number, log)
+                state = self._state(connection, pid, number, self._lock(connection, number))
                 last = last_written(state.table, number, pid)
                 if last is not None:
-                    found[number] = (last.epoch, last.last_seq)
+                    found[number] = last
                 if partitions is not None:
                     self._raise_floor(connection, pid, number, epoch)
             if partitions is None:
@@ -156,8 +155,7 @@ class SqlTransport:
         """
 
         def work(connection: Connection) -> Verdict:
-            log_end = self._lock(connection, partition)
-            state = self._state(connection, pid, partition, log_end)
+            state = self._state(connection, pid, partition, self._lock(connection, partition))
             last = last_written(state.table, partition, pid)
             if last is not None and last.epoch == epoch:
                 return Verdict.DUPLICATE  # only a marker introduces an epoch without batches
@@ -168,7 +166,7 @@ class SqlTransport:
                     commits.c.partition == partition, commits.c.pid == pid, commits.c.outcome == OPEN
                 )
                 connection.execute(undecided.values(outcome=outcome))
-                self._save(connection, pid, partition, state, state.table.log_end(partition))
+                self._save(connection, pid, partition, state)
             return verdict
 
         return self._database.transaction(work)
@@ -193,7 +191,7 @@ class SqlTransport:
                 outcome=OPEN if batch.transactional else COMMIT,
             )
         )  # fmt: skip
-        self._save(connection, batch.pid, batch.partition, state, log_end + batch.count)
+        self._save(connection, batch.pid, batch.partition, state)
         return Answer(Verdict.ACCEPTED, log_end)
 
     def _lock(self, connection: Connection, partition: int) -> int:
@@ -235,7 +233,7 @@ class SqlTransport:
         table.set_log_end(partition, log_end)
         return State(table, row is None)
 
-    def _save(self, connection: Connection, pid: int, partition: int, state: State, log_end: int) -> None:
+    def _save(self, connection: Connection, pid: int, partition: int, state: State) -> None:
         producers, partitions = self._tables.producers, self._tables.partitions
         values = {"state": state.table.snapshot()}
         if state.is_new:
@@ -244,7 +242,7 @@ class SqlTransport:
             one = producers.update().where(producers.c.pid == pid, producers.c.partition == partition)
             connection.execute(one.values(**values))
         end = partitions.update().where(partitions.c.partition == partition)
-        connection.execute(end.values(log_end=log_end))
+        connection.execute(end.values(log_end=state.table.log_end(partition)))
 
     def _converted(self, batch: SequencedBatch) -> SequencedBatch:
         """Return the batch with rows converted for the table, without offsets. Raises BatchError (column, row)."""
