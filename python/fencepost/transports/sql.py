@@ -19,7 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import (
-    Boolean,
     Column,
     ColumnElement,
     Connection,
@@ -38,7 +37,7 @@ from sqlalchemy import (
     type_coerce,
     types,
 )
-from sqlalchemy.dialects.mysql import DOUBLE
+from sqlalchemy.dialects.mysql import DATETIME, DOUBLE
 
 from fencepost import BrokerTable, Verdict
 from fencepost.errors import BatchError, PolicyError, SchemaError, SinkError, SourceError, StoreError
@@ -620,27 +619,25 @@ def _log_columns() -> list[Any]:
 def _columns_of(schema: pa.Schema) -> list[Column[Any]]:
     """Return the columns for an Arrow schema. Raises SchemaError for a type without a column type."""
     import pyarrow as pa
-    from sqlalchemy import Date, DateTime, Float, Numeric
-    from sqlalchemy.dialects.mysql import DATETIME
 
     def kind_of(kind: pa.DataType) -> Any:
         is_a = pa.types
         if is_a.is_boolean(kind):
-            return Boolean()
+            return types.Boolean()
         if is_a.is_integer(kind) and kind != pa.uint64():
             return Int64
         if is_a.is_floating(kind):
-            return Float(53)
+            return types.Float(53)
         if is_a.is_decimal(kind):
-            return Numeric(kind.precision, kind.scale)
+            return types.Numeric(kind.precision, kind.scale)
         if is_a.is_string(kind) or is_a.is_large_string(kind):
             return LongText
         if is_a.is_binary(kind) or is_a.is_large_binary(kind):
             return LongBinary
         if is_a.is_timestamp(kind):
-            return DateTime(timezone=kind.tz is not None).with_variant(DATETIME(fsp=6), "mysql", "mariadb")
+            return types.DateTime(timezone=kind.tz is not None).with_variant(DATETIME(fsp=6), "mysql", "mariadb")
         if is_a.is_date32(kind):
-            return Date()
+            return types.Date()
         return None
 
     columns = []
