@@ -49,10 +49,6 @@ class StandIn:
         self._call(len(batches))
         return [self._append(*it) for it in batches]
 
-    def append(self, pid: int, epoch: int, base_seq: int, records: Any, transactional: bool = False) -> Appended:
-        self._call(1)
-        return self._append(pid, epoch, base_seq, records, transactional)
-
     def append_marker(self, pid: int, epoch: int, outcome: str, coordinator_epoch: int = 0) -> Appended:
         return Appended(*mark(self.table, 0, pid, epoch, outcome, coordinator_epoch))
 

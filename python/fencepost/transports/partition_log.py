@@ -288,28 +288,24 @@ class LogWriter:
         """Write all batches in one call. If it fails, write them one by one, so that each gets its own answer."""
         if not batches:
             return
-        if len(batches) > 1:
-            try:
-                answers = self._append([batch for batch, _ in batches])
-            except Exception:
-                answers = None  # nothing was appended, or the next attempt reports the reason
-            if answers is not None:
-                for (_, answer), one in zip(batches, answers, strict=True):
-                    answer.set_result(one)
+        try:
+            answers = self._append([batch for batch, _ in batches])
+        except Exception as error:
+            if len(batches) == 1:
+                batches[0][1].set_exception(error)
                 return
-        for batch, answer in batches:
-            try:
-                [one] = self._append([batch])
-            except Exception as error:
-                answer.set_exception(error)
-            else:
+        else:
+            for (_, answer), one in zip(batches, answers, strict=True):
                 answer.set_result(one)
+            return
+        for alone in batches:  # nothing was appended, or the next attempt reports the reason
+            self._write([alone])
 
     def _append(self, batches: list[Any]) -> list[Answer]:
         with self._lock, self._as_store_errors():
             log = self.opened()
             try:
-                results = [log.append(*batches[0])] if len(batches) == 1 else log.append_many(batches)
+                results = log.append_many(batches)
             except ValueError as error:
                 self._acknowledged = log.log_end  # raises, too, if the owner has closed the log
                 raise BatchError(str(error)) from error  # no segment can hold it
