@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost import Verdict
 from fencepost.errors import BatchError, FencedError, PoisonedError, PolicyError, StoreError
-from fencepost.kafka.log import local_folder
+from fencepost.kafka import read_batches
+from fencepost.kafka.log import PartitionLog, local_folder
 from fencepost.kafka.source import topic_and_partition
 from fencepost.producer.answers import Answer, ErrorCode
 from fencepost.producer.sequencer import step
@@ -321,8 +322,6 @@ def _last_in(path: Path, pid: int) -> tuple[int, int] | None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from fencepost.kafka import read_batches
-
     last: tuple[int, int] | None = None
     for some in pa.RecordBatchReader.from_stream(read_batches(path)):
         own = some.filter(pc.and_(pc.equal(some["pid"], pid), pc.greater_equal(some["base_seq"], 0)))
@@ -335,8 +334,6 @@ def _coordinator_epoch_in(path: Path, pid: int) -> int:
     """Return the highest coordinator epoch of a producer's markers in a log folder, by reading all batch headers."""
     import pyarrow as pa
     import pyarrow.compute as pc
-
-    from fencepost.kafka import read_batches
 
     found = 0
     for some in pa.RecordBatchReader.from_stream(read_batches(path)):
@@ -375,8 +372,6 @@ def _count(folder: Path, topic: str, partitions: int | None) -> int:
 
 
 def _open(folder: Path, topic: str, partitions: int, options: dict[str, Any]) -> list[LogWriter]:
-    from fencepost.kafka.log import PartitionLog
-
     opened: list[LogWriter] = []
     try:
         for number in range(partitions):
