@@ -271,8 +271,8 @@ class LandingTransport:
                 left, schema = self._conformed(left)
             file = self._write(left)
             with self._lock:
-                answer, is_listed = self._list(left, file, schema)
-            if not is_listed:
+                answer = self._list(left, file, schema)
+            if answer is None or answer.error is not Verdict.ACCEPTED:
                 self._log.store.delete([file.path])
             if answer is not None:
                 # The offset is that of the rows that were missing, not of the first row.
@@ -375,21 +375,18 @@ class LandingTransport:
         schema = schemas.schema_after(self._log.state.schema, rows)
         return replace(batch, rows=schemas.conform(rows, schema, place)), schema
 
-    def _list(self, batch: SequencedBatch, file: LandedFile, schema: pa.Schema) -> tuple[Answer | None, bool]:
-        """Put the entry, unless an earlier entry changed the decision.
-
-        Returns (answer or None if the columns have changed, whether the entry is listed).
-        """
+    def _list(self, batch: SequencedBatch, file: LandedFile, schema: pa.Schema) -> Answer | None:
+        """Put the entry, unless an earlier entry changed the decision. Returns None if it changed the columns."""
         while True:
             answer = self._seen(batch)
             if answer is not None:
-                return answer, False
+                return answer
             try:
                 is_same = self._conformed(batch)[1] == schema
             except BatchError:
                 is_same = False  # the next attempt reports the reason
             if not is_same:
-                return None, False
+                return None
             offset = self._log.state.judge(batch, check=True).offset
             assert offset is not None
             schema_text = None if schema == self._log.state.schema else schemas.to_text(schema)
@@ -398,7 +395,7 @@ class LandingTransport:
                 batch.transactional, batch.cursor, schema_text,
             )  # fmt: skip
             if self._log.put({"kind": "batch", **asdict(landed)}):
-                return Answer(Verdict.ACCEPTED, offset), True
+                return Answer(Verdict.ACCEPTED, offset)
 
 
 class LandingLog:
