@@ -133,9 +133,9 @@ class PartitionLog:
             raise ValueError(f"sync={sync!r}: expected 'each', 'group' or 'interval'")
         if on_damage not in ("refuse", "cut"):
             raise ValueError(f"on_damage={on_damage!r}: expected 'refuse' or 'cut'")
-        for name, value, least in (("interval_ms", interval_ms, 1), ("segment_bytes", segment_bytes, 1)):
-            if not least <= value < 2**31:
-                raise ValueError(f"{name}={value} is outside {least}..={2**31 - 1}")
+        for name, value in (("interval_ms", interval_ms), ("segment_bytes", segment_bytes)):
+            if not 1 <= value < 2**31:
+                raise ValueError(f"{name}={value} is outside 1..={2**31 - 1}")
         self.path = local_folder(path)
         self.topic, self.partition = _place(self.path, partition)
         self.first = first
@@ -334,9 +334,7 @@ def _place(path: Path, partition: int | None) -> tuple[str | None, int]:
         raise ValueError(f"partition={partition} is outside 0..=2147483647")
     if number is not None and partition not in (None, number):
         raise ValueError(f"partition={partition}: the folder's name says partition {number} of topic {topic!r}")
-    if number is None:
-        number = 0 if partition is None else partition
-    return topic, number
+    return topic, number or partition or 0
 
 
 def _now_ms(now_ms: int | None) -> int:
