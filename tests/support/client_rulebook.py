@@ -124,7 +124,7 @@ class Player:
             case ["wait", milliseconds]:
                 self.now_ms += int(milliseconds)
             case ["renamed", pid, epoch]:
-                self.sequencer.set_successor(Identity(int(pid), _epoch(epoch)))
+                self.sequencer.set_successor(Identity(int(pid), _epoch(epoch)), self.sequencer.rewritten())
             case ["end", pid, epoch]:
                 self.sequencer.transaction_ended(Identity(int(pid), _epoch(epoch)))
             case ["again"]:

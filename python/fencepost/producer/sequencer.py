@@ -209,11 +209,8 @@ class Sequencer:
     pid.
     """
 
-    def __init__(
-        self, identity: Identity, limits: Limits | None = None, *, transactional: bool = False, asks: bool = False
-    ) -> None:
-        self.identity = identity
-        self.limits = limits or Limits()
+    def __init__(self, identity: Identity, limits: Limits, *, transactional: bool = False, asks: bool = False) -> None:
+        self.identity, self.limits = identity, limits
         self.transactional, self.asks = transactional, asks
         self.partitions: dict[int, Partition] = {}
         self.settled: deque[Batch] = deque()
@@ -267,11 +264,11 @@ class Sequencer:
             known.numbered.remove(batch)
             self._settle(batch, _delivered(batch, Reading(ErrorCode.NONE, None, None, True, "")))
 
-    def set_successor(self, identity: Identity, rewritten: list[int] | None = None) -> None:
+    def set_successor(self, identity: Identity, rewritten: list[int]) -> None:
         """Set the successor of `wanted`. `rewritten`: its value at the time of the request; it may have grown since."""
         assert self.wanted is not None
         self.wanted = None
-        later = set() if rewritten is None else self._rewrite.difference(rewritten)
+        later = self._rewrite.difference(rewritten)
         self._rewrite -= later
         self._begin(identity)
         self._rewrite, self.must_bump = later, bool(later)
