@@ -559,61 +559,42 @@ def _part(name: str, beside: MetaData) -> Part:
 
 
 def _beside(name: str, metadata: MetaData) -> list[Table]:
+    tables = {
+        "commits": [
+            _key("partition", Integer),
+            _key("log_offset", Int64),
+            _required("pid", Int64),
+            _required("epoch", Integer),
+            _required("first_seq", Int64),
+            _required("last_seq", Int64),
+            _required("count", Int64),
+            _required("outcome", String(8)),
+        ],
+        "partitions": [_key("partition", Integer), _required("log_end", Int64)],
+        "producers": [_key("partition", Integer), _key("pid", Int64), _required("state", LongBinary)],
+        "floors": [_key("pid", Int64), _key("partition", Integer), _required("epoch", Integer)],
+        "layout": [_key("id", Integer), _required("partitions", Integer)],
+    }
+    return [Table(f"{name}_{suffix}", metadata, *columns, **INNODB) for suffix, columns in tables.items()]
+
+
+def _log_columns() -> list[Column[Any]]:
     return [
-        Table(
-            f"{name}_commits",
-            metadata,
-            Column("partition", Integer, primary_key=True, autoincrement=False),
-            Column("log_offset", Int64, primary_key=True, autoincrement=False),
-            Column("pid", Int64, nullable=False),
-            Column("epoch", Integer, nullable=False),
-            Column("first_seq", Int64, nullable=False),
-            Column("last_seq", Int64, nullable=False),
-            Column("count", Int64, nullable=False),
-            Column("outcome", String(8), nullable=False),
-            **INNODB,
-        ),
-        Table(
-            f"{name}_partitions",
-            metadata,
-            Column("partition", Integer, primary_key=True, autoincrement=False),
-            Column("log_end", Int64, nullable=False),
-            **INNODB,
-        ),
-        Table(
-            f"{name}_producers",
-            metadata,
-            Column("partition", Integer, primary_key=True, autoincrement=False),
-            Column("pid", Int64, primary_key=True, autoincrement=False),
-            Column("state", LongBinary, nullable=False),
-            **INNODB,
-        ),
-        Table(
-            f"{name}_floors",
-            metadata,
-            Column("pid", Int64, primary_key=True, autoincrement=False),
-            Column("partition", Integer, primary_key=True, autoincrement=False),
-            Column("epoch", Integer, nullable=False),
-            **INNODB,
-        ),
-        Table(
-            f"{name}_layout",
-            metadata,
-            Column("id", Integer, primary_key=True, autoincrement=False),
-            Column("partitions", Integer, nullable=False),
-            **INNODB,
-        ),
+        _required("pid", Int64),
+        _required("epoch", Integer),
+        _key("partition", Integer),
+        _required("seq", Int64),
+        _key("log_offset", Int64),
     ]
 
 
-def _log_columns() -> list[Any]:
-    return [
-        Column("pid", Int64, nullable=False),
-        Column("epoch", Integer, nullable=False),
-        Column("partition", Integer, primary_key=True, autoincrement=False),
-        Column("seq", Int64, nullable=False),
-        Column("log_offset", Int64, primary_key=True, autoincrement=False),
-    ]
+def _key(name: str, kind: Any) -> Column[Any]:
+    """Return a column of the primary key, to which the database assigns no values."""
+    return Column(name, kind, primary_key=True, autoincrement=False)
+
+
+def _required(name: str, kind: Any) -> Column[Any]:
+    return Column(name, kind, nullable=False)
 
 
 def _columns_of(schema: pa.Schema) -> list[Column[Any]]:
