@@ -77,7 +77,6 @@ class PartitionLogTransport:
             _check_first(options.get("first", "zero"), "leave out first=")
             folder = local_folder(logs)
             self._writers = _open(folder, topic, _count(folder, topic, partitions), options)
-            self._owns = True
         else:
             opened: list[Any] = list(logs)
             if options or partitions not in (None, len(opened)):
@@ -90,7 +89,7 @@ class PartitionLogTransport:
             _check_order(opened)
             for folder, name in {(it.path.parent, it.topic) for it in opened if getattr(it, "topic", None)}:
                 _count(folder, name, len(opened))
-            self._writers, self._owns = [LogWriter(log, None) for log in opened], False
+            self._writers = [LogWriter(log, None) for log in opened]
         self.partitions = len(self._writers)
         self._key, self._value, self._timestamp = key, value, timestamp
 
@@ -138,12 +137,7 @@ class PartitionLogTransport:
         closed the others."""
         with contextlib.ExitStack() as remaining:
             for writer in self._writers:
-                remaining.callback(self._close, writer)
-
-    def _close(self, writer: LogWriter) -> None:
-        writer.close()
-        if self._owns and writer.log is not None:
-            writer.log.close()
+                remaining.callback(writer.close)
 
     def __enter__(self) -> PartitionLogTransport:
         return self
@@ -177,7 +171,7 @@ class LogWriter:
     """Appends to one log on a thread. Batches that arrive meanwhile share the next append and sync.
 
     The calling threads write markers, between appends. `log` is None while a log cannot be reopened: each batch and
-    marker tries again, and fails with the reason.
+    marker tries again, and fails with the reason. `reopen`: None if the caller owns the log, and so closes it.
     """
 
     def __init__(self, log: Any, reopen: Callable[[], Any] | None) -> None:
@@ -254,6 +248,8 @@ class LogWriter:
             self._is_closed = True  # nothing comes after the end of the queue, which would have no answer
             self._queue.put(None)
         self._thread.join()
+        if self._reopen is not None and self.log is not None:
+            self.log.close()
 
     @contextlib.contextmanager
     def _as_store_errors(self) -> Iterator[None]:
@@ -380,7 +376,6 @@ def _open(folder: Path, topic: str, partitions: int, options: dict[str, Any]) ->
     except BaseException:
         for writer in opened:
             writer.close()
-            writer.log.close()
         raise
     return opened
 
