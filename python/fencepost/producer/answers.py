@@ -122,10 +122,10 @@ class Reading(NamedTuple):
     """A validated answer."""
 
     code: ErrorCode
-    offset: int | None
-    log_start: int | None
-    is_duplicate: bool
-    message: str
+    offset: int | None = None
+    log_start: int | None = None
+    is_duplicate: bool = False
+    message: str = ""
 
 
 def read_answer(answer: Any) -> Reading:

@@ -262,7 +262,7 @@ class Sequencer:
             if is_after(batch.last_seq, last_seq):
                 break
             known.numbered.remove(batch)
-            self._settle(batch, _delivered(batch, Reading(ErrorCode.NONE, None, None, True, "")))
+            self._settle(batch, _delivered(batch, Reading(ErrorCode.NONE, is_duplicate=True)))
 
     def set_successor(self, identity: Identity, rewritten: list[int]) -> None:
         """Set the successor of `wanted`. `rewritten`: its value at the time of the request; it may have grown since."""
@@ -505,7 +505,7 @@ class Sequencer:
             if batch.tries < self.limits.retries:
                 self._retry(batch, now_ms)  # if it is overdue, `_expire` fails it next
             else:
-                self._fail(batch, Reading(ErrorCode.REQUEST_TIMED_OUT, None, None, False, "no answer"), True)
+                self._fail(batch, Reading(ErrorCode.REQUEST_TIMED_OUT, message="no answer"), True)
 
     def _expire(self, now_ms: int) -> None:
         """Expire batches that could not be delivered in time, in order."""
