@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 from fencepost.errors import BatchError
 
@@ -22,6 +22,11 @@ def is_text(value: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def is_integer(value: object, least: int, most: int) -> TypeGuard[int]:
+    """Return whether the value is an int from `least` to `most`, and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def is_column(value: object) -> bool:

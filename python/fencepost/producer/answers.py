@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from fencepost.inputs import is_integer
 from fencepost.verdict import Verdict
 
 
@@ -154,6 +155,6 @@ def _code(error: Any) -> ErrorCode:
 def _offset(what: str, offset: Any) -> int | None:
     if offset is None or offset == -1:
         return None
-    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 2**63:
+    if not is_integer(offset, 0, 2**63 - 1):
         raise ValueError(f"{what} {offset!r} is not an offset: expected 0 to {2**63 - 1}, or None")
     return offset

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fencepost.errors import PolicyError
+from fencepost.inputs import is_integer
 from fencepost.producer.sequencer import COUNT_MAX, UNLIMITED, Limits
 
 IN_FLIGHT_MAX = 5
@@ -78,7 +79,7 @@ class Settings:
             )
         for name, least, most in _RANGES:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            if not is_integer(value, least, most):
                 raise PolicyError(f"{name}={value!r}: expected {least} to {most}")
         return self
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import BatchError, PolicyError
-from fencepost.inputs import is_a
+from fencepost.inputs import is_a, is_integer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,7 @@ class Router:
         partition_by: str | None = None,
         position: str | None = None,
     ) -> None:
-        if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions < 2**31:
+        if not is_integer(partitions, 1, 2**31 - 1):
             raise PolicyError(f"partitions={partitions!r}: expected 1 to {2**31 - 1}")
         if key is not None and partition_by is not None:
             raise PolicyError(

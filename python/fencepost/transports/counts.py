@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 
 from fencepost.errors import PolicyError, SourceError
+from fencepost.inputs import is_integer
 from fencepost.state.stores import Store
 
 VERSION = 1
@@ -27,7 +28,7 @@ def checked(place: str, given: int | None, stored: int | None, used: int) -> int
 
     Returns one partition if nothing defines a number. Raises PolicyError if the numbers contradict each other.
     """
-    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= COUNT_MAX):
+    if given is not None and not is_integer(given, 1, COUNT_MAX):
         raise PolicyError(f"partitions={given!r}: expected 1 to {COUNT_MAX}, or None for the count of {place}")
     if stored is not None:
         if given not in (None, stored):

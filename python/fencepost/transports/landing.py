@@ -24,6 +24,7 @@ from uuid import uuid4
 
 from fencepost import BrokerTable, Verdict
 from fencepost.errors import BatchError, PolicyError, SourceError
+from fencepost.inputs import is_integer
 from fencepost.producer.answers import Answer
 from fencepost.producer.sequencer import EPOCH_MAX, LAST_EPOCH, Identity
 from fencepost.producer.transport import SequencedBatch
@@ -529,7 +530,7 @@ def _batch_of(entry: Mapping[str, Any]) -> LandedBatch:
 
 def _integer(entry: Mapping[str, Any], name: str, most: int = 2**63 - 1) -> int:
     value = entry[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+    if not is_integer(value, 0, most):
         raise ValueError(f"{name} {value!r}: expected 0 to {most}")
     return value
 
