@@ -337,11 +337,17 @@ class LandingTransport:
 
     def _unwritten(self, batch: SequencedBatch) -> SequencedBatch:
         """In cursor mode, return the rows that are not yet written: batches may have had other boundaries before a
-        restart."""
+        restart. Returns the whole batch if all or none of its rows are written."""
+        import pyarrow.compute as pc
+
         if batch.cursor is None:
             return batch
         self._log.refresh()
-        return _above(batch, self._log.state.cursor(batch.cursor, batch.partition))
+        position = self._log.state.cursor(batch.cursor, batch.partition)
+        if position is None or not batch.first_seq <= position < batch.last_seq:
+            return batch
+        rows = batch.rows.filter(pc.greater(batch.rows["seq"], position))
+        return replace(batch, rows=rows, first_seq=rows["seq"][0].as_py(), count=rows.num_rows)
 
     def _write(self, batch: SequencedBatch) -> LandedFile:
         import pyarrow as pa
@@ -540,19 +546,6 @@ def _of_type(entry: Mapping[str, Any], name: str, kind: Any) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"{name} {value!r} is of type {type(value).__name__}")
     return value
-
-
-def _above(batch: SequencedBatch, position: int | None) -> SequencedBatch:
-    """Return a batch without its rows up to a position: before a restart, batches may have had other boundaries.
-
-    Returns the whole batch if all or none of its rows are above the position.
-    """
-    import pyarrow.compute as pc
-
-    if position is None or not batch.first_seq <= position < batch.last_seq:
-        return batch
-    rows = batch.rows.filter(pc.greater(batch.rows["seq"], position))
-    return replace(batch, rows=rows, first_seq=rows["seq"][0].as_py(), count=rows.num_rows)
 
 
 # Reading
