@@ -317,13 +317,12 @@ class Sequencer:
             return None
         due = [it.deadline_ms for id, it in self._sent.items() if id not in self._given_up]
         for partition in self.partitions.values():
+            numbered, waiting = partition.numbered[:1], list(islice(partition.waiting, 1))
             if self.wanted is None:
-                due += [batch.not_before_ms for batch in partition.numbered[:1] if batch.request is None]
+                due += [batch.not_before_ms for batch in numbered if batch.request is None]
                 # A batch that was ready at the last poll waits for an answer, not for a time.
-                ready = (batch.ready_ms for batch in islice(partition.waiting, 1))
-                due += [ready_ms for ready_ms in ready if ready_ms > self._polled_ms]
-            oldest = (*partition.numbered[:1], *islice(partition.waiting, 1))
-            due += [batch.created_ms + self.limits.delivery_ms for batch in oldest]
+                due += [batch.ready_ms for batch in waiting if batch.ready_ms > self._polled_ms]
+            due += [batch.created_ms + self.limits.delivery_ms for batch in numbered + waiting]
         return min(due, default=None)
 
     def is_wanted(self, id: int) -> bool:
