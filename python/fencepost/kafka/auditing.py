@@ -86,7 +86,7 @@ class _Partition:
 
     def __init__(self, path: str, request: Request) -> None:
         self.path, self.request, self.options = path, request, request.options
-        self.log = Log(*topic_and_partition(PurePath(path).name), segments=(), is_folder=True, folder=path)
+        self.log = Log(*topic_and_partition(PurePath(path).name), segments=(), folder=path)
         self.sequences, self.state, self.transactions = Sequences(), BrokerTable(), TransactionIndex()
         self.damage: list[Finding] = []
         self.producers = _Producers()

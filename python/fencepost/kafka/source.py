@@ -82,11 +82,14 @@ class Log:
     topic: str | None
     partition: int | None
     segments: tuple[Segment, ...]
-    is_folder: bool
     folder: str | None = None
-    """The path or URI of the partition's folder."""
+    """The path or URI of the partition's folder. None: a single segment."""
     others: tuple[str, ...] = ()
     """Names of its snapshots and transaction indexes."""
+
+    @property
+    def is_folder(self) -> bool:
+        return self.folder is not None
 
     def segment_of(self, offset: int) -> int:
         """Return the number of the segment that contains an offset, or will contain it.
@@ -243,7 +246,7 @@ def _open_local(path: Path) -> Log:
         if not exists:
             raise SourceError(f"{path}: no such file or folder", path=str(path))
         topic, partition = topic_and_partition(path.absolute().parent.name)
-        return Log(topic, partition, (Segment(str(path), _base_offset(path.name)),), is_folder=False)
+        return Log(topic, partition, (Segment(str(path), _base_offset(path.name)),))
     names = _names_in(path)
     segments = _segments_of(names)
     _check_swaps(str(path), names)
@@ -252,7 +255,7 @@ def _open_local(path: Path) -> Log:
         raise _empty(str(path), partitions)
     topic, partition = topic_and_partition(path.absolute().name)
     found = (Segment(str(path / name), _base_offset(name)) for name in segments)
-    return Log(topic, partition, tuple(found), is_folder=True, folder=str(path), others=_others_of(names))
+    return Log(topic, partition, tuple(found), folder=str(path), others=_others_of(names))
 
 
 def _open_remote(uri: str, options: Options) -> Log:
@@ -261,7 +264,7 @@ def _open_remote(uri: str, options: Options) -> Log:
         if store.exists(name):
             topic, partition = topic_and_partition(PurePosixPath(store.uri).name)
             segment = Segment(uri, _base_offset(name), _StoreObject(store, name))
-            return Log(topic, partition, (segment,), is_folder=False)
+            return Log(topic, partition, (segment,))
         names = [path.removeprefix(f"{name}/") for path in store.list(name)]
     except (OSError, StoreError) as error:
         raise _unreadable(uri, error) from error
@@ -271,7 +274,7 @@ def _open_remote(uri: str, options: Options) -> Log:
         raise _empty(uri, sorted({it.partition("/")[0] for it in names if "/" in it}))
     topic, partition = topic_and_partition(name)
     found = (Segment(f"{uri}/{it}", _base_offset(it), _StoreObject(store, f"{name}/{it}")) for it in segments)
-    return Log(topic, partition, tuple(found), is_folder=True, folder=uri, others=_others_of(names))
+    return Log(topic, partition, tuple(found), folder=uri, others=_others_of(names))
 
 
 def _open_object(uri: str, options: Options) -> tuple[Store, str]:
