@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 from fencepost.errors import BatchError
@@ -24,7 +25,7 @@ def is_text(value: object) -> bool:
     return True
 
 
-def is_integer(value: object, least: int, most: int) -> TypeGuard[int]:
+def is_integer(value: object, least: float = -inf, most: float = inf) -> TypeGuard[int]:
     """Return whether the value is an int from `least` to `most`, and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 

@@ -601,6 +601,7 @@ def test_an_identity_that_a_restored_registry_issues_again_is_refused(place: str
         ({"version": 1, "name": "a", "epoch": 0}, "a", "pid=None"),
         ({"version": 1, "name": "a", "pid": 2**63, "epoch": 0}, "a", f"pid={2**63}"),
         ({"version": 1, "name": "a", "pid": 1, "epoch": "0"}, "a", "epoch='0'"),
+        ({"version": 1, "name": "a", "pid": True, "epoch": 0}, "a", "pid=True"),
     ],
 )
 def test_invalid_checkpoints_and_those_of_other_producers_are_refused(checkpoint: Any, name: Any, message: str) -> None:
@@ -793,6 +794,10 @@ def test_calls_out_of_turn_are_refused() -> None:
         ({"acks": 1}, "acks=1: only 'all'"),
         ({"acks": "0"}, "acks='0': only 'all'"),
         ({"retries": 0}, "retries=0: expected at least 1, or None"),
+        ({"retries": "3"}, "retries='3': expected at least 1, or None"),
+        ({"retries": True}, "retries=True: expected at least 1, or None"),
+        ({"max_in_flight": 2.5}, "max_in_flight=2.5: expected 1 to 5"),
+        ({"delivery_timeout_ms": "1"}, "delivery_timeout_ms='1': expected 1 to 2147483647"),
         ({"max_in_flight": 6}, "max_in_flight=6: expected 1 to 5"),
         ({"max_in_flight": 0}, "max_in_flight=0: expected 1 to 5"),
         (

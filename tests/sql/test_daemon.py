@@ -191,6 +191,9 @@ def test_a_route_that_cannot_be_opened_gets_no_markers_and_holds_up_no_other(eng
     with pytest.raises(fp.ConcurrentTransactionError, match=r"vists: .*landing folder.*relative path"):
         Maintenance(engine, Settings("", routes=routes)).recover()
     assert not wrong.exists()
+    wrong.write_text("a file")
+    with pytest.raises(fp.ConcurrentTransactionError, match=r"vists: .*landing folder.*relative path"):
+        Maintenance(engine, Settings("", routes=routes)).recover()
     assert len(read_landing(visits).open) == 1
     assert state_of(engine, "visits") == tables.State.PREPARE_ABORT
     assert state_of(engine, "clicks") == ABORTED

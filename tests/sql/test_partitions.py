@@ -136,7 +136,15 @@ def test_open_logs_have_the_number_of_their_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "3", "[]", '{"version": 2, "partitions": 3}', '{"version": 1, "partitions": 0}']
+    "content",
+    [
+        "",
+        "3",
+        "[]",
+        '{"version": 2, "partitions": 3}',
+        '{"version": 1, "partitions": 0}',
+        '{"version": 1, "partitions": true}',
+    ],
 )
 def test_a_malformed_stored_number_is_reported(tmp_path: Path, content: str) -> None:
     (tmp_path / "_partitions.json").write_text(content)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypeGuard
 
 from fencepost.errors import FencedError, PolicyError, TransportError
+from fencepost.inputs import is_integer
 from fencepost.producer.sequencer import EPOCH_MAX, Identity
 
 
@@ -117,8 +118,8 @@ def read_checkpoint(checkpoint: Any, name: str | None) -> Identity | None:
 
 
 def _is_pid(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and 0 <= value < 2**63
+    return is_integer(value, 0, 2**63 - 1)
 
 
 def _is_epoch(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and 0 <= value <= EPOCH_MAX
+    return is_integer(value, 0, EPOCH_MAX)

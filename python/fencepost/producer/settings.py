@@ -54,33 +54,33 @@ class Settings:
                 f"acks={self.acks!r}: only 'all' is supported. Fewer replicas can lose a batch, and then the log "
                 "refuses later batches as out of order"
             )
-        if self.retries is not None and not self.retries >= 1:
+        for name, least, most in _RANGES:
+            value = getattr(self, name)
+            if not is_integer(value, least, most):
+                raise PolicyError(f"{name}={value!r}: expected {least} to {most}")
+        if self.retries is not None and not is_integer(self.retries, 1):
             raise PolicyError(
-                f"retries={self.retries}: expected at least 1, or None for as many as fit into "
+                f"retries={self.retries!r}: expected at least 1, or None for as many as fit into "
                 "delivery_timeout_ms. Without retries, a batch fails if its answer is lost"
             )
         in_flight_max = 1 if positions else IN_FLIGHT_MAX
-        if self.max_in_flight is not None and not 1 <= self.max_in_flight <= in_flight_max:
+        if self.max_in_flight is not None and not is_integer(self.max_in_flight, 1, in_flight_max):
             reason = (
                 "in cursor mode a log drops a batch that is retried after a later one"
                 if positions
                 else "a log remembers a producer's last five batches and refuses a retry of an older one"
             )
-            raise PolicyError(f"max_in_flight={self.max_in_flight}: expected 1 to {in_flight_max}, because {reason}")
+            raise PolicyError(f"max_in_flight={self.max_in_flight!r}: expected 1 to {in_flight_max}, because {reason}")
         if self.delivery_timeout_ms < self.request_timeout_ms:
             raise PolicyError(
                 f"delivery_timeout_ms={self.delivery_timeout_ms} is less than request_timeout_ms="
                 f"{self.request_timeout_ms}: a batch would fail before its first try is over"
             )
-        if isinstance(self.linger_ms, int) and self.linger_ms >= self.delivery_timeout_ms:
+        if self.linger_ms >= self.delivery_timeout_ms:
             raise PolicyError(
                 f"linger_ms={self.linger_ms} is not less than delivery_timeout_ms={self.delivery_timeout_ms}: a batch "
                 "would fail before it is sent"
             )
-        for name, least, most in _RANGES:
-            value = getattr(self, name)
-            if not is_integer(value, least, most):
-                raise PolicyError(f"{name}={value!r}: expected {least} to {most}")
         return self
 
     def limits(self, *, positions: bool = False) -> Limits:

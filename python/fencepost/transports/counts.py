@@ -73,6 +73,6 @@ def _read(store: Store, name: str, path: str) -> int | None:
     version, count = (found.get(it) if isinstance(found, dict) else None for it in ("version", "partitions"))
     if version != VERSION:
         raise SourceError(f"{path}: version {version!r}, but this package reads {VERSION}", path=path)
-    if not isinstance(count, int) or not 1 <= count <= COUNT_MAX:
+    if not is_integer(count, 1, COUNT_MAX):
         raise SourceError(f"{path}: partitions {count!r} is not a count: expected 1 to {COUNT_MAX}", path=path)
     return count

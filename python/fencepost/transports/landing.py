@@ -620,13 +620,7 @@ class Landing:
 def is_landing(folder: str | os.PathLike[str], *, options: Mapping[str, Any] | None = None) -> bool:
     """Return whether a writer has opened this folder. Creates nothing. Raises StoreError."""
     store = open_store(folder, options=options)
-    for name in (COUNT, entry_name(0)):  # older versions stored no count
-        try:
-            store.size(name)
-        except FileNotFoundError:
-            continue
-        return True
-    return False
+    return any(store.exists(name) for name in (COUNT, entry_name(0)))  # older versions stored no count
 
 
 def read_landing(
