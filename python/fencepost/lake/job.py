@@ -267,29 +267,13 @@ class DedupJob:
             raise ValueError(f"rejected_max={rejected_max}: expected a share from 0 to 1")
         if shards is not None:
             check_shards(shards)
-        for name, value in (
-            ("settle_ms", settle_ms),
-            ("max_idle_ms", max_idle_ms),
-            ("clock_gap_max_ms", clock_gap_max_ms),
-        ):
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value}: expected milliseconds from 0 on")
-        for name, value in (
-            ("files_max", files_max),
-            ("bytes_max", bytes_max),
-            ("rows_max", rows_max),
-            ("shard_bytes_max", shard_bytes_max),
-            ("task_bytes_max", task_bytes_max),
-            ("task_spans_max", task_spans_max),
-        ):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: expected at least 1")
-        for name, value in (
-            ("driver_spans_max", driver_spans_max),
-            ("driver_state_bytes_max", driver_state_bytes_max),
-        ):
-            if value < 0:
-                raise ValueError(f"{name}={value}: expected at least 0")
+        _check_least(
+            0, "milliseconds from 0 on", settle_ms=settle_ms, max_idle_ms=max_idle_ms, clock_gap_max_ms=clock_gap_max_ms
+        )
+        _check_least(1, "at least 1", files_max=files_max, bytes_max=bytes_max, rows_max=rows_max)
+        _check_least(1, "at least 1", shard_bytes_max=shard_bytes_max, task_bytes_max=task_bytes_max)
+        _check_least(1, "at least 1", task_spans_max=task_spans_max)
+        _check_least(0, "at least 0", driver_spans_max=driver_spans_max, driver_state_bytes_max=driver_state_bytes_max)
         if max_idle_ms is None and clock_gap_max_ms is not None:
             raise ValueError(
                 f"clock_gap_max_ms={clock_gap_max_ms}: pass max_idle_ms too, without which there is no clock"
@@ -475,6 +459,12 @@ class DedupJob:
             layout=self.sink.layout,
             fencepost=fencepost.__version__,
         )
+
+
+def _check_least(least: int, expected: str, **values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value}: expected {expected}")
 
 
 def _check_one_of(name: str, value: object, known: Sequence[object]) -> None:
