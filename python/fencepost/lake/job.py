@@ -238,23 +238,18 @@ class DedupJob:
         partition_by: str | None = None,
         sort_by: str | Sequence[str] | None = None,
     ) -> None:
-        policy = resolve(policy)
         self.log = source if isinstance(source, KafkaLog) else None
-        if columns is None and self.log is not None and policy.columns == Columns():
-            columns = "kafka-producer"
-        if columns is not None:
-            policy = policy.replace(columns=resolve_columns(policy, columns))
-        if self.log is not None:
-            _check_for_log(policy)
-            if source_options:
-                raise ValueError("source_options: a KafkaLog has options of its own: pass KafkaLog(options=...)")
-        if order_by is None and policy.depends_on_order:
+        self.policy = _policy_of(policy, columns, self.log)
+        if self.log is not None and source_options:
+            raise ValueError("source_options: a KafkaLog has options of its own: pass KafkaLog(options=...)")
+        self.order_by = (order_by,) if isinstance(order_by, str) else None if order_by is None else tuple(order_by)
+        if self.order_by is None and self.policy.depends_on_order:
             raise PolicyError(
-                f"policy {policy.name or policy.rules} depends on the order of rows, which files do not record: "
-                "pass order_by=[columns], or order_by=() if the order of file names, and of rows in a file, is the "
-                "true one"
+                f"policy {self.policy.name or self.policy.rules} depends on the order of rows, which files do not "
+                "record: pass order_by=[columns], or order_by=() if the order of file names, and of rows in a file, is "
+                "the true one"
             )
-        check_names((*policy.columns.names, *([order_by] if isinstance(order_by, str) else order_by or ())))
+        check_names((*self.policy.columns.names, *(self.order_by or ())))
         _check_one_of("rejects", rejects, get_args(Rejects))
         _check_one_of("on_reset", on_reset, get_args(OnReset))
         _check_one_of("on_conflict", on_conflict, get_args(OnConflict))
@@ -290,7 +285,7 @@ class DedupJob:
         self.source_name = self.source
         """The source's name in the state. Another name than the folder is for input that was converted for one run."""
         self.source_options = source_options
-        self.policy, self.scope, self.shards = policy, scope, shards
+        self.scope, self.shards = scope, shards
         self.shard_bytes_max = shard_bytes_max if shards is None else None
         self.task_bytes_max, self.task_spans_max = task_bytes_max, task_spans_max
         self.driver_spans_max, self.driver_state_bytes_max = driver_spans_max, driver_state_bytes_max
@@ -306,7 +301,6 @@ class DedupJob:
             )
         self.max_idle_ms, self.settle_ms, self.on_bad_file = max_idle_ms, settle_ms, on_bad_file
         self.clock_gap_max_ms = max_idle_ms if clock_gap_max_ms is None else clock_gap_max_ms
-        self.order_by = (order_by,) if isinstance(order_by, str) else None if order_by is None else tuple(order_by)
         # What a run exports from a log is used by this run only, so links are safe.
         self.plan, self.source_immutable = plan, source_immutable or self.log is not None
         self.retention = Retention(keep_versions, keep_versions_ms)
@@ -315,14 +309,7 @@ class DedupJob:
         self.state = State(open_store(uri, sync=sync, options=state_options), sink_options, engine or LocalEngine())
         if self.log or not open_place(self.source, source_options).has_ledger:
             self.check_no_slices()
-        if isinstance(sink, ForJobs):
-            sink = sink.for_job(state)
-        if isinstance(sink, str | os.PathLike):
-            place = absolute(sink)
-            if layout is None and not is_local(place):  # the state knows the layout, which saves a request to the sink
-                layout = cast("Layout | None", self.state.layout_at(place))
-            sink = _open_sink(place, layout, self.source, self.disk, sink_options)
-        self.sink: Sink = sink
+        self.sink = self._open_sink(sink, state, layout, sink_options)
         if schema != "strict" and not (self.sink.can_merge or self.sink.layout == "delta"):
             raise SinkError(
                 f"{self.sink.location}: schema={schema!r} cannot change this table, which defines its own columns. Add "
@@ -330,6 +317,30 @@ class DedupJob:
             )
         self.schema = schema
         self.arrangement = arrangement_of(target_file_bytes, partition_by, sort_by)
+        self._check_places(uri)
+
+    def _open_sink(
+        self,
+        sink: str | os.PathLike[str] | Sink | ForJobs,
+        state: str | os.PathLike[str],
+        layout: Layout | None,
+        options: dict[str, object] | None,
+    ) -> Sink:
+        if isinstance(sink, ForJobs):
+            return sink.for_job(state)
+        if not isinstance(sink, str | os.PathLike):
+            return sink
+        place = absolute(sink)
+        if layout is None and not is_local(place):  # the state knows the layout, which saves a request to the sink
+            layout = cast("Layout | None", self.state.layout_at(place))
+        if place != self.source:
+            return open_sink(place, layout or layout_of(place, options), self.disk, options)
+        if not is_local(place) or not is_delta(LocalStore(place)) or layout == "run":
+            raise SinkError(f"{place}: only a Delta table in a local folder can be both source and sink")
+        return open_sink(place, IN_PLACE, self.disk)
+
+    def _check_places(self, state: str) -> None:
+        """Raise SinkError for a sink that does not support the arguments, and for places that overlap."""
         if self.arrangement is not None and self.sink.layout not in get_args(Layout):
             raise SinkError(
                 f"{self.sink.location}: target_file_bytes, partition_by and sort_by are for folders, prefixes, and "
@@ -341,7 +352,7 @@ class DedupJob:
                 f"source is {self.source}"
             )
         shown = {} if self.is_in_place else {"sink": str(self.sink.location)}
-        _check_apart(self.slice, source=self.log.place if self.log else self.source, state=uri, **shown)
+        _check_apart(self.slice, source=self.log.place if self.log else self.source, state=state, **shown)
 
     @property
     def engine(self) -> Engine:
@@ -461,6 +472,18 @@ class DedupJob:
         )
 
 
+def _policy_of(policy: str | Policy, columns: Columns | str | None, log: KafkaLog | None) -> Policy:
+    """Return the policy with the job's identity columns. Raises PolicyError if it does not fit a log."""
+    found = resolve(policy)
+    if columns is None and log is not None and found.columns == Columns():
+        columns = "kafka-producer"
+    if columns is not None:
+        found = found.replace(columns=resolve_columns(found, columns))
+    if log is not None:
+        _check_for_log(found)
+    return found
+
+
 def _check_least(least: int, expected: str, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < least:
@@ -480,14 +503,6 @@ def _check_keep_checksums(value: object, is_compared: bool) -> None:
         raise PolicyError(
             f"keep_checksums={value!r} keeps checksums of the compared columns: pass compare_content, too"
         )
-
-
-def _open_sink(place: str, layout: Layout | None, source: str, disk: Disk, options: dict[str, object] | None) -> Sink:
-    if place == source:
-        if not is_local(place) or not is_delta(LocalStore(place)) or layout == "run":
-            raise SinkError(f"{place}: only a Delta table in a local folder can be both source and sink")
-        return open_sink(place, IN_PLACE, disk)
-    return open_sink(place, layout or layout_of(place, options), disk, options)
 
 
 def _check_apart(of_source: Slice, **places: str) -> None:
