@@ -119,7 +119,7 @@ def audit(
     reading = _Reading(opened.storage, files, constants, policy, columns, engine.slots)
     waiting = [_FileReader(place, reading) for place in range(len(files))]
     compared = columns_to_compare(compare_content)
-    shards = [_Shard(policy, columns, number, files, compared is not None) for number in range(engine.slots)]
+    shards = [_Shard(policy, columns, number, compared is not None) for number in range(engine.slots)]
     starts: list[int] = []
     first, total, done = 0, sum(files.bytes), 0
     ready: list[_ReadySpans] = []
@@ -131,7 +131,7 @@ def audit(
             reader = waiting[0]
             if len(starts) == reader.place:
                 starts.append(first)
-            ready.append(_ReadySpans(first, reader.place, kinds.checked(reader)))
+            ready.append(_ReadySpans(first, kinds.checked(reader)))
             reader.held = None
             if not reader.is_over:
                 break
@@ -389,17 +389,16 @@ class _ReadySpans:
 
     first: int
     """The number of the file's first row among the rows of all files."""
-    file: int
     dealt: Dealt
 
     @property
     def spans(self) -> int:
         return sum(len(batch) for _, batch in self.dealt)
 
-    def of(self, shard: int) -> list[tuple[int, pa.RecordBatch]]:
-        """Return (file, spans) of a shard, with row numbers across all files."""
+    def of(self, shard: int) -> list[pa.RecordBatch]:
+        """Return the spans of a shard, with row numbers across all files."""
         mine = [batch.drop_columns([FILE]) for number, batch in self.dealt if number == shard]
-        return [(self.file, it.set_column(it.schema.get_field_index(ROW), ROW, self._counted(it))) for it in mine]
+        return [it.set_column(it.schema.get_field_index(ROW), ROW, self._counted(it)) for it in mine]
 
     def _counted(self, batch: pa.RecordBatch) -> pa.Array:
         return pa.array(batch.column(ROW).to_numpy() + np.uint64(self.first))
@@ -408,9 +407,8 @@ class _ReadySpans:
 class _Shard:
     """The keys of one task: their table and their auditor."""
 
-    def __init__(self, policy: Policy, columns: Columns, number: int, files: Files, is_compared: bool) -> None:
-        self.number = number
-        self.columns, self.files = columns, files
+    def __init__(self, policy: Policy, columns: Columns, number: int, is_compared: bool) -> None:
+        self.number, self.columns = number, columns
         self.table = fencepost.StateTable(policy, keep=columns.kept)
         self.auditor = Auditor(policy, columns, self.table, is_compared)
         self.is_reorderable = True
@@ -419,11 +417,10 @@ class _Shard:
     def judge(self, ready_spans: list[_ReadySpans]) -> None:
         """Judge the shard's spans of this turn, those of one schema together."""
         mine = [it for ready in ready_spans for it in ready.of(self.number)]
-        for _, alike in groupby(mine, lambda it: it[1].schema):
-            files, batches = zip(*alike, strict=True)
-            self._judge(files[0], pa.Table.from_batches(batches).combine_chunks())
+        for _, alike in groupby(mine, lambda it: it.schema):
+            self._judge(pa.Table.from_batches(list(alike)).combine_chunks())
 
-    def _judge(self, file: int, spans: pa.Table) -> None:
+    def _judge(self, spans: pa.Table) -> None:
         order = hole_avoiding_order(spans, self.table, is_reorderable=True) if self.is_reorderable else None
         self.is_reorderable = order is not None
         spans = spans if order is None else spans.take(pa.array(order))
