@@ -112,14 +112,43 @@ def audit(
     check_names(columns.names)
     policy = policy.replace(columns=columns)
     engine = LocalEngine(threads)
-    show = progress or (lambda step, done, total: None)
     opened, files, place = list_source(source, source_options)
     read = columns.read(columns.kept) if opened.has_folder_columns else ()
     constants = constants_of(files, read, files.types)
     reading = _Reading(opened.storage, files, constants, policy, columns, engine.slots)
-    waiting = [_FileReader(place, reading) for place in range(len(files))]
     compared = columns_to_compare(compare_content)
     shards = [_Shard(policy, columns, number, compared is not None) for number in range(engine.slots)]
+    starts, problems = _judge_files(engine, reading, shards, progress or (lambda step, done, total: None))
+    unread = [reader.place for reader, _ in problems]
+    facts: dict[str, Any] = {}
+    if compared is not None:
+        facts = _compared(engine, shards, Content(opened.storage, files, columns, compared), starts, unread)
+    auditor = shards[0].auditor
+    for shard in shards[1:]:
+        auditor.merge(shard.auditor)
+    if problems and len(problems) == len(files) and not auditor.rows:
+        raise problems[0][1]
+    report = auditor.report(
+        *(shard.table for shard in shards),
+        order=ORDER if isinstance(opened, Folder) else ORDER_OF_TABLE,
+        producers_max=producers_max,
+        reset_rows_min=reset_rows_min,
+        source=place,
+        files=len(files) - len(problems),
+        bytes=sum(files.bytes) - sum(files.bytes[at] for at in unread),
+        unreadable=tuple((files.paths[reader.place], reader.reason) for reader, _ in problems),
+        ignored=files.ignored,
+        **facts,
+    )
+    return _with_files(report, files, np.array(starts, np.int64))
+
+
+def _judge_files(
+    engine: LocalEngine, reading: _Reading, shards: list[_Shard], show: Progress
+) -> tuple[list[int], list[tuple[_FileReader, Exception]]]:
+    """Read and judge all files. Returns the first row of each file, and the files that could not be read completely."""
+    files = reading.files
+    waiting = [_FileReader(place, reading) for place in range(len(files))]
     starts: list[int] = []
     first, total, done = 0, sum(files.bytes), 0
     ready: list[_ReadySpans] = []
@@ -144,28 +173,7 @@ def audit(
             engine.run("judge", partial(_Shard.judge, ready_spans=ready), shards)
             ready = []
         show("audit", done, total)
-    facts: dict[str, Any] = {}
-    if compared is not None:
-        unread = [reader.place for reader, _ in problems]
-        facts = _compared(engine, shards, Content(opened.storage, files, columns, compared), starts, unread)
-    auditor = shards[0].auditor
-    for shard in shards[1:]:
-        auditor.merge(shard.auditor)
-    if problems and len(problems) == len(files) and not auditor.rows:
-        raise problems[0][1]
-    report = auditor.report(
-        *(shard.table for shard in shards),
-        order=ORDER if isinstance(opened, Folder) else ORDER_OF_TABLE,
-        producers_max=producers_max,
-        reset_rows_min=reset_rows_min,
-        source=place,
-        files=len(files) - len(problems),
-        bytes=total - sum(files.bytes[reader.place] for reader, _ in problems),
-        unreadable=tuple((files.paths[reader.place], reader.reason) for reader, _ in problems),
-        ignored=files.ignored,
-        **facts,
-    )
-    return _with_files(report, files, np.array(starts, np.int64))
+    return starts, problems
 
 
 def _with_files(report: AuditReport, files: Files, borders: npt.NDArray[np.int64]) -> AuditReport:
