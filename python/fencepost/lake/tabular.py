@@ -44,7 +44,8 @@ def tabular_files(sources: Sequence[str]) -> list[str]:
 
 
 def _is_tabular(place: str) -> bool:
-    return place == STDIN or (is_local(place) and _ending(place) in _READERS and not os.path.isdir(place))
+    is_known = _ending(place) in _INFERRING_READERS or _ending(place) in _ARROW_READERS
+    return place == STDIN or (is_local(place) and is_known and not os.path.isdir(place))
 
 
 def _expanded(place: str) -> list[str]:
@@ -123,7 +124,9 @@ def _in_order(reader: Any, names: Sequence[str]) -> pa.RecordBatchReader:
 
 
 def _read(ending: str, file: Any, texts: Sequence[str]) -> Any:
-    return _INFERRING_READERS[ending](file, texts) if ending in CSV else _READERS[ending](file)
+    if ending in _ARROW_READERS:
+        return _ARROW_READERS[ending](file)
+    return _INFERRING_READERS[ending](file, texts if ending in CSV else ())
 
 
 def _converted(
@@ -211,7 +214,7 @@ def _sniffed(start: bytes) -> str:
 # `texts`: columns to read as text, whose types would be inferred otherwise
 
 
-def _csv(file: Any, texts: Sequence[str] = (), delimiter: str = ",") -> Any:
+def _csv(file: Any, texts: Sequence[str], delimiter: str = ",") -> Any:
     from pyarrow import csv
 
     types = dict.fromkeys(texts, pa.string())
@@ -222,11 +225,11 @@ def _csv(file: Any, texts: Sequence[str] = (), delimiter: str = ",") -> Any:
     )
 
 
-def _tsv(file: Any, texts: Sequence[str] = ()) -> Any:
+def _tsv(file: Any, texts: Sequence[str]) -> Any:
     return _csv(file, texts, "\t")
 
 
-def _json(file: Any, texts: Sequence[str] = ()) -> Any:
+def _json(file: Any, texts: Sequence[str]) -> Any:
     from pyarrow import json
 
     types = pa.schema([(name, pa.string()) for name in texts]) if texts else None
@@ -244,20 +247,6 @@ def _arrow(file: Any) -> Any:
     return pa.ipc.open_stream(file)
 
 
-def _arrows(file: Any) -> Any:
-    return pa.ipc.open_stream(file)
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    ".csv": _csv,
-    ".tsv": _tsv,
-    ".jsonl": _json,
-    ".ndjson": _json,
-    ".arrow": _arrow,
-    ".feather": _arrow,
-    ".ipc": _arrow,
-    ".arrows": _arrows,
-}
 _INFERRING_READERS: dict[str, Callable[[Any, Sequence[str]], Any]] = {
     ".csv": _csv,
     ".tsv": _tsv,
@@ -265,6 +254,12 @@ _INFERRING_READERS: dict[str, Callable[[Any, Sequence[str]], Any]] = {
     ".ndjson": _json,
 }
 """Of files whose types are inferred."""
+_ARROW_READERS: dict[str, Callable[[Any], Any]] = {
+    ".arrow": _arrow,
+    ".feather": _arrow,
+    ".ipc": _arrow,
+    ".arrows": pa.ipc.open_stream,
+}
 
 
 class _Checksum(io.RawIOBase):
