@@ -11,6 +11,7 @@ from pyarrow import csv  # type: ignore[import-untyped]
 
 from fencepost.errors import SourceError
 from fencepost.inputs import shown
+from fencepost.lake.times import with_zeros
 
 INTEGER = r"^(0|-?[1-9][0-9]*)$"
 """An integer that has only one spelling."""
@@ -59,12 +60,9 @@ def _integers(texts: pa.Array) -> pa.Array | None:
     if not pc.all(pc.match_substring_regex(texts, INTEGER), min_count=0).as_py():
         return None
     try:
-        numbers = texts.cast(pa.int64())
+        return with_zeros(texts.cast(pa.int64()))
     except pa.ArrowInvalid:
         return None  # more than 64 bits
-    # Zeros below null: a job recognizes rows by a checksum of their memory.
-    is_null = numbers.is_null().to_numpy(zero_copy_only=False) if numbers.null_count else None
-    return pa.array(pc.fill_null(numbers, 0).to_numpy(), mask=is_null)
 
 
 def _without_empty(texts: pa.Array) -> pa.Array:

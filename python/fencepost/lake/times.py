@@ -42,18 +42,18 @@ def with_times(
         rows = 0
         for batch in chain([first], reader) if first is not empty else ():
             columns = with_fields(batch, [column]).columns
-            columns[at] = _rebuilt(_times(columns[at], kind, f"{source}: column '{column}'", rows, source))
+            times = _times(columns[at], kind, f"{source}: column '{column}'", rows, source)
+            columns[at] = with_zeros(times.cast(pa.int64())).cast(kind)
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
             rows += len(batch)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def _rebuilt(times: pa.Array) -> pa.Array:
-    """Return the times with the same bytes in memory however they were computed: jobs recognize rows by a checksum."""
-    numbers = times.cast(pa.int64())
+def with_zeros(numbers: pa.Array) -> pa.Array:
+    """Return the numbers with zeros below nulls: a job recognizes rows by a checksum of their memory."""
     is_null = numbers.is_null().to_numpy(zero_copy_only=False) if numbers.null_count else None
-    return pa.array(pc.fill_null(numbers, 0).to_numpy(), mask=is_null).cast(times.type)
+    return pa.array(pc.fill_null(numbers, 0).to_numpy(), mask=is_null)
 
 
 def is_time(schema: pa.Schema, column: str | None) -> bool:
