@@ -47,11 +47,6 @@ Hashes = npt.NDArray[np.uint64]
 # Settings
 
 
-def kept_columns(wanted: tuple[str, ...]) -> list[str]:
-    """Return `Checksums.columns` for the columns that a job compares."""
-    return sorted(set(wanted))
-
-
 def rows_max(keep_checksums: int | str, policy: Policy) -> int | None:
     """Return for how many newest positions per key to keep checksums; None for all."""
     bounds = [] if isinstance(keep_checksums, str) else [keep_checksums]
@@ -81,7 +76,7 @@ def checked(
         )
     if keep_checksums in (None, 0) or compared is None:
         return None
-    columns = kept_columns(compared)
+    columns = sorted(set(compared))
     known = base.checksums if base else None
     if known is not None and known.columns != columns:
         reason = f"it keeps checksums of {_named(known.columns)}, but this job compares {_named(columns)}"
@@ -246,7 +241,7 @@ class Ranges:
 
     def add_repeats(self, shard: int, spans: pa.Table, policy: Policy, some: Stretches, repeats: Repeats) -> None:
         """Add the repeats whose kept row is not in this run. `some`: the stretches that `repeats` refers to."""
-        if policy.admit == "forward" and policy.late == "duplicate" and policy.wrap is not None:
+        if policy.takes_late_for_repeats and policy.wrap is not None:
             return  # a DUPLICATE may never have been kept, and its number may be that of a row of an earlier lap
         alone = np.flatnonzero(repeats.kept == NOT_HERE)
         stretch, offsets = repeats.stretch[alone], repeats.offsets[alone]
