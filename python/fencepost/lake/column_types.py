@@ -60,25 +60,17 @@ def check_types(
     return {**known, **{name: expected[name] for name in columns.keys if name in expected}}, misfits
 
 
-_NAMES = ("integer", "string", "binary")
-
-
 def type_name(kind: pa.DataType) -> str:
     """Return the name of a type as part of a key. It ignores the width of integers and texts."""
-    for name, is_one in zip(_NAMES, (pa.types.is_integer, _is_text, _is_binary), strict=True):
-        if is_one(kind):
-            return name
+    if pa.types.is_integer(kind):
+        return "integer"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return "string"
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return "binary"
     return str(kind)
 
 
 def _has_order(kind: pa.DataType) -> bool:
     """Return whether Arrow can sort by the type."""
     return not (pa.types.is_nested(kind) or pa.types.is_float16(kind) or pa.types.is_null(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
