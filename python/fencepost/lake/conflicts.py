@@ -177,7 +177,9 @@ def mark(refused_rows: pa.Table, conflicts: pa.Table) -> pa.Table:
     order = np.lexsort((conflicts["row"].to_numpy(), conflicts["file"].to_numpy()))
     files, rows = conflicts["file"].to_numpy()[order], conflicts["row"].to_numpy()[order]
     # Find the range of each conflict, and cut it before and after the row.
-    of = np.array([_place(file, row, *it) for it in _ends(files, rows, file)], np.int64)
+    lows, highs = np.searchsorted(file, files, "left").tolist(), np.searchsorted(file, files, "right").tolist()
+    found = zip(lows, highs, rows.tolist(), strict=True)
+    of = np.array([low + np.searchsorted(row[low:high], it, "right") - 1 for low, high, it in found], np.int64)
     firsts = np.concatenate([row, rows, rows + np.uint64(1)])
     of_range = np.concatenate([np.arange(len(row)), of, of])
     is_conflict = np.concatenate([np.zeros(len(row), bool), np.ones(len(rows), bool), np.zeros(len(rows), bool)])
@@ -191,15 +193,6 @@ def mark(refused_rows: pa.Table, conflicts: pa.Table) -> pa.Table:
     verdicts = np.where(is_conflict, np.uint8(Verdict.CONFLICT), verdict[of_range])[is_any]
     columns = [file[of_range][is_any], firsts[is_any], counts[is_any].astype(np.uint64), verdicts]
     return pa.table(columns, schema=refused_rows.schema)
-
-
-def _ends(files: npt.NDArray[Any], rows: npt.NDArray[Any], file: npt.NDArray[Any]) -> list[tuple[int, int, int]]:
-    low, high = np.searchsorted(file, files, "left"), np.searchsorted(file, files, "right")
-    return list(zip(low.tolist(), high.tolist(), rows.tolist(), strict=True))
-
-
-def _place(file: npt.NDArray[Any], row: npt.NDArray[Any], low: int, high: int, wanted: int) -> int:
-    return low + int(np.searchsorted(row[low:high], wanted, "right")) - 1
 
 
 def _sum(rows: pa.Table, name: str) -> int:
