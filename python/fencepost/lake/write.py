@@ -305,24 +305,19 @@ def _rewrite(
 
 
 def quarantine_all(places: Places, item: WriteItem, place: int, refused_rows: pa.Table, written: Written) -> None:
-    dropped = {Verdict.CONFLICT} if item.drops_conflicts else set()
-    for verdict in [it for it in _verdicts_to_quarantine(refused_rows, item.rejects) if it not in dropped]:
-        _reject(places, item, place, refused_rows.filter(pc.equal(refused_rows["verdict"], verdict)), verdict, written)
-
-
-def _reject(
-    places: Places, item: WriteItem, place: int, refused_rows: pa.Table, verdict: int, written: Written
-) -> None:
-    ordinal, of_verdict = item.first + place, Verdict(verdict).name
-    name = new_name(f"reject-{of_verdict}-{ordinal:05}")
-    done = _rewrite(places, item, place, name, refused_rows, keep=True)
-    written.rejects.append((ordinal, of_verdict, name, done.rows, done.bytes, done.footer_crc))
-
-
-def _verdicts_to_quarantine(refused_rows: pa.Table, rejects: Rejects) -> list[int]:
-    """Return the verdicts of the rows to quarantine."""
-    found: list[int] = sorted(pc.unique(refused_rows["verdict"]).to_pylist()) if rejects != "none" else []
-    return found if rejects == "all" else [verdict for verdict in found if verdict != Verdict.DUPLICATE]
+    """Write the refused rows of a file that are quarantined, to one file per verdict."""
+    if item.rejects == "none":
+        return
+    ordinal = item.first + place
+    for verdict in map(Verdict, sorted(pc.unique(refused_rows["verdict"]).to_pylist())):
+        if verdict == Verdict.CONFLICT and item.drops_conflicts:
+            continue
+        if verdict == Verdict.DUPLICATE and item.rejects == "copy":
+            continue
+        name = new_name(f"reject-{verdict.name}-{ordinal:05}")
+        some = refused_rows.filter(pc.equal(refused_rows["verdict"], verdict.value))
+        done = _rewrite(places, item, place, name, some, keep=True)
+        written.rejects.append((ordinal, verdict.name, name, done.rows, done.bytes, done.footer_crc))
 
 
 def _ranges(refused_rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
