@@ -44,6 +44,7 @@ from fencepost.lake.write import (
     quarantine_all,
     refused_by_file,
     rows_not_written,
+    rows_of_file,
     write_file,
 )
 from fencepost.state.hive import HIVE_NULL, hive_folders, hive_values
@@ -314,7 +315,7 @@ class _Batch:
         found = []
         for source, member in enumerate(self.sources):
             gone_first, gone_count = (self.not_kept[member][it].to_numpy().astype(np.int64) for it in ("row", "count"))
-            rows = self._rows_of_file(member)
+            rows = rows_of_file(self.item, member)
             borders = np.concatenate([[0], np.sort(np.concatenate([gone_first, gone_first + gone_count])), [rows]])
             first, end = borders[::2], borders[1::2]
             found.append((np.full(len(first), source), first, end - first))
@@ -333,7 +334,7 @@ class _Batch:
     def _dealt(self) -> Iterator[list[tuple[str, Ranges]]]:
         """Yield (folder, rows) of each output, for as many rows at a time as memory allows."""
         size = sum(self.item.files.bytes[it] for it in self.sources)
-        row_bytes = max(1, size // max(1, sum(map(self._rows_of_file, self.sources))))
+        row_bytes = max(1, size // max(1, sum(rows_of_file(self.item, it) for it in self.sources)))
         held, count = [], 0
         rows_max = min(HELD_ROWS, max(1, HELD_BYTES // row_bytes))
         for source, member in enumerate(self.sources):
@@ -411,11 +412,6 @@ class _Batch:
 
     # Files
 
-    def _rows_of_file(self, member: int) -> int:
-        if self.row_range is not None:
-            return self.row_range.rows_of_file
-        return self.item.rows[member] + _vector_rows(self.item.files, member)
-
     def _groups(self, file: Any) -> tuple[list[int], int]:
         """Return the row groups to write, and the number of their first row."""
         counts = [file.metadata.row_group(it).num_rows for it in range(file.metadata.num_row_groups)]
@@ -448,12 +444,6 @@ class _Batch:
                 value = base64.b64encode(schema.serialize())
             found.append((key.decode(errors="replace"), value.decode(errors="replace")))
         return found
-
-
-def _vector_rows(files: Files, place: int) -> int:
-    from fencepost.state.vectors import rows_of
-
-    return len(rows_of(files.vectors[place]))
 
 
 def _nonempty(sources: Numbers, first: Numbers, counts: Numbers) -> Ranges:

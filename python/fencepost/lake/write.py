@@ -187,9 +187,15 @@ def _mark(
 
 
 def _marked(item: WriteItem, place: int, refused: int, vector: dict[str, Any] | None) -> dict[str, Any]:
-    rows = item.rows[place] + len(rows_of(item.files.vectors[place]))
-    ordinal = item.first + place
+    rows, ordinal = rows_of_file(item, place), item.first + place
     return {"path": item.files.paths[place], "ordinal": ordinal, "rows": rows, "refused": refused, "vector": vector}
+
+
+def rows_of_file(item: WriteItem, place: int) -> int:
+    """Return the number of all rows of a file: also those that are deleted, and those outside of the row range."""
+    if item.row_range is not None:
+        return item.row_range.rows_of_file
+    return item.rows[place] + len(rows_of(item.files.vectors[place]))
 
 
 def add_output(written: Written, ordinal: int, name: str, facts: tuple[int, int, int], folder: str = "") -> None:
