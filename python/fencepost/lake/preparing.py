@@ -102,7 +102,11 @@ def _problem_of_aligned(run: Run, reading: Reading, files: Files) -> str:
 def _prepare_aligned(run: Run, items: list[ScanItem], files: Files) -> Prepared | None:
     """Run the aligned plan. Returns None if a key turns out to be in several groups."""
     job = run.job
-    aligned = run.tasks("align", partial(align, run.places), [_align_item(run, item) for item in items])
+    aligning = [
+        AlignItem(scan=it, rejects=job.rejects, may_link=run.may_link, tells_schemas=job.sink.has_schema)
+        for it in items
+    ]
+    aligned = run.tasks("align", partial(align, run.places), aligning)
     problems = [it.problem for it in aligned if it.problem]
     if problems:
         _fall_back(run, problems[0])
@@ -146,14 +150,4 @@ def _reading(run: Run) -> Reading:
         reset_rows_min=job.reset_rows_min,
         compares=job.compare_content is not None,
         keeps_checksums=run.checksums is not None,
-    )
-
-
-def _align_item(run: Run, item: ScanItem) -> AlignItem:
-    job = run.job
-    return AlignItem(
-        scan=item,
-        rejects=job.rejects,
-        may_link=run.may_link,
-        tells_schemas=job.sink.has_schema,
     )
