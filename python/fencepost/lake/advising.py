@@ -27,7 +27,7 @@ from fencepost.errors import SourceError
 from fencepost.findings import ADVICE_ROWS
 from fencepost.lake.auditing import Sources, list_source, places_of
 from fencepost.lake.files import Constants, constants_of
-from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
+from fencepost.lake.scan import FILE, LENGTH, ROW, check_names, numbers_within
 from fencepost.lake.tabular import STDIN, open_rows, tabular_files
 from fencepost.policy import Columns
 from fencepost.state.hive import hive_values
@@ -134,8 +134,7 @@ def _expanded(spans: pa.RecordBatch, columns: Columns, wanted: int) -> pa.Table:
     lengths = spans.column(LENGTH).to_numpy().astype(np.int64)
     lengths = np.clip(wanted - spans.column(ROW).to_numpy().astype(np.int64), 0, lengths)
     of_row = np.repeat(np.arange(len(spans)), lengths)
-    within = np.arange(len(of_row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     names = [name for name in spans.schema.names if name not in (LENGTH, FILE, ROW)]
     rows = pa.table([spans.column(name) for name in names], names=names).take(pa.array(of_row))
-    seq = rows[columns.seq].combine_chunks().cast(pa.int64()).to_numpy() + within
+    seq = rows[columns.seq].combine_chunks().cast(pa.int64()).to_numpy() + numbers_within(lengths)
     return rows.set_column(names.index(columns.seq), columns.seq, pa.array(seq))

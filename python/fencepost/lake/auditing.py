@@ -30,7 +30,7 @@ from fencepost.lake.column_types import type_name
 from fencepost.lake.conflicts import PAIRS, Content
 from fencepost.lake.files import Constants, Files, constants_of
 from fencepost.lake.order import hole_avoiding_order
-from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
+from fencepost.lake.scan import FILE, LENGTH, ROW, check_names, numbers_within
 from fencepost.lake.slices import Slice, is_glob, source_of
 from fencepost.lake.sources import Folder, Stored, open_place
 from fencepost.lake.storage import Storage, open_storage, unchanged
@@ -445,7 +445,7 @@ def _batched_spans(spans: pa.Table, seq: str, wrap: int | None) -> Iterator[pa.T
     if len(lengths) and lengths.max() > CALL_ROWS:
         counts = -(-lengths // CALL_ROWS)
         cut = spans.take(pa.array(np.repeat(np.arange(len(lengths)), counts)))
-        skipped = _within(counts) * CALL_ROWS
+        skipped = numbers_within(counts) * CALL_ROWS
         numbers = cut[seq].cast(pa.int64()).to_numpy() + skipped
         columns = {
             seq: pa.array(numbers % wrap if wrap else numbers),
@@ -471,12 +471,5 @@ def _rows(spans: pa.Table) -> tuple[Numbers, Numbers]:
     lengths = spans[LENGTH].to_numpy().astype(np.int64)
     places = spans[ROW].to_numpy().astype(np.int64)
     if lengths.sum() > len(lengths):
-        places = np.repeat(places, lengths) + _within(lengths)
+        places = np.repeat(places, lengths) + numbers_within(lengths)
     return lengths, places
-
-
-def _within(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return 0, 1, … count - 1 for each count."""
-    ends = np.cumsum(counts)
-    within: npt.NDArray[np.int64] = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
-    return within

@@ -24,7 +24,7 @@ from fencepost.errors import BatchError, SnapshotError
 from fencepost.lake.files import Files
 from fencepost.lake.parts import RowRange
 from fencepost.lake.repeats import NOT_HERE, Repeats, Stretches, key_columns
-from fencepost.lake.scan import FILE, ROW
+from fencepost.lake.scan import FILE, ROW, numbers_within
 from fencepost.lake.storage import Storage, content_errors, unchanged
 from fencepost.policy import Columns, Policy
 from fencepost.resets import ROWS_TOGETHER, Numbers
@@ -376,8 +376,7 @@ def _keep(
     writer: SegmentWriter,
 ) -> None:
     counts = accepted[COUNT].to_numpy()
-    offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    rows = np.repeat(accepted[ROW].to_numpy(), counts) + offsets.astype(np.uint64)
+    rows = np.repeat(accepted[ROW].to_numpy(), counts) + numbers_within(counts).astype(np.uint64)
     new = KeptSums(
         accepted.drop_columns([FILE, ROW, SHARD]),
         sums.of(np.repeat(accepted[FILE].to_numpy(), counts), rows).astype(np.uint32),

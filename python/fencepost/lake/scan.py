@@ -322,7 +322,7 @@ def without(batch: pa.RecordBatch, firsts: Rows, counts: Rows, seq: str) -> tupl
         return batch, 0
     # A span with n ranges in it leaves n + 1 parts, some of them empty.
     of_part = np.repeat(np.arange(len(starts)), cuts + 1)
-    number = np.arange(len(of_part)) - np.repeat(np.cumsum(cuts + 1) - (cuts + 1), cuts + 1)
+    number = numbers_within(cuts + 1)
     before, behind = low[of_part] + number - 1, low[of_part] + number
     ends = starts + lengths
     padded_ends, padded_firsts = np.append(firsts + counts, 0), np.append(firsts, 0)
@@ -419,6 +419,13 @@ class _Writer:
         joined = {shard: pa.concat_batches(by_shard[shard]) for shard in sorted(by_shard)}
         self.exchanges.append(write_exchange(self.scratch, joined))
         self.held, self.spans = [], 0
+
+
+def numbers_within(counts: npt.NDArray[Any]) -> Places:
+    """Return 0, 1, … count - 1 for each count."""
+    ends = np.cumsum(counts)
+    within: Places = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    return within
 
 
 def by_number(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

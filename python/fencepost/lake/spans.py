@@ -8,7 +8,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost import Verdict
 from fencepost.lake.repeats import Stretches, key_columns
-from fencepost.lake.scan import FILE, LENGTH, ROW, cut_spans
+from fencepost.lake.scan import FILE, LENGTH, ROW, cut_spans, numbers_within
 from fencepost.policy import Policy
 from fencepost.state.changelog import sparse_numbers
 
@@ -30,7 +30,7 @@ def cut_at_blocks(spans: pa.Table, seq: str) -> tuple[pa.Table, Numbers, Numbers
     last = first + (spans[LENGTH].to_numpy().astype(np.int64) - 1)
     counts = (last >> BLOCK_BITS) - (first >> BLOCK_BITS) + 1
     of_span = np.repeat(np.arange(len(spans)), counts)
-    block = (first >> BLOCK_BITS)[of_span] + np.arange(len(of_span)) - np.repeat(np.cumsum(counts) - counts, counts)
+    block = (first >> BLOCK_BITS)[of_span] + numbers_within(counts)
     if len(of_span) == len(spans):
         return spans, of_span, block
     begin = np.maximum(first[of_span], block << BLOCK_BITS)
