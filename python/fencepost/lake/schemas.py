@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -38,19 +37,19 @@ def check_schemas(
     because either of two schemas may be the right one.
     """
     schema, where, misfits = known, "the sink has", dict[str, str]()
-    for read, paths_of in _distinct(scanned):
+    for group, number in ((it, number) for it in scanned for number in range(len(it.schemas))):
         try:
-            found = columns_of(read)
+            found = columns_of(group.schemas[number])
             problem = _problem(schema, found, rule, where)
         except BatchError as error:
             problem = str(error.column), error.message
         if problem is None:
             if schema is None:
-                where = f"{paths_of()[0]} has"
+                where = f"{_paths(group, number)[0]} has"
             schema = found if schema is None else merged(schema, found)
             continue
         column, reason = problem
-        paths = paths_of()
+        paths = _paths(group, number)
         if known is None or not sets_aside:
             raise BatchError(f"{paths[0]}: column '{column}': {reason}", column=column)
         misfits |= {path: f"{path}: column '{column}': {reason}" for path in paths}
@@ -85,14 +84,8 @@ def from_text(text: str) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
-def _distinct(scanned: Iterable[Scanned]) -> Iterator[tuple[pa.Schema, Callable[[], list[str]]]]:
-    """Yield each distinct schema of a task's files, with a function that returns the full paths of its files."""
-    for group in scanned:
-        for number, schema in enumerate(group.schemas):
-            yield schema, partial(_paths, group, number)
-
-
 def _paths(group: Scanned, schema: int) -> list[str]:
+    """Return the full paths of the files with one of a task's schemas."""
     return [group.files.full_path(place) for place, it in enumerate(group.schema) if it == schema]
 
 
