@@ -20,17 +20,7 @@ import fencepost
 from fencepost import StateTable, Verdict
 from fencepost.lake.judge import SHOWN_MAX
 from fencepost.lake.refused import merge_refused, refused_ranges, write_refused
-from fencepost.lake.scan import (
-    FILE,
-    LENGTH,
-    ROW,
-    Exchange,
-    ScanItem,
-    Scanned,
-    deal_spans,
-    read_batch,
-    scan,
-)
+from fencepost.lake.scan import FILE, LENGTH, ROW, Exchange, ScanItem, Scanned, deal_spans, scan
 from fencepost.lake.write import Places, Rejects, WriteItem, Written, write
 from fencepost.policy import Policy
 from fencepost.state.scratch import Scratch
@@ -80,7 +70,7 @@ def align(places: Places, item: AlignItem) -> Aligned:
     border = 0
     for exchange in scanned.exchanges:
         (data,) = scratch.read_ranges([(exchange.name, 0, int(exchange.bytes[0]))])
-        spans = pa.Table.from_batches([read_batch(data, exchange.schema)])
+        spans = pa.Table.from_batches([pa.ipc.read_record_batch(data, exchange.schema)])
         verdicts = table.apply_spans(spans, LENGTH, reading.policy.columns)
         refused_rows.append(refused_ranges(spans, np.asarray(pa.array(verdicts.verdict))))
         for verdict, count in verdicts.counts.items():

@@ -42,7 +42,7 @@ def with_keys(
             columns = batch.columns
             for place in places:
                 texts, where = columns[place], f"{source}: column '{schema.names[place]}'"
-                columns[place] = _without_empty(texts)
+                columns[place] = pc.if_else(pc.equal(texts, ""), None, texts)
                 if schema.types[place] == pa.int64():
                     columns[place] = _integers(texts)
                     if columns[place] is None:
@@ -63,10 +63,6 @@ def _integers(texts: pa.Array) -> pa.Array | None:
         return with_zeros(texts.cast(pa.int64()))
     except pa.ArrowInvalid:
         return None  # more than 64 bits
-
-
-def _without_empty(texts: pa.Array) -> pa.Array:
-    return pc.if_else(pc.equal(texts, ""), None, texts)
 
 
 def _not_an_integer(texts: pa.Array, rows_before: int, where: str, path: str) -> SourceError:

@@ -21,7 +21,7 @@ from fencepost.lake.kept_content import Kept, Ranges
 from fencepost.lake.order import hole_avoiding_order
 from fencepost.lake.refused import Refused, merge_refused, refused_ranges, write_refused
 from fencepost.lake.repeats import find_resets
-from fencepost.lake.scan import LENGTH, Exchange, Reading, read_batch
+from fencepost.lake.scan import LENGTH, Exchange, Reading
 from fencepost.lake.spans import joined
 from fencepost.state.changelog import changes, count_lines, write_piece
 from fencepost.state.decision import Shard
@@ -274,7 +274,7 @@ def by_shard(scratch: Scratch, exchanges: ExchangeFiles, parts: Parts) -> Iterat
             for place in range(first, end):
                 exchange = int(parts.exchange[place])
                 data = read[exchange].slice(int(parts.begin[place]) - first_bytes[exchange], int(parts.bytes[place]))
-                batches.append(read_batch(data, schemas[exchanges.schema[exchange]]))
+                batches.append(pa.ipc.read_record_batch(data, schemas[exchanges.schema[exchange]]))
             yield int(parts.shard[first]), gather(batches)
 
 

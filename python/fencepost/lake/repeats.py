@@ -71,7 +71,7 @@ class Repeats:
 def find_repeats(spans: pa.Table, some: Stretches, policy: Policy) -> Iterator[Repeats]:
     """Yield the DUPLICATE rows of `some` (accepted and duplicate stretches), with the rows of this run that they
     repeat."""
-    groups = _numbers(spans, policy, by_epoch=True)[some.spans]
+    groups = numbered(pa.table(key_columns(spans, policy, by_epoch=True)))[some.spans]
     seqs = spans[policy.columns.seq].to_numpy().astype(np.int64)[some.spans] + some.offsets
     if policy.wrap is not None:
         seqs %= policy.wrap
@@ -164,10 +164,6 @@ def find_resets(
     for name, values in figures.items():
         found = found.append_column(name, pa.array(values.astype(np.int64)))
     return found
-
-
-def _numbers(spans: pa.Table, policy: Policy, by_epoch: bool) -> Numbers:
-    return numbered(pa.table(key_columns(spans, policy, by_epoch)))
 
 
 def key_columns(spans: pa.Table, policy: Policy, by_epoch: bool) -> dict[str, pa.ChunkedArray]:

@@ -464,13 +464,8 @@ def write_exchange(scratch: Scratch, batches: dict[int, pa.RecordBatch]) -> Exch
     )
 
 
-def read_batch(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """Read a record batch of an exchange file without copying."""
-    return pa.ipc.read_record_batch(data, schema)
-
-
 def files_in(scratch: Scratch, exchange: Exchange) -> list[int]:
     """Return the ordinals of the files whose spans are in the exchange file."""
     ranges = [(exchange.name, begin, end) for begin, end in pairwise([0, *exchange.ends.tolist()])]
-    batches = [read_batch(data, exchange.schema) for data in scratch.read_ranges(ranges)]
+    batches = [pa.ipc.read_record_batch(data, exchange.schema) for data in scratch.read_ranges(ranges)]
     return sorted({ordinal for batch in batches for ordinal in batch.column(FILE).unique().to_pylist()})
