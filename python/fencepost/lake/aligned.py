@@ -18,7 +18,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 import fencepost
 from fencepost import StateTable, Verdict
-from fencepost.lake.judge import SHOWN_MAX
+from fencepost.lake.judge import Judged, add_row_figures
 from fencepost.lake.refused import merge_refused, refused_ranges, write_refused
 from fencepost.lake.scan import FILE, LENGTH, ROW, Exchange, ScanItem, Scanned, deal_spans, scan
 from fencepost.lake.write import Places, Rejects, WriteItem, Written, write
@@ -34,7 +34,7 @@ class AlignItem:
     tells_schemas: bool
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Aligned:
     scanned: Scanned
     """Its exchanges contain claims."""
@@ -64,26 +64,25 @@ def align(places: Places, item: AlignItem) -> Aligned:
     reading, scratch = item.scan.reading, places.scratch
     in_one = dataclasses.replace(item.scan, reading=dataclasses.replace(reading, shards=1))
     scanned = scan(places.storage, scratch, in_one)
-    aligned = Aligned(scanned=scanned)
-    table = StateTable(reading.policy)
+    table, judged = StateTable(reading.policy), Judged()
     refused_rows = []
-    border = 0
     for exchange in scanned.exchanges:
         (data,) = scratch.read_ranges([(exchange.name, 0, int(exchange.bytes[0]))])
         spans = pa.Table.from_batches([pa.ipc.read_record_batch(data, exchange.schema)])
         verdicts = table.apply_spans(spans, LENGTH, reading.policy.columns)
         refused_rows.append(refused_ranges(spans, np.asarray(pa.array(verdicts.verdict))))
-        for verdict, count in verdicts.counts.items():
-            if count and verdict != Verdict.ACCEPTED:
-                aligned.refused[verdict.name] = aligned.refused.get(verdict.name, 0) + count
-        border += verdicts.border
-        aligned.stale_epoch += verdicts.stale_epoch
-        aligned.stale.append(pa.table(verdicts.stale).slice(0, SHOWN_MAX))
-    claims, aligned.problem = _claims(table, item.scan, border)
-    if not aligned.problem:
-        scanned.exchanges = [_deal(claims, item.scan, scratch)] if len(claims) else []
-        aligned.written = _write(places, item, scanned, [it for it in refused_rows if len(it)])
-    return aligned
+        add_row_figures(verdicts, judged)
+    claims, problem = _claims(table, item.scan, judged.border)
+    if problem:
+        return Aligned(scanned=scanned, problem=problem)
+    scanned.exchanges = [_deal(claims, item.scan, scratch)] if len(claims) else []
+    return Aligned(
+        scanned=scanned,
+        written=_write(places, item, scanned, [it for it in refused_rows if len(it)]),
+        refused={name: count for name, count in judged.counts.items() if name != Verdict.ACCEPTED.name},
+        stale_epoch=judged.stale_epoch,
+        stale=judged.stale,
+    )
 
 
 def _write(places: Places, item: AlignItem, scanned: Scanned, refused_rows: list[pa.Table]) -> Written:
