@@ -75,8 +75,8 @@ def advise(
 
     @cache
     def footer(at: int) -> Any:
-        path, facts = path_and_object(at)
-        return parquet_footer(path, object=facts)
+        path, object_ = path_and_object(at)
+        return parquet_footer(path, object=object_)
 
     # Only files with rows have bounds, which say whether a column can be an epoch.
     first = next((at for at in range(len(files)) if footer(at).rows), 0)
@@ -90,8 +90,7 @@ def advise(
     tables: list[pa.Table] = []
     count, is_all = 0, True
     for at in range(len(files)):
-        path, facts = path_and_object(at)
-        scan = _scan(path, found, constants[at], facts)
+        scan = _scan(*path_and_object(at), found, constants[at])
         wanted = scan.rows if rows_max is None else min(scan.rows, rows_max - count)
         tables += _rows(scan, found, wanted)
         count += wanted
@@ -103,20 +102,20 @@ def advise(
     return advise_table(joined, found, is_all=is_all, source=place, untracked=untracked)
 
 
-def _head(path: str, facts: Any, footer_schema: Any) -> pa.Table:
+def _head(path: str, object_: Any, footer_schema: Any) -> pa.Table:
     """Return two rows with the minimum and maximum of each column of the first row group; null for other types."""
     schema = pa.schema(footer_schema)
     numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
-    bounds = parquet_footer(path, numbers, object=facts).bounds
+    bounds = parquet_footer(path, numbers, object=object_).bounds
     known = {name: found[0] for name, found in bounds.items() if found and found[0] is not None}
     columns = [pa.array(known.get(field.name, (None, None)), field.type) for field in schema]
     return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def _scan(path: str, columns: Columns, constants: Constants, facts: Any) -> SpanScan:
+def _scan(path: str, object_: Any, columns: Columns, constants: Constants) -> SpanScan:
     has_times = columns.timestamp is not None
     rules = base_policy(columns).replace(wrap=None)
-    return SpanScan(path, columns, 1, timestamp=has_times, constants=constants, policy=rules, object=facts)
+    return SpanScan(path, columns, 1, timestamp=has_times, constants=constants, policy=rules, object=object_)
 
 
 def _rows(scan: SpanScan, columns: Columns, wanted: int) -> Iterator[pa.Table]:
