@@ -103,7 +103,7 @@ class Files:
 def constants_of(
     files: Files,
     names: Sequence[str],
-    types: Mapping[str, str] | None = None,
+    types: Mapping[str, str],
     bad: dict[str, str] | None = None,
 ) -> list[Constants]:
     """Return for each file the column values in its folder names. A file in another folder may have the column itself.
@@ -115,8 +115,7 @@ def constants_of(
     folders = files.folders()
     values = {folder: hive_values(folder) for folder in dict.fromkeys(folders)}
     wanted = [name for name in names if any(name in it for it in values.values())]
-    known = types or {}
-    problems = {folder: it for folder, found in values.items() if (it := _misfit(found, wanted, known)) is not None}
+    problems = {folder: it for folder, found in values.items() if (it := _misfit(found, wanted, types)) is not None}
     for place, folder in enumerate(folders):
         if folder in problems:
             name, problem = problems[folder]
@@ -128,7 +127,7 @@ def constants_of(
     numeric = {name: all(_is_number(it[name]) for it in fit.values() if name in it) for name in wanted}
 
     def typed(name: str, value: str | None) -> int | str | None:
-        is_integer = known.get(name, "integer") == "integer" and numeric[name]
+        is_integer = types.get(name, "integer") == "integer" and numeric[name]
         return int(value) if value is not None and is_integer else value
 
     constants = {folder: {name: typed(name, it[name]) for name in wanted if name in it} for folder, it in fit.items()}
