@@ -21,14 +21,13 @@ def check_types(
     known: Mapping[str, str],
     order_by: Sequence[str],
     *,
-    sets_aside: bool,
+    quarantines_misfits: bool,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return (types of the key parts from now on, full path to reason of the files that do not match).
 
     `known`: the types so far (`Decision.key_types`). The width of integers and texts does not matter. Raises BatchError
-    for the first file that does not match, unless such files are quarantined (`sets_aside`). Raises it in any case if
-    no file was read before, because either type may be the right one. Raises BatchError for an `order_by` column that
-    cannot be sorted.
+    for the first file that does not match, unless such files are quarantined. Raises it in any case if no file was read
+    before, because either type may be the right one. Raises BatchError for an `order_by` column that cannot be sorted.
     """
     misfits: dict[str, str] = {}
     expected = dict(known)
@@ -47,7 +46,7 @@ def check_types(
                 )
             problem = f"column '{misfit.name}': is of type {type_name(misfit.type)}; {reason}"
             paths = paths_of(exchange)
-            if not (known and sets_aside):
+            if not (known and quarantines_misfits):
                 raise BatchError(f"{paths[0]}: {problem}", column=misfit.name)
             misfits |= {path: f"{path}: {problem}" for path in paths}
             continue

@@ -189,12 +189,10 @@ def _quarantined(run: Run, found: Found) -> Any:
 
     The footer's checksum distinguishes such a file from a good one that replaces it with equal size and time.
     """
-    aside = found.quarantined
-    files = Files(
-        found.files.root, aside.path, aside.bytes, aside.mtime_ns, aside.inode, aside.etag, [None] * len(aside)
-    )
+    bad = found.quarantined
+    files = Files(found.files.root, bad.path, bad.bytes, bad.mtime_ns, bad.inode, bad.etag, [None] * len(bad))
     crcs = ask_footers(run.ask, run.storage, files, as_listed=True)
-    return file_table(vars(aside) | {"footer_crc": crcs})
+    return file_table(vars(bad) | {"footer_crc": crcs})
 
 
 def _inputs(found: Found) -> Inputs:

@@ -118,7 +118,7 @@ class ScanItem:
     constants: list[Constants]
     left_out: dict[str, str]
     """Files to leave out: full path to reason."""
-    sets_aside: bool
+    quarantines_misfits: bool
     """Whether to leave out files with wrong columns, types or values. Otherwise they raise an error."""
     reading: Reading
     part: tuple[int, int] = WHOLE
@@ -244,7 +244,7 @@ def _read_file(
         except SourceError as error:
             return facts, None, error.message
         except BatchError as error:
-            if not item.sets_aside:
+            if not item.quarantines_misfits:
                 raise
             found.misfit = found.misfit or error
             return facts, None, error.message

@@ -39,7 +39,7 @@ def scan_items(run: Run, files: Files, reading: Reading, *, splits: bool = True)
             first=first,
             constants=constants[first:end],
             left_out=run.left_out.of(some),
-            sets_aside=run.left_out.quarantines_misfits,
+            quarantines_misfits=run.left_out.quarantines_misfits,
             reading=reading,
             part=part,
         )
@@ -97,7 +97,7 @@ def _check_columns(run: Run, found: Found, scanned: list[Scanned]) -> None:
         columns,
         known,
         order_by,
-        sets_aside=run.left_out.quarantines_misfits,
+        quarantines_misfits=run.left_out.quarantines_misfits,
     )
     run.left_out.add_bad(misfits)
     if run.job.sink.can_merge and not run.is_seed:
@@ -106,7 +106,7 @@ def _check_columns(run: Run, found: Found, scanned: list[Scanned]) -> None:
             run.known_schema,
             run.job.schema,
             run.job.sink.columns_of,
-            sets_aside=run.left_out.quarantines_misfits,
+            quarantines_misfits=run.left_out.quarantines_misfits,
         )
         run.left_out.add_bad(misfits)
     if run.job.arrangement is not None and not run.is_seed:

@@ -28,7 +28,7 @@ def check_schemas(
     rule: SchemaRule,
     columns_of: Callable[[pa.Schema], pa.Schema],
     *,
-    sets_aside: bool,
+    quarantines_misfits: bool,
 ) -> tuple[pa.Schema | None, dict[str, str]]:
     """Return (the sink's schema from now on, full path to reason of the files that do not match).
 
@@ -50,7 +50,7 @@ def check_schemas(
             continue
         column, reason = problem
         paths = _paths(group, number)
-        if known is None or not sets_aside:
+        if known is None or not quarantines_misfits:
             raise BatchError(f"{paths[0]}: column '{column}': {reason}", column=column)
         misfits |= {path: f"{path}: column '{column}': {reason}" for path in paths}
     return schema, misfits
