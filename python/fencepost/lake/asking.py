@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from fencepost._native import parquet_footer
+from fencepost._native import ParquetFooter, parquet_footer
 from fencepost.errors import FencepostError, SourceError, StoreError
 from fencepost.lake.files import Facts, Files
 from fencepost.lake.storage import Storage, retry
@@ -112,9 +112,8 @@ def rows_of(storage: Storage, item: FileItem) -> list[int]:
     """See `ask_rows`."""
 
     def rows(place: int) -> int:
-        path = item.files.full_path(place)
         try:
-            return retry(lambda: parquet_footer(path, object=storage.object(path, item.files.facts(place)))).rows
+            return footer_of(storage, item.files, place).rows
         except StoreError:
             raise
         except (FencepostError, FileNotFoundError):
@@ -123,15 +122,20 @@ def rows_of(storage: Storage, item: FileItem) -> list[int]:
     return _each(rows, range(len(item.files)))
 
 
+def footer_of(storage: Storage, files: Files, place: int) -> ParquetFooter:
+    """Read the footer of a listed file."""
+    path = files.full_path(place)
+    return retry(lambda: parquet_footer(path, object=storage.object(path, files.facts(place))))
+
+
 def _each(ask: Callable[[Any], R], many: Sequence[Any]) -> list[R]:
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         return list(pool.map(ask, many))
 
 
 def _footer(storage: Storage, files: Files, place: int) -> int | None:
-    path = files.full_path(place)
     try:
-        return retry(lambda: parquet_footer(path, object=storage.object(path, files.facts(place)))).footer_crc
+        return footer_of(storage, files, place).footer_crc
     except FileNotFoundError:
         return None
     except SourceError:

@@ -18,6 +18,7 @@ from fencepost import Verdict
 from fencepost._native import Rewritten, parquet_footer, rewrite
 from fencepost.errors import SourceError
 from fencepost.lake.ahead import WholeFile
+from fencepost.lake.asking import footer_of
 from fencepost.lake.files import Files
 from fencepost.lake.parts import RowRange
 from fencepost.lake.refused import by_file, read_refused, within
@@ -176,11 +177,8 @@ def _mark(
     places: Places, item: WriteItem, place: int, refused_rows: pa.Table, written: Written, vectors: VectorFile
 ) -> None:
     """Record which rows of a file are not kept, and write its quarantined rows."""
-    path = item.files.full_path(place)
     with unchanged(places.storage, item.files, place):
-        object_ = places.storage.object(path, item.files.facts(place))
-        footer = retry(lambda: parquet_footer(path, object=object_))
-        check_footer(item, place, footer.footer_crc)
+        check_footer(item, place, footer_of(places.storage, item.files, place).footer_crc)
         quarantine_all(places, item, place, refused_rows, written)
     vector = vectors.add(item.files.vectors[place], *_ranges(refused_rows))
     written.marked.append(_marked(item, place, pc.sum(refused_rows["count"]).as_py(), vector))
