@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from fencepost.lake.files import Files
 from fencepost.lake.kept_content import ChecksumItem, Kept, Ranges, Sums, compare_and_keep, read_rows
 from fencepost.lake.refused import Refused, read_refused, write_refused
 from fencepost.lake.repeats import Stretches, find_repeats
-from fencepost.lake.scan import FILE, ROW
+from fencepost.lake.scan import FILE, ROW, borders_of
 from fencepost.lake.storage import Storage, unchanged
 from fencepost.policy import Columns, Policy
 from fencepost.state.scratch import Scratch, read_table
@@ -142,7 +143,8 @@ class Content:
             return self.sums.of(files, rows)
         found = np.zeros(len(rows), np.uint64)
         order = np.argsort(files, kind="stable")
-        for some in np.split(order, np.flatnonzero(np.diff(files[order])) + 1) if len(order) else ():
+        for first, end in pairwise(borders_of(files[order])):
+            some = order[first:end]
             ordinal = int(files[some[0]])
             numbers, places = np.unique(rows[some], return_inverse=True)
             sums = [checksums(part, part.column_names) for part in self._read(ordinal, numbers.astype(np.int64))]

@@ -21,7 +21,7 @@ from fencepost.lake.kept_content import Kept, Ranges
 from fencepost.lake.order import hole_avoiding_order
 from fencepost.lake.refused import Refused, merge_refused, refused_ranges, write_refused
 from fencepost.lake.repeats import find_resets
-from fencepost.lake.scan import LENGTH, Exchange, Reading
+from fencepost.lake.scan import LENGTH, Exchange, Reading, borders_of
 from fencepost.lake.spans import joined
 from fencepost.state.changelog import changes, count_lines, write_piece
 from fencepost.state.decision import Shard
@@ -267,15 +267,13 @@ def by_shard(scratch: Scratch, exchanges: ExchangeFiles, parts: Parts) -> Iterat
     """Yield (shard, its spans in file order)."""
     read, first_bytes = _read(scratch, exchanges.names, parts)
     schemas = [pa.ipc.read_schema(pa.py_buffer(it)) for it in exchanges.schemas]
-    borders = [0, *(np.flatnonzero(np.diff(parts.shard)) + 1), len(parts.shard)]
-    for first, end in pairwise(borders):
-        if first < end:
-            batches = []
-            for place in range(first, end):
-                exchange = int(parts.exchange[place])
-                data = read[exchange].slice(int(parts.begin[place]) - first_bytes[exchange], int(parts.bytes[place]))
-                batches.append(pa.ipc.read_record_batch(data, schemas[exchanges.schema[exchange]]))
-            yield int(parts.shard[first]), gather(batches)
+    for first, end in pairwise(borders_of(parts.shard)):
+        batches = []
+        for place in range(first, end):
+            exchange = int(parts.exchange[place])
+            data = read[exchange].slice(int(parts.begin[place]) - first_bytes[exchange], int(parts.bytes[place]))
+            batches.append(pa.ipc.read_record_batch(data, schemas[exchanges.schema[exchange]]))
+        yield int(parts.shard[first]), gather(batches)
 
 
 def _read(scratch: Scratch, names: list[str], parts: Parts) -> tuple[dict[int, pa.Buffer], dict[int, int]]:

@@ -23,7 +23,7 @@ from fencepost.lake.found import Found
 from fencepost.lake.hot import DealItem, Dealt, JudgedPart, PartItem, deal, judge_part, several_epochs, why_whole
 from fencepost.lake.judge import Eviction, ExchangeFiles, Judged, JudgeItem, Parts, judge
 from fencepost.lake.plan import groups_of_shards, parts_of_shards
-from fencepost.lake.scan import Exchange, Reading
+from fencepost.lake.scan import Exchange, Reading, borders_of
 from fencepost.state.decision import Shard
 from fencepost.state.engine import groups
 
@@ -71,15 +71,9 @@ class ExchangeBatches:
 
     def spans_of_shards(self) -> dict[int, int]:
         """Return the number of spans by shard, in ascending order."""
-        firsts = self.borders()[:-1]
+        firsts = borders_of(self.parts.shard)[:-1]
         spans = np.add.reduceat(self.spans, firsts, dtype=np.int64) if firsts else np.zeros(0, np.int64)
         return dict(zip(self.parts.shard[firsts].tolist(), spans.tolist(), strict=True))
-
-    def borders(self) -> list[int]:
-        """The first line of each shard, and the end of the last one."""
-        shard = self.parts.shard
-        inner = np.flatnonzero(shard[1:] != shard[:-1]) + 1
-        return [0, *inner.tolist(), len(shard)] if len(shard) else [0]
 
 
 def judge_spans(run: Run, found: Found, reading: Reading) -> list[Judged]:
@@ -128,7 +122,7 @@ def _bytes(shard: Shard | None) -> int:
 def _judge_items(
     run: Run, lines: ExchangeBatches, reading: Reading, slots: int, *, is_settled: bool = False
 ) -> list[JudgeItem]:
-    spans, borders = lines.spans_of_shards(), lines.borders()
+    spans, borders = lines.spans_of_shards(), borders_of(lines.parts.shard)
     before = _before(run, spans)
     return [
         JudgeItem(
@@ -186,7 +180,7 @@ def _judge_parts(
     near_wrap = {shard for it in dealt for shard in it.near_wrap}
     exchanges = [it.exchange for it in dealt]
     by_part = ExchangeBatches.of(exchanges)
-    borders = by_part.borders()
+    borders = borders_of(by_part.parts.shard)
     shards, first = np.array(list(firsts)), np.array(list(firsts.values()))
     items = []
     for place, number in enumerate(by_part.spans_of_shards()):

@@ -24,7 +24,7 @@ from fencepost.errors import BatchError, SnapshotError
 from fencepost.lake.files import Files
 from fencepost.lake.parts import RowRange
 from fencepost.lake.repeats import NOT_HERE, Repeats, Stretches, key_columns
-from fencepost.lake.scan import FILE, ROW, numbers_within
+from fencepost.lake.scan import FILE, ROW, borders_of, numbers_within
 from fencepost.lake.storage import Storage, content_errors, unchanged
 from fencepost.policy import Columns, Policy
 from fencepost.resets import ROWS_TOGETHER, Numbers
@@ -406,5 +406,4 @@ def _by_shard(scratch: Scratch, name: str | None) -> dict[int, pa.Table]:
         return {}
     ranges = read_table(scratch, name)
     shard = ranges[SHARD].to_numpy()
-    borders = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), len(shard)]
-    return {int(shard[first]): ranges.slice(first, end - first) for first, end in pairwise(borders) if first < end}
+    return {int(shard[first]): ranges.slice(first, end - first) for first, end in pairwise(borders_of(shard))}

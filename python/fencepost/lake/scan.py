@@ -428,6 +428,12 @@ def numbers_within(counts: npt.NDArray[Any]) -> Places:
     return within
 
 
+def borders_of(numbers: npt.NDArray[Any]) -> list[int]:
+    """Return where each run of equal numbers begins, and the end of the last one."""
+    inner = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+    return [0, *inner.tolist(), len(numbers)] if len(numbers) else [0]
+
+
 def by_number(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Return indexes that sort small numbers stably."""
     is_short = numbers.max(initial=0) < 1 << 16  # 16-bit integers are sorted by radix sort
