@@ -6,7 +6,7 @@ The results are the shards' new segments, ranges of refused rows by file, and ch
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -74,13 +74,7 @@ class Parts:
 
     def take(self, lines: slice | npt.NDArray[Any]) -> Parts:
         """Return some of the lines."""
-        return replace(
-            self,
-            shard=self.shard[lines],
-            exchange=self.exchange[lines],
-            begin=self.begin[lines],
-            bytes=self.bytes[lines],
-        )
+        return Parts(**{name: column[lines] for name, column in vars(self).items()})
 
 
 @dataclass(frozen=True, kw_only=True)
