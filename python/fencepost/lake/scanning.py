@@ -85,11 +85,11 @@ def merge_scanned(run: Run, files: Files, tasks: list[Scanned]) -> Found:
 
 def _check_columns(run: Run, found: Found, scanned: list[Scanned]) -> None:
     """Compare the files' columns with those of the job and of the sink. Leaves out files that do not fit."""
+    known = run.base.key_types if run.base else {}
     misfit = next((group.misfit for group in scanned if group.misfit is not None), None)
-    if misfit is not None and not found.is_read.any() and not (run.base and run.base.key_types):
+    if misfit is not None and not found.is_read.any() and not known:
         # no file was ever read successfully, so the job's columns are probably wrong, not all of the files
         raise misfit
-    known = run.base.key_types if run.base else {}
     columns, order_by = run.job.policy.columns, run.job.order_by or ()
     run.key_types, misfits = check_types(
         found.exchanges,
