@@ -11,12 +11,12 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 from fencepost.errors import SourceError
 from fencepost.lake.asking import Ask, ask_facts, in_driver
-from fencepost.lake.files import Files
+from fencepost.lake.files import Files, NewInput
 from fencepost.lake.storage import Storage, converted_errors, retry
 from fencepost.state.delta_columns import INTEGERS
 from fencepost.state.delta_log import LOG, Action, Live, Table, hash_of_commit, info_of, live_files, read_commits
@@ -37,18 +37,6 @@ DROPPED = "dropped"
 
 FEATURES = {"deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint", "vacuumProtocolCheck", "variantType"}
 """Reader features under which a file's rows are the table's rows, except those that its deletion vector removes."""
-
-
-class Appended(NamedTuple):
-    """The new files of a table."""
-
-    files: Files
-    position: Position
-    """The position after these files."""
-    adds: dict[str, Action]
-    """Maps a file's path to the action that added it, without statistics. `DROPPED` marks a removed one."""
-    bad: dict[str, str]
-    """Maps full path to reason, for files whose size differs from the table's."""
 
 
 @dataclass
@@ -78,7 +66,7 @@ def list_appended(
     own: str | None = None,
     pending: Iterable[Action] = (),
     ask: Ask = in_driver,
-) -> Appended:
+) -> NewInput:
     """Return the files added to a table since `position`, and the position after them.
 
     Args:
@@ -98,7 +86,7 @@ def list_appended(
         )
     store = storage.as_store(root)
 
-    def attempt() -> Appended:
+    def attempt() -> NewInput:
         with converted_errors(root):
             return _appended(store, storage, position, own, pending, ask)
 
@@ -107,7 +95,7 @@ def list_appended(
 
 def _appended(
     store: Store, storage: Storage, position: Position | None, own: str | None, pending: Iterable[Action], ask: Ask
-) -> Appended:
+) -> NewInput:
     root, table = store.uri, open_table(store, SourceError)
     _check_readable(table, root)
     new: Position = {"table": table.id, "version": table.version}
@@ -282,10 +270,11 @@ class _TableFiles:
     table: Table
     ask: Ask
 
-    def appended(self, added: list[Action], dropped: set[str], remedy: str, position: Position) -> Appended:
+    def appended(self, added: list[Action], dropped: set[str], remedy: str, position: Position) -> NewInput:
         """Return the files for a run. Files that later commits removed may be deleted."""
         files = Files(self.root, types=_types(self.table))
-        found = Appended(files, position, {}, {})
+        adds: dict[str, Action] = {}
+        damaged: dict[str, str] = {}
         looks = ask_facts(self.ask, self.storage, [f"{self.root}/{action['path']}" for action in added])
         for action, facts in zip(added, looks, strict=True):
             path, full_path = action["path"], f"{self.root}/{action['path']}"
@@ -298,13 +287,13 @@ class _TableFiles:
                     path=full_path,
                 )
             if facts.bytes != action["size"]:
-                found.bad[full_path] = f"{full_path}: {facts.bytes} bytes, but the table declares {action['size']}"
+                damaged[full_path] = f"{full_path}: {facts.bytes} bytes, but the table declares {action['size']}"
             self._check_folders(action)
             files.append(path, facts, action["vector"])
-            found.adds[path] = {name: it for name, it in action.items() if name not in ("stats", "vector")}
+            adds[path] = {name: it for name, it in action.items() if name not in ("stats", "vector")}
             if path in dropped:
-                found.adds[path][DROPPED] = True
-        return found
+                adds[path][DROPPED] = True
+        return NewInput(files=files, position=position, adds=adds, damaged=damaged)
 
     def _check_folders(self, action: Action) -> None:
         path, partitions = action["path"], self.table.partition_columns

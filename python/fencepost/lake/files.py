@@ -1,4 +1,4 @@
-"""Files of a source in columnar form: their identities, and the values in their folder names."""
+"""Files of a source in columnar form: their identities, the values in their folder names, and what is new."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost.errors import BatchError
+from fencepost.state.decision import Inputs
 from fencepost.state.hive import hive_values
+from fencepost.state.ledger import file_table
 from fencepost.state.vectors import Bitmap
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]
 
 Constants = dict[str, int | str | None]
 """Columns with one value for a whole file, from its folder names."""
+
+Adds = Mapping[str, dict[str, Any]]
+"""Maps a path to the action that adds a file of a Delta table, or to a file of an Iceberg table."""
 
 
 class Facts(NamedTuple):
@@ -98,6 +106,28 @@ class Files:
     def identity(self, place: int) -> tuple[int, int, str]:
         """See `Facts.identity`."""
         return self.facts(place).identity
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewInput:
+    """The new input of a source."""
+
+    files: Files
+    position: dict[str, Any] | None = None
+    """The position after the files. None if the source has no positions."""
+    adds: Adds = field(default_factory=dict)
+    """Maps a path to what a decision records of a deferred file of a table (`Deferred.add`)."""
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    """Files whose damage is visible in the listing: full path to reason."""
+    ignored: tuple[str, ...] = ()
+    """Files that were skipped because of their names."""
+    left: int = 0
+    """Number of new files left for the next run, because of limits (`Slice`)."""
+    seen_again: pa.Table = field(default_factory=lambda: file_table(Inputs()))
+    """Files of the ledger whose inodes have changed. The decision records the new inodes, so that their footers need
+    not be read again."""
+    listing: str | None = None
+    """See `Decision.listing`: set if the ledger will contain all listed files once the new ones are read."""
 
 
 def constants_of(

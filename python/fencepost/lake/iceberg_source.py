@@ -8,11 +8,11 @@ with delete files, renamed columns or files that are not Parquet are refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import SourceError
 from fencepost.lake.asking import Ask, ask_facts, in_driver
-from fencepost.lake.files import Files
+from fencepost.lake.files import Files, NewInput
 from fencepost.lake.storage import LocalStorage, ObjectStorage, Storage
 from fencepost.state.iceberg_tables import NamedTable, history, is_first, plain_location
 from fencepost.state.stores import RemoteStore, is_local
@@ -31,18 +31,6 @@ NEW_STATE = "read the table as it is now with a new state and a new sink"
 NEW_TABLE = "Copy the rows to a new table, and read that one"
 
 
-class Appended(NamedTuple):
-    """The new files of a table."""
-
-    files: Files
-    position: Position
-    """The position after these files."""
-    adds: dict[str, Added]
-    """Maps a path to the decision's record of a deferred file."""
-    bad: dict[str, str]
-    """Maps full path to reason, for files whose size differs from the table's."""
-
-
 def open_files(named: NamedTable) -> Storage:
     """Return the storage of a table's files. Raises SourceError if there is no table."""
     table = _loaded(named)
@@ -56,7 +44,7 @@ def list_appended(
     position: Position | None,
     pending: Iterable[Added] = (),
     ask: Ask = in_driver,
-) -> Appended:
+) -> NewInput:
     """Return the files appended to a table since `position`, and the position after them.
 
     `position` None: all files of the current snapshot, in the order of addition. `pending`: files before `position`
@@ -180,16 +168,15 @@ def _as_added(entry: ManifestEntry, root: str, uri: str) -> Added:
     return {"path": path.removeprefix(start), "size": file.file_size_in_bytes}
 
 
-def _appended(ask: Ask, storage: Storage, root: str, added: list[Added], position: Position) -> Appended:
+def _appended(ask: Ask, storage: Storage, root: str, added: list[Added], position: Position) -> NewInput:
     """Return the files for a run."""
-    found = Appended(Files(root), position, {}, {})
+    files, damaged = Files(root), dict[str, str]()
     paths = [f"{root.rstrip('/')}/{it['path']}" for it in added]
     for it, path, facts in zip(added, paths, ask_facts(ask, storage, paths), strict=True):
         if facts is None:
             text = f"{path}: the table added this file, but it was deleted before it was read: {NEW_STATE}"
             raise SourceError(text, path=path)
         if facts.bytes != it["size"]:
-            found.bad[path] = f"{path}: {facts.bytes} bytes, but the table declares {it['size']}"
-        found.files.append(it["path"], facts)
-        found.adds[it["path"]] = it
-    return found
+            damaged[path] = f"{path}: {facts.bytes} bytes, but the table declares {it['size']}"
+        files.append(it["path"], facts)
+    return NewInput(files=files, position=position, adds={it["path"]: it for it in added}, damaged=damaged)

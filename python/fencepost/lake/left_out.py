@@ -17,13 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fencepost.errors import SourceError
-from fencepost.lake.files import Files
+from fencepost.lake.files import Adds, Files
 from fencepost.lake.scan import Status
 from fencepost.state.decision import Decision, Deferred, Quarantined
 
 OnBadFile = Literal["quarantine", "stop"]
-Adds = Mapping[str, dict[str, Any]]
-"""Maps a path to the action that adds a file of a Delta table."""
 
 
 class ReplanError(Exception):

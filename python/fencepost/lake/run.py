@@ -14,7 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.errors import SnapshotError, StateConflictError, StoreError
 from fencepost.lake.asking import in_driver
-from fencepost.lake.files import Files
+from fencepost.lake.files import Files, NewInput
 from fencepost.lake.judge import Eviction
 from fencepost.lake.kept_content import checked
 from fencepost.lake.left_out import LeftOut
@@ -22,7 +22,7 @@ from fencepost.lake.plan import SHARDS, shards_for
 from fencepost.lake.preparing import prepare
 from fencepost.lake.run_report import RunReport, make_report
 from fencepost.lake.schemas import from_text
-from fencepost.lake.sources import InputOverride, NewInput, open_source
+from fencepost.lake.sources import InputOverride, open_source
 from fencepost.lake.storage import ChangedError
 from fencepost.lake.write import InPlace, Places
 from fencepost.state.commit import commit, conflict, has_lost_race, recover

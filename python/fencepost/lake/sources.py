@@ -31,14 +31,12 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost.errors import SinkError, SourceError
 from fencepost.lake.asking import ask_footers
 from fencepost.lake.delta_source import has_table, list_appended
-from fencepost.lake.files import Facts, Files
+from fencepost.lake.files import Facts, Files, NewInput
 from fencepost.lake.iceberg_source import list_appended as list_snapshots
 from fencepost.lake.iceberg_source import open_files
 from fencepost.lake.kafka_log import ExportItem, KafkaLog, export, find_new
-from fencepost.lake.left_out import Adds
 from fencepost.lake.slices import Slice
 from fencepost.lake.storage import LocalStorage, Storage, open_storage
-from fencepost.state.decision import Inputs
 from fencepost.state.delta_sink import check_library
 from fencepost.state.iceberg_tables import NamedTable, is_iceberg
 from fencepost.state.ledger import file_table, hash_of_listing, new_files
@@ -50,28 +48,6 @@ if TYPE_CHECKING:
     from fencepost.lake.run import Run
 
 Position = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewInput:
-    """The new input of a source."""
-
-    files: Files
-    position: Position | None = None
-    """The position after the files. None if the source has no positions."""
-    adds: Adds = field(default_factory=dict)
-    """Maps a file's path to the action by which a Delta table added it."""
-    damaged: Mapping[str, str] = field(default_factory=dict)
-    """Files whose damage is visible in the listing: full path to reason."""
-    ignored: tuple[str, ...] = ()
-    """Files that were skipped because of their names."""
-    left: int = 0
-    """Number of new files left for the next run, because of limits (`Slice`)."""
-    seen_again: pa.Table = field(default_factory=lambda: file_table(Inputs()))
-    """Files of the ledger whose inodes have changed. The decision records the new inodes, so that their footers need
-    not be read again."""
-    listing: str | None = None
-    """See `Decision.listing`: set if the ledger will contain all listed files once the new ones are read."""
 
 
 class Source(Protocol):
@@ -152,11 +128,11 @@ def _left_out(found: Found) -> list[str]:
     return [*found.deferred.path, *found.quarantined.path, *found.vanished]
 
 
-def _undamaged(files: Files, bad: Mapping[str, str]) -> Files:
+def _undamaged(found: NewInput) -> Files:
     """Return the files of a table. Raises an error if any of them is damaged."""
-    for path, problem in bad.items():
+    for path, problem in found.damaged.items():
         raise SourceError(problem, path=path)
-    return files
+    return found.files
 
 
 @dataclass(frozen=True)
@@ -226,8 +202,7 @@ class DeltaTable:
     has_folder_columns = True
 
     def files(self) -> Files:
-        found = list_appended(self.place, self.storage, None)
-        return _undamaged(found.files, found.bad)
+        return _undamaged(list_appended(self.place, self.storage, None))
 
     def find_new(self, run: Run) -> NewInput:
         job, base = run.job, run.base if self.is_own else None
@@ -240,8 +215,7 @@ class DeltaTable:
             job.check_rewritten()  # the first version was abandoned, and the table may have changed since
         own = job.state.require_settings().id if job.is_in_place and run.before else None
         pending = [add for add in base.deferred.add if add is not None] if base and position else []
-        files, position, adds, damaged = list_appended(self.place, self.storage, position, own, pending, run.ask_early)
-        return NewInput(files=files, position=position, adds=adds, damaged=damaged)
+        return list_appended(self.place, self.storage, position, own, pending, run.ask_early)
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
         if not self.is_own:
@@ -268,15 +242,13 @@ class IcebergTable:
         return open_files(self.named)
 
     def files(self) -> Files:
-        found = list_snapshots(self.named, self.storage, None)
-        return _undamaged(found.files, found.bad)
+        return _undamaged(list_snapshots(self.named, self.storage, None))
 
     def find_new(self, run: Run) -> NewInput:
         base = run.base if self.is_own else None
         position = base.source_position if base else None
         pending = [add for add in base.deferred.add if add is not None] if base and position else []
-        files, position, adds, damaged = list_snapshots(self.named, self.storage, position, pending, run.ask_early)
-        return NewInput(files=files, position=position, adds=adds, damaged=damaged)
+        return list_snapshots(self.named, self.storage, position, pending, run.ask_early)
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
         return found.vanished if self.is_own else _left_out(found)
