@@ -99,9 +99,8 @@ def _appended(
     root, table = store.uri, open_table(store, SourceError)
     _check_readable(table, root)
     new: Position = {"table": table.id, "version": table.version}
-    place = _TableFiles(root, storage, table, ask)
     if position is None:
-        return place.appended(_snapshot(table), set(), NEW_STATE, _with_commit(store, new))
+        return _new_input(table, storage, ask, _snapshot(table), set(), NEW_STATE, _with_commit(store, new))
     if position["table"] != new["table"] or position["version"] > new["version"]:
         raise SourceError(
             f"{root}: not the table that was read up to version {position['version']} (its id is "
@@ -133,7 +132,7 @@ def _appended(
     if own is not None and found.added:
         _check_new(store, position["version"], found, waiting)
     read_to = _with_commit(store, new) if is_moved else position
-    return place.appended(list(found.added.values()), found.dropped, remedy, read_to)
+    return _new_input(table, storage, ask, list(found.added.values()), found.dropped, remedy, read_to)
 
 
 def _with_commit(store: Store, position: Position) -> Position:
@@ -261,50 +260,44 @@ def _add_commit(store: Store, version: int, actions: list[tuple[str, Action]], f
         found.added[file["path"]] = file
 
 
-@dataclass(frozen=True)
-class _TableFiles:
-    """A table and the access to its files."""
-
-    root: str
-    storage: Storage
-    table: Table
-    ask: Ask
-
-    def appended(self, added: list[Action], dropped: set[str], remedy: str, position: Position) -> NewInput:
-        """Return the files for a run. Files that later commits removed may be deleted."""
-        files = Files(self.root, types=_types(self.table))
-        adds: dict[str, Action] = {}
-        damaged: dict[str, str] = {}
-        looks = ask_facts(self.ask, self.storage, [f"{self.root}/{action['path']}" for action in added])
-        for action, facts in zip(added, looks, strict=True):
-            path, full_path = action["path"], f"{self.root}/{action['path']}"
-            if facts is None and path in dropped:
-                continue
-            if facts is None:
-                raise SourceError(
-                    f"{full_path}: the table added this file, but it was deleted before it was read. If its rows were "
-                    f"moved (OPTIMIZE, then VACUUM), new rows cannot be identified in the new file: {remedy}",
-                    path=full_path,
-                )
-            if facts.bytes != action["size"]:
-                damaged[full_path] = f"{full_path}: {facts.bytes} bytes, but the table declares {action['size']}"
-            self._check_folders(action)
-            files.append(path, facts, action["vector"])
-            adds[path] = {name: it for name, it in action.items() if name not in ("stats", "vector")}
-            if path in dropped:
-                adds[path][DROPPED] = True
-        return NewInput(files=files, position=position, adds=adds, damaged=damaged)
-
-    def _check_folders(self, action: Action) -> None:
-        path, partitions = action["path"], self.table.partition_columns
-        in_names = hive_values(path)
-        wanted = action.get("partitionValues", in_names)
-        if in_names != {name: it or None for name, it in wanted.items()} or in_names.keys() != set(partitions):
+def _new_input(
+    table: Table, storage: Storage, ask: Ask, added: list[Action], dropped: set[str], remedy: str, position: Position
+) -> NewInput:
+    """Return the files for a run. Files that later commits removed may be deleted."""
+    root, files = table.store.uri, Files(table.store.uri, types=_types(table))
+    adds: dict[str, Action] = {}
+    damaged: dict[str, str] = {}
+    looks = ask_facts(ask, storage, [f"{root}/{action['path']}" for action in added])
+    for action, facts in zip(added, looks, strict=True):
+        path, full_path = action["path"], f"{root}/{action['path']}"
+        if facts is None and path in dropped:
+            continue
+        if facts is None:
             raise SourceError(
-                f"{self.root}/{path}: the names of its folders do not contain the partition columns {partitions} "
-                f"with the values {[*wanted.values()]}. Copy the rows to a table with such folders",
-                path=f"{self.root}/{path}",
+                f"{full_path}: the table added this file, but it was deleted before it was read. If its rows were "
+                f"moved (OPTIMIZE, then VACUUM), new rows cannot be identified in the new file: {remedy}",
+                path=full_path,
             )
+        if facts.bytes != action["size"]:
+            damaged[full_path] = f"{full_path}: {facts.bytes} bytes, but the table declares {action['size']}"
+        _check_folders(root, table.partition_columns, action)
+        files.append(path, facts, action["vector"])
+        adds[path] = {name: it for name, it in action.items() if name not in ("stats", "vector")}
+        if path in dropped:
+            adds[path][DROPPED] = True
+    return NewInput(files=files, position=position, adds=adds, damaged=damaged)
+
+
+def _check_folders(root: str, partitions: list[str], action: Action) -> None:
+    path = action["path"]
+    in_names = hive_values(path)
+    wanted = action.get("partitionValues", in_names)
+    if in_names != {name: it or None for name, it in wanted.items()} or in_names.keys() != set(partitions):
+        raise SourceError(
+            f"{root}/{path}: the names of its folders do not contain the partition columns {partitions} "
+            f"with the values {[*wanted.values()]}. Copy the rows to a table with such folders",
+            path=f"{root}/{path}",
+        )
 
 
 def _types(table: Table) -> dict[str, str]:
