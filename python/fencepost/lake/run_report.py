@@ -15,7 +15,7 @@ from fencepost.lake.conflicts import joined, listed
 from fencepost.lake.judge import SHOWN_MAX, Judged
 from fencepost.lake.write import Written
 from fencepost.report import Report, aligned, plain
-from fencepost.state.decision import Decision, kept_in
+from fencepost.state.decision import Decision, Inputs, kept_in
 from fencepost.verdict import Verdict
 from fencepost.words import noun, plural
 
@@ -289,10 +289,9 @@ def make_report(
     for group in written:
         for _, verdict, _, rows, _, _ in group.rejects:
             rejected[verdict] += rows
-    facts: dict[str, Any] = dict.fromkeys(("missing_ranges", "missing_rows", "stale_epoch", "border"), 0)
-    if decision is not None:
-        facts = {name: getattr(decision, name) for name in facts}
+    figures = ("missing_ranges", "missing_rows", "stale_epoch", "border")
     counts = decision.counts if decision else {}
+    inputs = decision.inputs if decision else Inputs()
     return RunReport(
         version=decision.version if decision else None,
         recovered=run.recovered,
@@ -305,11 +304,11 @@ def make_report(
         plan=run.plan.get("name", ""),
         plan_reason=run.plan.get("reason", ""),
         judged=run.plan.get("judged", ""),
-        files=len(decision.inputs) if decision else 0,
-        rows=sum(decision.inputs.rows) if decision else 0,
-        bytes=sum(decision.inputs.bytes) if decision else 0,
+        files=len(inputs),
+        rows=sum(inputs.rows),
+        bytes=sum(inputs.bytes),
         spans=run.plan.get("spans", 0),
-        inputs=_inputs(decision),
+        inputs=pa.table({name: getattr(inputs, name) for name in ("path", "bytes", "mtime_ns", "inode", "rows")}),
         source_position=decision.source_position if decision else None,
         deferred=found.deferred.damaged if found else (),
         blocked=found.deferred.waiting if found else (),
@@ -344,13 +343,8 @@ def make_report(
         seconds=dict(run.seconds),
         driver_seconds=run.driver_seconds,
         task_seconds=run.task_seconds,
-        **facts,
+        **{name: getattr(decision, name) if decision else 0 for name in figures},
     )
-
-
-def _inputs(decision: Decision | None) -> pa.Table:
-    names = ("path", "bytes", "mtime_ns", "inode", "rows")
-    return pa.table({name: getattr(decision.inputs, name) if decision else [] for name in names})
 
 
 def _shown(tables: Iterable[pa.Table]) -> pa.Table:
