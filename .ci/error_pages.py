@@ -45,10 +45,8 @@ SIGNALS = {
     "TakenError": "the next version of the table is taken: the sink decides again",
     "NotPlainError": "the frame is deduplicated in another way, and the text is in the message of a PolicyError",
     "UnnamedError": "the database does not name the row it refuses: rows are tried one by one",
-    "_DecodeError": "the row of a call becomes a dead letter",
     "_IncompleteError": "rows are missing in the tables of tasks: the version is written again",
     "_PlacedError": "the row of a call becomes a dead letter",
-    "_RowError": "the row of a call becomes a dead letter",
 }
 """Exceptions that this package catches itself. They have no code, and no user sees them."""
 

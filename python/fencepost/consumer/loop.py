@@ -264,19 +264,14 @@ class ConsumerLoop:
         waiting = [items]
         while waiting and not self._stop.is_set():
             part = waiting.pop()
-            try:
-                self._apply_once(part)
-                self._dead_in_a_row = 0
-            except (*OUTAGES, *MISTAKES, StateConflictError):
-                raise
-            except Exception as error:
-                if len(part) == 1:
-                    self._try_again(part[0], error)
-                else:
-                    at = _place_of(error, len(part))
-                    logger.info("%d messages failed together (%s); applying them in parts", len(part), error)
-                    pieces = (part[:at], part[at : at + 1], part[at + 1 :])
-                    waiting += [it for it in reversed(pieces) if it]
+            error = self._failure_of(part)
+            if error is not None and len(part) == 1:
+                self._try_again(part[0], error)
+            elif error is not None:
+                logger.info("%d messages failed together (%s); applying them in parts", len(part), error)
+                at = error.place if isinstance(error, _PlacedError) else len(part) // 2
+                pieces = (part[:at], part[at : at + 1], part[at + 1 :])
+                waiting += [it for it in reversed(pieces) if it]
 
     def _try_again(self, item: Item, error: Exception) -> None:
         """Retry a message that failed by itself, up to `attempts` tries in all. Then write it as a dead letter."""
@@ -285,18 +280,25 @@ class ConsumerLoop:
             self._stop.wait(min(_PAUSE_MAX_S, _PAUSE_MIN_S * 2**attempt))
             if self._stop.is_set():
                 return
-            try:
-                self._apply_once([item])
-                self._dead_in_a_row = 0
+            again = self._failure_of([item])
+            if again is None:
                 return
-            except (*OUTAGES, *MISTAKES, StateConflictError):
-                raise
-            except Exception as again:
-                error = again
+            error = again
         self._reject(item, error)
 
+    def _failure_of(self, items: Sequence[Item]) -> Exception | None:
+        """Apply the messages in one transaction. Return the error that one of them causes. Raise other errors."""
+        try:
+            self._apply_once(items)
+        except (*OUTAGES, *MISTAKES, StateConflictError):
+            raise
+        except Exception as error:
+            return error
+        self._dead_in_a_row = 0
+        return None
+
     def _apply_once(self, items: Sequence[Item]) -> None:
-        """Apply the messages in one transaction. Raises `_DecodeError`, `_RowError` and the errors of the sink."""
+        """Apply the messages in one transaction. Raises `_PlacedError` and the errors of the sink."""
         rows, places = [], []
         for place, item in enumerate(items):
             try:
@@ -304,7 +306,7 @@ class ConsumerLoop:
             except (*OUTAGES, *MISTAKES):
                 raise
             except Exception as error:
-                raise _DecodeError(place, error) from error
+                raise _PlacedError(place, error) from error
             if row is not None:
                 rows.append(row)
                 places.append(place)
@@ -324,7 +326,7 @@ class ConsumerLoop:
         except BatchError as error:
             if error.row is None or error.row >= len(places):
                 raise
-            raise _RowError(places[error.row], error) from error
+            raise _PlacedError(places[error.row], error) from error
         self._moved(items)
         self._counts["skipped"] += len(items) - len(rows)
         self._counts["applied"] += done.rows_kept
@@ -427,19 +429,11 @@ class ConsumerLoop:
 
 
 class _PlacedError(Exception):
-    """An error of one message of a call. `place`: the index of the message."""
+    """The decoder raised, or the sink raised an error that names a row. `place`: the index of the message."""
 
     def __init__(self, place: int, cause: Exception) -> None:
         super().__init__(str(cause))
         self.place, self.cause = place, cause
-
-
-class _DecodeError(_PlacedError):
-    """The decoder raised."""
-
-
-class _RowError(_PlacedError):
-    """The sink raised an error that names a row."""
 
 
 class _Refused:
@@ -464,11 +458,6 @@ class _Refused:
         ]
         self._write(connection, letters)
         self.count = len(letters)
-
-
-def _place_of(error: Exception, count: int) -> int:
-    """Return the index at which to split the messages: the one that the error names, or the middle."""
-    return error.place if isinstance(error, _PlacedError) else count // 2
 
 
 def _moves(items: Sequence[Item]) -> tuple[dict[str, int], dict[str, int]]:
