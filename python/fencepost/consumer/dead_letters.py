@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, Engine, and_, select
 
-from fencepost.consumer.messages import Message, headers_text, place_of
+from fencepost.consumer.messages import Message, message_columns, place_of
 from fencepost.errors import BatchError, StoreError
 from fencepost.sql.consumers import DEAD_LETTERS, DEAD_LETTERS_PART
 from fencepost.sql.database import Database
@@ -141,17 +141,13 @@ def to_topic(producer: Any, topic: str, *, timeout_s: float = 30.0) -> DeadLette
 
 
 def _row(letter: DeadLetter) -> dict[str, Any]:
-    message = letter.message
-    kind, timestamp_ms = message.timestamp()
+    consumer, topic, partition, offset = letter.place
     return {
-        "consumer": letter.consumer_id,
-        "topic": message.topic(),
-        "partition": message.partition(),
-        "offset": message.offset(),
-        "timestamp": timestamp_ms if kind else None,
-        "key": message.key(),
-        "value": message.value(),
-        "headers": headers_text(message.headers()),
+        "consumer": consumer,
+        "topic": topic,
+        "partition": partition,
+        "offset": offset,
+        **message_columns(letter.message),
         "error_type": letter.error_type,
         "error": _plain(letter.error),
         "tries": letter.tries,
