@@ -242,12 +242,6 @@ class _Client:
         # `start` returns after the first assignment, which `consume` serves.
         self._starting = asyncio.ensure_future(self._consumer.start())
 
-    async def _first_of(self, waiting: asyncio.Future[Any]) -> None:
-        """Return when `waiting` is done or a rebalance begins."""
-        rebalance = asyncio.ensure_future(self._is_waiting.wait())
-        await asyncio.wait({waiting, rebalance}, return_when=asyncio.FIRST_COMPLETED)
-        rebalance.cancel()
-
     def poll(self, timeout: float) -> Any:
         found = self.consume(1, timeout)
         return found[0] if found else None
@@ -303,7 +297,9 @@ class _Client:
     async def _until_rebalance(self, fetching: Coroutine[Any, Any, dict[Any, Any]]) -> dict[Any, Any]:
         """Return the fetched records. Cancel the fetch and return none if a rebalance begins, as it would block it."""
         fetch = asyncio.ensure_future(fetching)
-        await self._first_of(fetch)
+        rebalance = asyncio.ensure_future(self._is_waiting.wait())
+        await asyncio.wait({fetch, rebalance}, return_when=asyncio.FIRST_COMPLETED)
+        rebalance.cancel()
         if not fetch.done():
             fetch.cancel()
         try:
