@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from sqlalchemy import text
 
@@ -120,7 +119,7 @@ class Daemon:
             self._stop.wait(wait_s)
 
     def _run_if_due(self, task: Task) -> None:
-        if not self._has_tables(task.part):
+        if not self.database.has_part(task.part):
             return
         owner = self.leases().take(task.name, task.every_ms)
         if owner is None:
@@ -142,9 +141,6 @@ class Daemon:
         is_failed = failure is not None
         if not self.leases().finish(task.name, owner, due_in_ms=task.every_ms, is_failed=is_failed):
             logger.warning("%s: took longer than its lease, and another daemon has taken it over", task.name)
-
-    def _has_tables(self, part: str) -> bool:
-        return self.database.transaction(partial(self.database.version_of, part=part)) is not None
 
     def _count(self, task: Task, outcome: str) -> None:
         with self._lock:

@@ -63,15 +63,11 @@ class DaemonMetrics:
         yield gauge("fencepost_task_failures_in_a_row", "Runs of a task that have failed since.", failures)
         running = {("task", it.task): int(it.is_running) for it in states}
         yield gauge("fencepost_task_running", "1 while a process runs the task.", running)
-        if self._has(transaction_tables.PART.name):
+        if self._daemon.database.has_part(transaction_tables.PART.name):
             yield from TransactionMetrics(self._daemon.engine).collect()
         yield from self._of_tables()
-        if self._has(consumers.PART.name):
+        if self._daemon.database.has_part(consumers.PART.name):
             yield from self._of_consumers()
-
-    def _has(self, part: str) -> bool:
-        database = self._daemon.database
-        return database.transaction(lambda connection: database.version_of(connection, part)) is not None
 
     def _of_tables(self) -> Iterator[Metric]:
         """Yield table sizes. PostgreSQL and MariaDB give estimates: counting millions of rows per scrape would take

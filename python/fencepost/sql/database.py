@@ -306,6 +306,10 @@ class Database:
         found: int | None = connection.execute(select(SCHEMA.c.version).where(SCHEMA.c.part == part)).scalar()
         return found
 
+    def has_part(self, part: str) -> bool:
+        """Return whether the tables of a part exist."""
+        return self.transaction(lambda connection: self.version_of(connection, part)) is not None
+
     @staticmethod
     def has_table(connection: Connection, name: str) -> bool:
         """Return whether a table of this name exists."""
