@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, Select, literal_column, select
+from sqlalchemy import Connection, Engine, Select, select
 
 from fencepost.errors import (
     ConcurrentTransactionError,
@@ -19,7 +19,7 @@ from fencepost.errors import (
 )
 from fencepost.inputs import is_text, shown
 from fencepost.producer.sequencer import LAST_EPOCH
-from fencepost.sql.database import Int64, run
+from fencepost.sql.database import run
 from fencepost.sql.inspection import TransactionMetrics
 from fencepost.sql.registry import ProducerRegistry
 from fencepost.sql.routes import Recovered, Routes, Unrouted, checked_routes, write_marker
@@ -549,7 +549,7 @@ class TransactionCoordinator:
 
         `prepared`: the decided transactions that were processed before.
         """
-        late = is_late_since(PRODUCERS.c.started_ms, literal_column(self.database.clock, Int64))
+        late = is_late_since(PRODUCERS.c.started_ms, self.database.clock_ms)
         query = select(PRODUCERS.c.transactional_id).where((PRODUCERS.c.state == int(State.ONGOING)) & late)
         timed_out = self._for_each(query, self._time_out, failures)
         if failures:

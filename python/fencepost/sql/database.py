@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Engine, NullPool, Pool, exc, inspect, literal_column, select
+from sqlalchemy import ColumnElement, Connection, Engine, NullPool, Pool, exc, inspect, literal_column, select
 
 from fencepost.errors import OutcomeUnknownError, PolicyError, SchemaError, StoreError, UndoneError
 from fencepost.sql import drivers
@@ -230,9 +230,14 @@ class Database:
         """The database's clock as an SQL expression, in ms since 1970, for use in a larger query."""
         return self.kind.clock
 
+    @property
+    def clock_ms(self) -> ColumnElement[int]:
+        """`clock` as an expression of SQLAlchemy."""
+        return literal_column(self.clock, Int64)
+
     def now_ms(self, connection: Connection) -> int:
         """Return the time of the database's clock, in ms since 1970. All processes share only this clock."""
-        return int(connection.execute(select(literal_column(self.clock, Int64))).scalar_one())
+        return int(connection.execute(select(self.clock_ms)).scalar_one())
 
     def settled(self, work: Callable[[Connection], T]) -> T:
         """Run a `transaction` of idempotent work. Run it again if the outcome of a commit is unknown."""

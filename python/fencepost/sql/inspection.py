@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Engine, case, func, literal_column, or_, select, text, true
+from sqlalchemy import ColumnElement, Connection, Engine, case, func, or_, select, text, true
 
 from fencepost.errors import SchemaError
 from fencepost.metrics import gauge
-from fencepost.sql.database import Database, Int64
+from fencepost.sql.database import Database
 from fencepost.sql.transaction import (
     OPENABLE,
     PREPARED,
@@ -150,7 +150,7 @@ def transaction_metrics(engine: Engine) -> dict[str, Any]:
     """
     database = Database(engine)
     columns = PRODUCERS.c
-    now = literal_column(database.clock, Int64)
+    now = database.clock_ms
     is_open = columns.state == int(State.ONGOING)
     late = or_(
         is_open & is_late_since(columns.started_ms, now),

@@ -22,7 +22,6 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    literal_column,
     select,
     update,
 )
@@ -77,7 +76,7 @@ class Leases:
     """The leases of one daemon. Every method raises StoreError if the database does not respond."""
 
     def __init__(self, database: Database, lease_ms: int) -> None:
-        self.database, self.lease_ms = database, lease_ms
+        self.database, self.lease_ms, self._now = database, lease_ms, database.clock_ms
         database.create_tables(PART)
 
     def take(self, task: str, every_ms: int) -> str | None:
@@ -140,10 +139,6 @@ class Leases:
             TaskState(task, bool(is_running), None if not succeeded_ms else now_ms - succeeded_ms, failures)
             for task, is_running, succeeded_ms, now_ms, failures in found
         ]
-
-    @property
-    def _now(self) -> ColumnElement[int]:
-        return literal_column(self.database.clock, Int64)
 
     @staticmethod
     def _is(task: str, owner: str) -> ColumnElement[bool]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from sqlalchemy import Connection, Engine, literal_column
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from fencepost.errors import ConcurrentTransactionError, OutcomeUnknownError, PolicyError, StoreError
 from fencepost.inputs import is_text, shown
-from fencepost.sql.database import IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, Database, Int64
+from fencepost.sql.database import IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, Database
 from fencepost.sql.pids import PidBlocks
 from fencepost.sql.transaction import OPENABLE, PREPARED, ProducerIdentity, State, Transaction
 from fencepost.sql.transaction_tables import (
@@ -133,7 +133,7 @@ class ProducerRegistry:
         """
         mine = (PRODUCERS.c.pid == identity.pid) & (PRODUCERS.c.epoch == identity.epoch)
         may_expire = PRODUCERS.c.state.in_([int(it) for it in OPENABLE])
-        used = {"updated_ms": literal_column(self.database.clock, Int64)}
+        used = {"updated_ms": self.database.clock_ms}
         update = PRODUCERS.update().where(mine & may_expire).values(used)
         self.database.transaction(lambda connection: connection.execute(update))
 

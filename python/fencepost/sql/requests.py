@@ -29,7 +29,6 @@ from sqlalchemy import (
     Table,
     and_,
     delete,
-    literal_column,
     select,
     tuple_,
     update,
@@ -287,7 +286,7 @@ class RequestClaim:
         return found
 
     def _save(self, connection: Connection, **values: Any) -> None:
-        clock = literal_column(self._requests.database.clock, Int64)
+        clock = self._requests.database.clock_ms
         times = {"leased_until_ms": clock + self._requests.lease_ms, "expires_ms": clock + self._requests.keep_ms}
         if connection.execute(update(REQUESTS).where(self._is_mine).values({**times, **values})).rowcount != 1:
             raise self._fenced()

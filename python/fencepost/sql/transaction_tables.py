@@ -161,7 +161,7 @@ def read_unlocked(
 
 def list_held(database: Database, connection: Connection, which: ColumnElement[bool]) -> list[Held]:
     """Return all rows that meet a condition, ordered by transactional id, without a lock."""
-    query = select(PRODUCERS, literal_column(database.clock, Int64)).where(which)
+    query = select(PRODUCERS, database.clock_ms).where(which)
     return [_held(row) for row in connection.execute(query.order_by(PRODUCERS.c.transactional_id))]
 
 
