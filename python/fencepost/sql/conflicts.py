@@ -16,7 +16,7 @@ from sqlalchemy import Column, Connection, MetaData, Table, and_, exists, litera
 
 from fencepost.errors import PolicyError
 from fencepost.sql import rows as bulk
-from fencepost.sql.database import Int64
+from fencepost.sql.columns import Int64
 from fencepost.sql.reconciliation import drop_temporary, exact, fingerprint_of, know_fingerprints
 from fencepost.sql.target import Target
 

@@ -20,10 +20,8 @@ from sqlalchemy import ColumnElement, Connection, Engine, NullPool, Pool, exc, i
 from fencepost.errors import OutcomeUnknownError, PolicyError, SchemaError, StoreError, UndoneError
 from fencepost.sql import drivers
 from fencepost.sql.columns import Int64
-from fencepost.sql.kinds import ENDED, IGNORED, KINDS, LOCKED_TEXT, Limits, driver_errors, kind_of
+from fencepost.sql.kinds import ENDED, IGNORED, KINDS, LOCKED_TEXT, Limits, kind_of
 from fencepost.sql.migrations import SCHEMA, Part
-
-__all__ = ["Database", "Int64", "driver_errors", "outages", "run"]
 
 T = TypeVar("T")
 

@@ -491,6 +491,3 @@ def kind_of(engine: Engine) -> Kind:
         )
     kind.check(engine)
     return kind
-
-
-__all__ = ["ENDED", "IGNORED", "KINDS", "Kind", "Limits", "driver_errors", "kind_of"]

@@ -22,7 +22,7 @@ from fencepost.policy import COLUMN_PRESETS
 from fencepost.resets import milliseconds
 from fencepost.sql import drivers
 from fencepost.sql.consumers import ID_BYTES_MAX, STORAGES, Consumer
-from fencepost.sql.database import driver_errors
+from fencepost.sql.kinds import driver_errors
 from fencepost.sql.rows import array_of, array_of_integers, column_named, prepared, uuid_spellings, uuid_texts
 from fencepost.sql.upserts import RacedError, as_json, is_duplicate, json_text
 from fencepost.verdict import Verdict

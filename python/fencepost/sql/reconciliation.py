@@ -50,7 +50,8 @@ from fencepost.errors import BatchError, SinkError
 from fencepost.inputs import is_column, not_tabular
 from fencepost.sql import drivers
 from fencepost.sql import rows as bulk
-from fencepost.sql.database import Database, Int64
+from fencepost.sql.columns import Int64
+from fencepost.sql.database import Database
 from fencepost.sql.target import Target
 
 OnFindings: TypeAlias = Callable[[pa.RecordBatch], object]

@@ -32,7 +32,7 @@ from sqlalchemy import Connection, Table, TextClause, exc, text
 from fencepost.errors import BatchError, SinkError
 from fencepost.inputs import shown
 from fencepost.sql import drivers
-from fencepost.sql.database import driver_errors
+from fencepost.sql.kinds import driver_errors
 
 ARRAYS_ROWS_MAX = 2_000
 _PIECE_BYTES = 1 << 18
