@@ -132,7 +132,7 @@ class StagedTable(RunFolders):
         super().__init__(Path(os.path.abspath(os.fspath(folder))), Disk(sync))
         self._url = make_url(url).render_as_string(hide_password=False)
         self._table, self._insert = table, None if insert is None else tuple(insert)
-        with self._opened() as engine:
+        with _opened(self._url) as engine:
             self.name = Target(engine, table, insert).name
             Database(engine).create_tables(PART)
 
@@ -169,7 +169,7 @@ class StagedTable(RunFolders):
         """See `Sink`."""
         self._check_other_names()
         super().claim(state_id)
-        with self._opened() as engine:
+        with _opened(self._url) as engine:
             database = Database(engine)
             first = {"sink": self.name, "state": state_id, "version": 0, "status": APPLIED}
             database.transaction(
@@ -181,7 +181,7 @@ class StagedTable(RunFolders):
 
     def _check_other_names(self) -> None:
         """Raise SinkError if a state has the same table under another name, such as one with its schema."""
-        with self._opened() as engine, engine.connect() as connection:
+        with _opened(self._url) as engine, engine.connect() as connection:
             others = connection.execute(select(VERSIONS.c.sink).where(VERSIONS.c.sink != self.name)).scalars().all()
         mine = self._place(self.name) if others else None
         for name in others:
@@ -219,7 +219,7 @@ class StagedTable(RunFolders):
         inside = next((it for it in rows.folders if it.strip("/")), None)
         if inside is not None:
             raise SinkError(f"{self!r}: cannot write columns that only folder names contain ({inside}) to a table")
-        with self._opened() as engine:
+        with _opened(self._url) as engine:
             target = Target(engine, self._table, self._insert)
             first: list[str] | None = None
             for schema, path in rows.schemas.items():
@@ -267,7 +267,7 @@ class StagedTable(RunFolders):
         """See `Sink`. Also drop staging tables of losing attempts."""
         super().collect_garbage(done)
         pattern = re.compile(rf"{self._stage_name}_(\d+)_\w+")
-        with self._opened() as engine:
+        with _opened(self._url) as engine:
             for name in inspect(engine).get_table_names(schema=self._schema):
                 match = pattern.fullmatch(name)
                 if match and int(match[1]) <= done:
@@ -289,7 +289,7 @@ class StagedTable(RunFolders):
     def _commit(self, decision: Decision, wanted: str) -> str:
         """Move the row to the version and write its rows, unless another process has. Return the resulting status."""
         uses_tables = True
-        with self._opened() as engine:
+        with _opened(self._url) as engine:
             for _ in range(_TRIES):
                 try:
                     return Database(engine).transaction(
@@ -329,11 +329,12 @@ class StagedTable(RunFolders):
                 self._insert_staged(connection, staged, seen["columns"])
             else:
                 self._insert_files(connection, decision)
-        clock = text(Database(connection.engine).clock)
+        database = Database(connection.engine)
+        clock = text(database.clock)
         moved = update(VERSIONS).where(mine, VERSIONS.c.version == number - 1)
         connection.execute(moved.values(version=number, status=wanted, changed_ms=clock, attempt=decision.attempt))
         # On MariaDB a drop would commit the transaction. There `collect_garbage` drops the tables.
-        for name, _ in staged if not Database(connection.engine).kind.commits_ddl else ():
+        for name, _ in staged if not database.kind.commits_ddl else ():
             connection.execute(self._drop(connection, name))
         return wanted
 
@@ -394,13 +395,8 @@ class StagedTable(RunFolders):
 
     def _row(self) -> Any:
         query = select(VERSIONS).where(VERSIONS.c.sink == self.name)
-        with self._opened() as engine, engine.connect() as connection:
+        with _opened(self._url) as engine, engine.connect() as connection:
             return connection.execute(query).one_or_none()
-
-    @contextmanager
-    def _opened(self) -> Iterator[Engine]:
-        with _opened(self._url) as engine:
-            yield engine
 
 
 class _IncompleteError(Exception):
