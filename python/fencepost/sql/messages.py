@@ -74,11 +74,14 @@ class Ids:
 
 @dataclass(frozen=True)
 class MessageVerdicts:
-    """The verdicts of a call, as in `fencepost.Verdicts`."""
+    """The verdicts of a call, with the fields of `SequenceVerdicts` that a sink reads."""
 
     verdict: pa.Array
     kept: pa.Array
     counts: dict[Verdict, int]
+    missing: None = None
+    expected: None = None
+    stale_epoch: None = None
     new: tuple[()] = ()
     changed: tuple[()] = ()
 

@@ -256,7 +256,7 @@ class SqlSink:
             table = target.read(rows)
             written = target.convert(table) if table.num_columns else table
             try:
-                return self._run(table, _Writing(target, written), positions, expected, refused, written)
+                return self._run(table, _Writing(target, written), positions, expected, refused)
             except exc.DBAPIError as error:
                 # An integrity error without a statement comes from the commit. Others come from `refused`.
                 if isinstance(error, exc.IntegrityError) and error.statement is None:
@@ -472,17 +472,16 @@ class SqlSink:
         self,
         connection: Connection,
         judged: Any,
-        kept: pa.Array,
         positions: Mapping[str, int],
         effect: Callable[[Connection, pa.Array], Any],
     ) -> Any:
         """Save the claims, apply the kept rows, and advance positions. Returns the result of the effect."""
         if isinstance(effect, _Writing):
-            rows = effect.kept(kept)
+            rows = effect.kept(judged.kept)
             if effect.takes_arrays(connection, rows):
                 return write_together(connection, self._consumer, judged, positions, effect.target, rows)
         self._claims.save(connection, judged)
-        result = effect(connection, kept) if kept.true_count else None
+        result = effect(connection, judged.kept) if judged.kept.true_count else None
         self._consumer.advance(connection, positions)
         return result
 
@@ -496,17 +495,15 @@ class SqlSink:
         verdicts[is_conflict] = Verdict.CONFLICT
         if self.on_conflict == "stop" and is_conflict.any():
             row = int(is_conflict.argmax())
+            target_name = self._comparison.target.name
             identity = ", ".join(f"{name} {shown(rows[name][row].as_py())}" for name in self._claims.identity)
             raise BatchError(
-                f"row {row}: {identity}: repeats a row of table {self._target_name()} with other content "
+                f"row {row}: {identity}: repeats a row of table {target_name} with other content "
                 f"(such rows in this call: {int(is_conflict.sum()):,}); {NOTHING}. Did a counter start again, or "
                 "do the columns not identify a row? on_conflict='quarantine' passes such rows to refused=",
                 row=row,
             )
         return pa.array(verdicts), not_compared
-
-    def _target_name(self) -> str:
-        return "" if self._target is None else self._target.name
 
     def _run(
         self,
@@ -515,7 +512,6 @@ class SqlSink:
         positions: Mapping[str, int] | None,
         expected: Mapping[str, int] | None,
         refused: Effect | None,
-        written: pa.Table | None = None,
     ) -> Applied:
         if rows.num_columns == 0 and rows.num_rows == 0:
             # An empty list has no column names.
@@ -529,26 +525,25 @@ class SqlSink:
             judged: Any = self._judge_and_write(connection, prepared, advanced, effect)
             if judged is None:
                 judged = self._claims.claim(connection, prepared, advanced)  # type: ignore[arg-type]
-                result = self._write(connection, judged, pa.array(judged.kept), advanced, effect)
-            kept = pa.array(judged.kept)
-            codes, counts = pa.array(judged.verdict), dict(judged.counts)
+                result = self._write(connection, judged, advanced, effect)
+            codes, counts = judged.verdict, dict(judged.counts)
             not_compared = None
-            if self._comparison is not None and written is not None:
-                codes, not_compared = self._compared(connection, rows, written, codes)
+            if self._comparison is not None and isinstance(effect, _Writing):
+                codes, not_compared = self._compared(connection, rows, effect.rows, codes)
                 counts[Verdict.CONFLICT] = pc.sum(pc.equal(codes, int(Verdict.CONFLICT))).as_py() or 0
                 counts[Verdict.DUPLICATE] -= counts[Verdict.CONFLICT]
             _pass_refused(connection, rows, codes, refused, self.on_conflict == "quarantine")
             return Applied(
                 codes,
-                kept,
+                judged.kept,
                 counts,
                 result,
-                getattr(judged, "missing", None),
-                getattr(judged, "expected", None),
+                judged.missing,
+                judged.expected,
                 None if not_compared is None else counts[Verdict.CONFLICT],
                 not_compared,
                 self.identity,
-                getattr(judged, "stale_epoch", None),
+                judged.stale_epoch,
             )
 
         for _ in range(_RACES_MAX):
