@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, func, select
 
 from fencepost.metrics import counter, gauge
-from fencepost.sql.consumers import Consumer, Storage
-from fencepost.sql.retention import horizon_of
+from fencepost.sql.consumers import CONSUMERS, Consumer, Storage
 from fencepost.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -66,6 +65,7 @@ def claims_of(consumer: Consumer, storage: Storage) -> dict[str, Any]:
     columns = storage.table.c
     age = columns[storage.timestamp] if consumer.keeps_time else columns.changed_ms
     query = select(func.count(), func.min(age)).where(columns.consumer == consumer.id)
+    horizon = select(CONSUMERS.c.horizon_ms).where(CONSUMERS.c.id == consumer.id)
 
     def work(connection: Connection) -> dict[str, Any]:
         consumer.check_known(connection)
@@ -74,7 +74,7 @@ def claims_of(consumer: Consumer, storage: Storage) -> dict[str, Any]:
         return {
             "claims": count,
             "oldest_claim_age_ms": None if oldest is None else now_ms - oldest,
-            "horizon_ms": horizon_of(connection, consumer),
+            "horizon_ms": connection.execute(horizon).scalar_one(),
             "positions": consumer.positions(connection),
         }
 

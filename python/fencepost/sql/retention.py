@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, func, select, tuple_
 
 from fencepost.errors import Coded, PolicyError
-from fencepost.sql.consumers import CONSUMERS, Consumer, Storage
+from fencepost.sql.consumers import Consumer, Storage
 from fencepost.sql.database import Database
 
 _PIECE_ROWS = 20_000
@@ -188,11 +188,3 @@ def _delete_behind(consumer: Consumer, storage: Storage, age: str, until_ms: int
         if len(found) < _PIECE_ROWS:
             return deleted
         after = found[-1]
-
-
-def horizon_of(connection: Connection, consumer: Consumer) -> int | None:
-    """Return the current horizon, which may rise at any time. None without one."""
-    found: int | None = connection.execute(
-        select(CONSUMERS.c.horizon_ms).where(CONSUMERS.c.id == consumer.id)
-    ).scalar_one()
-    return found
