@@ -58,11 +58,13 @@ def log_order_of(policy: Policy) -> Policy:
     """
     if policy.admit != "any":
         raise PolicyError(f"in_log_order requires a policy with admit='any', not admit={policy.admit!r}")
+    return _unbound(policy, admit="forward", late="duplicate", gaps="normal", columns=policy.columns)
+
+
+def _unbound(policy: Policy, **rules: Any) -> Policy:
+    """Return the policy with other rules and without bounds. If epochs count, a higher one fences."""
     epochs = "ignore" if policy.epochs == "ignore" else "fence"
-    unbound = {"max_jump": None, "reach": None, "intervals_max": None}
-    return policy.replace(
-        admit="forward", epochs=epochs, late="duplicate", gaps="normal", columns=policy.columns, **unbound
-    )
+    return policy.replace(epochs=epochs, max_jump=None, reach=None, intervals_max=None, **rules)
 
 
 class Claim(NamedTuple):
@@ -146,10 +148,8 @@ class Sequences:
         self.are_offsets = columns.seq in _OFFSETS
         self.keep = columns.kept
         # The lister finds the keys: it accepts any first row of a key, and keeps one entry per key.
-        epochs = "ignore" if policy.epochs == "ignore" else "fence"
-        lenient = {"admit": "next", "epochs": epochs, "first": "any", "late": "out_of_order"}
-        unbound = {"max_jump": None, "reach": None, "intervals_max": None}
-        self._lister = policy.replace(**lenient, **unbound, window=1, columns=columns)
+        lenient = {"admit": "next", "first": "any", "late": "out_of_order", "window": 1}
+        self._lister = _unbound(policy, **lenient, columns=columns)
         of_all = {"admit": "any", "epochs": "ignore" if policy.epochs == "ignore" else "key", "first": "any"}
         self._bounds_policy = Policy.any_order().replace(**of_all, wrap=policy.wrap, columns=columns)
 
@@ -186,7 +186,7 @@ class Sequences:
         is_plain = all(it.more is None for it in held)
         counted = partial(_counted, entries_of, stored, of_sources, holes)
         after = list(_plain_claims(entries) if is_plain and _are_plain(entries) else _claims(entries, counted))
-        known = {(it.pid, it.partition): it for it in held}
+        known = {it[:2]: it for it in held}
         new = sorted((it for it in after if it[:2] not in known), key=_in_bytes)  # All calls insert in this order.
         touched = holes.keys
         changed = [it for it in after if (before := known.get(it[:2])) and (it != before or it[:2] in touched)]
