@@ -215,8 +215,7 @@ class _Comparison:
         has_none: list[ColumnElement[bool]] = [compared.c[name].is_(None) for name in self.identity]
         integers = [it for it in self.producer if isinstance(self.target.table.c[it].type, types.Integer)]
         has_none += [compared.c[name] == -1 for name in integers]
-        has_identity = and_(*(~it for it in has_none))
-        self.has_identity = has_identity
+        self.has_identity = and_(*(~it for it in has_none))
         self.kind = case(
             (compared.c.table_rows == 0, "missing"),
             (compared.c.source_rows == 0, "unexpected"),
