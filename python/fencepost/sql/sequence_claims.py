@@ -46,7 +46,6 @@ from fencepost.verdict import Verdict
 
 Key: TypeAlias = tuple[str, str]
 """The pid and partition of a claim."""
-_ROLES = Columns()
 _OFFSETS = {preset.seq for preset in COLUMN_PRESETS.values() if preset.epoch is None}
 
 
@@ -162,7 +161,7 @@ class Sequences:
         lister = StateTable(self._lister, untracked=self.untracked)
         lister.apply(rows, self.columns)
         keys = pa.table(lister.entries())
-        columns = _key_columns(keys).replace_schema_metadata()
+        columns = keys.select(_key_names(keys, "pid") + _key_names(keys, "partition")).replace_schema_metadata()
         return Keys(rows, columns, _texts(columns, self.columns))
 
     def claim(self, connection: Connection, keys: Keys, positions: Mapping[str, int]) -> SequenceVerdicts:
@@ -180,12 +179,13 @@ class Sequences:
         table = self._table(keys, entries_of, stored, horizon_ms)
         verdicts = table.apply(keys.rows, self.columns)
         entries = pa.table(table.entries())
+        texts = _texts(entries, self.columns)
         if of_sources:
-            entries = _closed(entries, of_sources)
+            entries = _closed(entries, texts, of_sources)
         holes = HoleChanges()
-        is_plain = all(it.more is None for it in held)
+        is_plain = all(it.more is None for it in held) and _are_plain(entries, texts)
         counted = partial(_counted, entries_of, stored, of_sources, holes)
-        after = list(_plain_claims(entries) if is_plain and _are_plain(entries) else _claims(entries, counted))
+        after = list(_plain_claims(entries, texts) if is_plain else _claims(entries, texts, counted))
         known = {it[:2]: it for it in held}
         new = sorted((it for it in after if it[:2] not in known), key=_in_bytes)  # All calls insert in this order.
         touched = holes.keys
@@ -255,7 +255,7 @@ class Sequences:
         table.apply(keys.rows, self.columns)
         found = pa.table(table.entries())
         columns = (found[name].to_pylist() for name in ("epoch", "first", "last"))
-        keyed = zip(_texts(_key_columns(found), self.columns), *columns, strict=True)
+        keyed = zip(_texts(found, self.columns), *columns, strict=True)
         return {_of(key, epoch): (first, last) for key, epoch, first, last in keyed}
 
     def _table(
@@ -411,10 +411,6 @@ def _key_names(table: pa.Table, role: str) -> list[str]:
     return [name for name in table.column_names if name == role or name.startswith(f"{role}_")]
 
 
-def _key_columns(table: pa.Table) -> pa.Table:
-    return table.select(_key_names(table, "pid") + _key_names(table, "partition"))
-
-
 def _input_names(columns: Columns) -> dict[str, str]:
     """Return the column of the input for each key column of a table's entries."""
     names: dict[str, str] = {}
@@ -424,8 +420,8 @@ def _input_names(columns: Columns) -> dict[str, str]:
     return names
 
 
-def _texts(keys: pa.Table, of_input: Columns = _ROLES) -> list[tuple[str, str]]:
-    """Return pid and partition of each key as texts. `of_input`: the columns of the input, for errors."""
+def _texts(keys: pa.Table, of_input: Columns) -> list[Key]:
+    """Return the key of each row as texts. `of_input`: the columns of the input, for errors."""
     pids, partitions = (_role_texts(keys, role, ", ".join(of_input.parts(role))) for role in ("pid", "partition"))
     return list(zip(pids, partitions, strict=True))
 
@@ -522,9 +518,11 @@ def _counted(
     return counted
 
 
-def _closed(entries: pa.Table, positions: Mapping[tuple[str, str], int]) -> pa.Table:
+# Below, `texts` are the keys of the entries.
+
+
+def _closed(entries: pa.Table, texts: Sequence[Key], positions: Mapping[Key, int]) -> pa.Table:
     """Return the entries without the holes below these positions."""
-    texts = _texts(_key_columns(entries))
     ends = [positions.get(key, 0) for key in texts]
     holes = entries["holes"].combine_chunks()
     left = [_holes_from(of_entry, end) for of_entry, end in zip(holes, ends, strict=True)]
@@ -539,28 +537,26 @@ def _holes_from(holes: pa.ListScalar, end: int) -> list[dict[str, Any]]:
     return [it | {"first": max(it["first"], end)} for it in holes.as_py() if it["last"] >= end]
 
 
-def _are_plain(entries: pa.Table) -> bool:
+def _are_plain(entries: pa.Table, texts: Sequence[Key]) -> bool:
     """Return whether no two entries have the same key, and no entry has holes or a final range."""
     has_more = pc.or_(pc.greater(pc.list_value_length(entries["holes"]), 0), pc.is_valid(entries["final_first"]))
-    if pc.any(has_more).as_py():
-        return False
-    texts = _texts(_key_columns(entries))
-    return len(set(texts)) == len(texts)
+    return not pc.any(has_more).as_py() and len(set(texts)) == len(texts)
 
 
-def _plain_claims(entries: pa.Table) -> Iterator[Claim]:
+def _plain_claims(entries: pa.Table, texts: Sequence[Key]) -> Iterator[Claim]:
     """Yield the same claims as `_claims`, faster, for plain entries."""
     columns = (entries[name].to_pylist() for name in ("epoch", "first", "last", "last_timestamp"))
-    for (pid, partition), epoch, first, last, at in zip(_texts(_key_columns(entries)), *columns, strict=True):
+    for (pid, partition), epoch, first, last, at in zip(texts, *columns, strict=True):
         yield Claim(pid, partition, epoch, first, last, at, None)
 
 
-def _claims(entries: pa.Table, counted: Callable[[Key, list[Entry]], list[Entry]]) -> Iterator[Claim]:
+def _claims(
+    entries: pa.Table, texts: Sequence[Key], counted: Callable[[Key, list[Entry]], list[Entry]]
+) -> Iterator[Claim]:
     """Yield the claims for these entries, which are sorted by key and epoch.
 
     `counted`: returns the entries of a key with their numbers of holes.
     """
-    texts = _texts(_key_columns(entries))
     columns = (entries[name].to_pylist() for name, _ in _FIELDS)
     rows = zip(texts, map(Entry, *columns), strict=True)
     for key, group in groupby(rows, lambda it: it[0]):
