@@ -231,19 +231,10 @@ def save_if(connection: Connection, before: Held, after: Transaction) -> bool:
 
 
 def row_of(held: Held) -> dict[str, Any]:
-    transaction = held.transaction
-    return {
-        "transactional_id": transaction.transactional_id,
-        "pid": transaction.pid,
-        "epoch": transaction.epoch,
-        "last_epoch": transaction.last_epoch,
-        "previous_pid": transaction.previous_pid,
-        "next_pid": transaction.next_pid,
-        "state": int(transaction.state),
-        "timeout_ms": transaction.timeout_ms,
-        "partitions": to_list(transaction.partitions),
-        "started_ms": transaction.started_ms,
-        "updated_ms": transaction.updated_ms,
+    """Return the row of a transaction. Its fields are columns of the same names."""
+    return vars(held.transaction) | {
+        "state": int(held.transaction.state),
+        "partitions": to_list(held.transaction.partitions),
         "waiting": to_list(held.waiting),
         "coordinator_epoch": held.coordinator_epoch,
     }
