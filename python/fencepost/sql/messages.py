@@ -71,6 +71,10 @@ class Ids:
     timestamps: Any
     types: dict[str, str]
 
+    def timestamps_of(self, asked: Any) -> Any:
+        """Return a list with the timestamp of the first row of each requested id, or None."""
+        return [None] * len(asked) if self.timestamps is None else self.timestamps[self.first[asked]].tolist()
+
 
 @dataclass(frozen=True)
 class MessageVerdicts:
@@ -149,7 +153,8 @@ class Messages:
             ids = replace(ids, first=first)
         asked = np.flatnonzero(ids.first < len(ids.of_row))
         is_new = np.zeros(len(ids.texts), bool)
-        is_new[asked[self._insert(connection, ids, asked) if insert is None else insert(ids, asked)]] = True
+        found = self._insert(connection, ids, asked) if insert is None else insert(ids, asked)
+        is_new[asked[found]] = True
         codes = np.full(len(ids.of_row), Verdict.DUPLICATE, np.uint8)
         codes[ids.first[is_new]] = Verdict.ACCEPTED
         codes[is_old] = Verdict.FORGOTTEN
@@ -164,13 +169,11 @@ class Messages:
     def _insert(self, connection: Connection, ids: Ids, asked: Any) -> Any:
         """Insert the requested ids. Return the positions in `asked` of those that were new."""
         clock, consumer = self.consumer.database.clock, self.consumer.id
-        of_asked = ids.texts.take(pa.array(asked))
-        texts, versions = of_asked.to_pylist(), ids.versions[asked].tolist()
-        timestamps = [None] * len(asked) if ids.timestamps is None else ids.timestamps[ids.first[asked]].tolist()
+        texts, versions = ids.texts.take(pa.array(asked)).to_pylist(), ids.versions[asked].tolist()
         if self.consumer.database.is_sqlite:
-            return self._insert_one_by_one(connection, texts, versions, timestamps)
+            return self._insert_one_by_one(connection, texts, versions, ids.timestamps_of(asked))
         if self.consumer.database.is_mariadb:
-            return self._insert_unknown(connection, texts, versions, timestamps)
+            return self._insert_unknown(connection, texts, versions, ids.timestamps_of(asked))
         statement = prepared(
             f"WITH claimed AS ({CLAIM.format(clock=clock)} FROM unnest({ARRAYS}) AS n (id, version, timestamp) "
             "ON CONFLICT DO NOTHING RETURNING id, version) SELECT array_agg(id), array_agg(version) FROM claimed"
@@ -225,11 +228,10 @@ ARRAYS = "CAST(:ids AS text[]), CAST(:versions AS bigint[]), CAST(:timestamps AS
 
 def arrays_of(ids: Ids, asked: Any) -> dict[str, str]:
     """Return the parameters of `ARRAYS` for the ids at these indexes."""
-    times = [None] * len(asked) if ids.timestamps is None else ids.timestamps[ids.first[asked]].tolist()
     return {
         "ids": array_of(pa.chunked_array([ids.texts.take(pa.array(asked))])),
         "versions": array_of_integers(ids.versions[asked].tolist()),
-        "timestamps": array_of_integers(times),
+        "timestamps": array_of_integers(ids.timestamps_of(asked)),
     }
 
 
