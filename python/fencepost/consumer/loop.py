@@ -35,6 +35,7 @@ from fencepost.errors import (
     UndoneError,
     message_of,
 )
+from fencepost.inputs import is_integer
 from fencepost.sql import SqlSink
 from fencepost.sql.sink import Effect
 from fencepost.stopping import StopEvent
@@ -115,7 +116,7 @@ class ConsumerLoop:
         if isinstance(topics, str) or not topics:
             raise PolicyError(f"topics={topics!r}: expected a list of one or more topics")
         for name, value in (("attempts", attempts), ("batch_max", batch_max), ("dead_letters_max", dead_letters_max)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_integer(value, 1):
                 raise PolicyError(f"{name}={value!r}: expected an integer of 1 or more")
         for name, chosen, known in (
             ("start", start, ("earliest", "latest", "committed")),

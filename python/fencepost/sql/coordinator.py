@@ -17,7 +17,7 @@ from fencepost.errors import (
     TransactionStateError,
     message_of,
 )
-from fencepost.inputs import is_text, shown
+from fencepost.inputs import is_integer, is_text, shown
 from fencepost.producer.sequencer import LAST_EPOCH
 from fencepost.sql.database import run
 from fencepost.sql.inspection import TransactionMetrics
@@ -626,7 +626,7 @@ def _is_pair(pair: object) -> bool:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         return False
     numbers = [pair[1]] if pair[0] is None else pair
-    return all(isinstance(it, int) and not isinstance(it, bool) and it < 2**63 for it in numbers)
+    return all(is_integer(it, high=2**63 - 1) for it in numbers)
 
 
 def _checked_offsets(group: str, offsets: Offsets) -> list[tuple[str, int, int]]:

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import ColumnElement, Connection, Engine, NullPool, Pool, exc, inspect, literal_column, select
 
 from fencepost.errors import OutcomeUnknownError, PolicyError, SchemaError, StoreError, UndoneError
+from fencepost.inputs import is_integer
 from fencepost.sql import drivers
 from fencepost.sql.columns import Int64
 from fencepost.sql.kinds import ENDED, IGNORED, KINDS, LOCKED_TEXT, Limits, kind_of
@@ -86,8 +87,7 @@ def _checked(limits: Limits) -> Limits:
         PolicyError: A timeout is not an integer in the range 1 to 2147483647.
     """
     for name, value in limits._asdict().items():
-        is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31
-        if value is not None and not is_count:
+        if value is not None and not is_integer(value, 1, 2**31 - 1):
             raise PolicyError(f"{name}={value!r}: expected milliseconds, 1 to 2147483647, or None for no limit")
     return limits
 

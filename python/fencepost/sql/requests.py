@@ -35,7 +35,7 @@ from sqlalchemy import (
 )
 
 from fencepost.errors import FencedError, KeyReusedError, PolicyError, RequestInFlightError
-from fencepost.inputs import is_text
+from fencepost.inputs import is_integer, is_text
 from fencepost.sql.columns import INNODB, Int64, LongBinary, LongText, key_text
 from fencepost.sql.database import IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, Database, run
 from fencepost.sql.leases import lease_max_ms
@@ -114,7 +114,7 @@ class IdempotentRequests:
         idle_timeout_ms: int | None = IDLE_TIMEOUT_MS,
     ) -> None:
         for name, value in (("lease_ms", lease_ms), ("keep_ms", keep_ms)):
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**53:
+            if not is_integer(value, 1, 2**53 - 1):
                 raise PolicyError(f"{name}={value!r}: expected a number of milliseconds from 1 to 2^53 - 1")
         self.database = Database(
             engine, attempts=attempts, lock_timeout_ms=lock_timeout_ms, idle_timeout_ms=idle_timeout_ms
@@ -319,7 +319,7 @@ def _checked(response: object) -> Response:
     if not isinstance(response, Response):
         raise PolicyError(f"the work returned a {type(response).__name__}, not a Response: nothing was applied")
     status, body = response.status, response.body
-    if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 599:
+    if not is_integer(status, 200, 599):
         raise PolicyError(f"status={status!r}: expected a code from 200 to 599; nothing was applied")
     if not isinstance(body, bytes):
         raise PolicyError(f"body: expected bytes, not {type(body).__name__}; nothing was applied")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, func, select, tuple_
 
 from fencepost.errors import Coded, PolicyError
+from fencepost.inputs import is_integer
 from fencepost.sql.consumers import Consumer, Storage
 from fencepost.sql.database import Database
 
@@ -105,15 +106,13 @@ def reap_consumer(database: Database, name: str, retention_ms: int) -> Reaped:
 
 def _check_now(now_ms: int | None) -> None:
     """Raise PolicyError for a time that is not a 64-bit integer: the horizon is stored, and never decreases."""
-    is_count = isinstance(now_ms, int) and not isinstance(now_ms, bool) and -(2**63) <= now_ms < 2**63
-    if now_ms is not None and not is_count:
+    if now_ms is not None and not is_integer(now_ms, -(2**63), 2**63 - 1):
         raise PolicyError(f"now_ms={now_ms!r}: expected an integer, in milliseconds since 1970. Nothing has changed")
 
 
 def _too_short(consumer: Consumer, retention_ms: int, replay_ms: int | None, outcome: str) -> str | None:
     """Return a warning if the retention is shorter than a replay, else None. Raises PolicyError if it is invalid."""
-    is_count = isinstance(retention_ms, int) and not isinstance(retention_ms, bool)
-    if not is_count or retention_ms <= 0:
+    if not is_integer(retention_ms, 1):
         raise PolicyError(f"retention_ms={retention_ms!r}: expected a positive number of milliseconds")
     if replay_ms is None or retention_ms >= replay_ms:
         return None

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, Table, exc
 
 from fencepost.content import columns_to_compare
 from fencepost.errors import BatchError, OutcomeUnknownError, PolicyError, StoreError
-from fencepost.inputs import is_text, rows_of, shown
+from fencepost.inputs import is_integer, is_text, rows_of, shown
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.sql import rows as bulk
 from fencepost.sql.conflicts import Comparison
@@ -604,8 +604,8 @@ def _only_for(claim: str, **given: object) -> None:
 
 def _checked(positions: Mapping[str, int]) -> dict[str, int]:
     for source, position in positions.items():
-        is_count = isinstance(position, int) and not isinstance(position, bool) and -(2**63) <= position < 2**63
-        if not is_text(source) or not 0 < len(source) <= 255 or not is_count:
+        is_position = is_integer(position, -(2**63), 2**63 - 1)
+        if not is_text(source) or not 0 < len(source) <= 255 or not is_position:
             raise BatchError(
                 f"positions: {source!r}: {position!r}: expected a source's name (1 to 255 characters) and a 64-bit "
                 "integer; nothing of this call was applied"

@@ -28,6 +28,7 @@ from sqlalchemy import (
 )
 
 from fencepost.errors import PolicyError, SchemaError, TransactionAbortableError
+from fencepost.inputs import is_integer
 from fencepost.sql.columns import INNODB, Int64, LongText, key_text
 from fencepost.sql.database import Database
 from fencepost.sql.kinds import KINDS
@@ -345,7 +346,7 @@ def checked_outputs(partitions: Iterable[TopicPartition]) -> frozenset[TopicPart
     found = list(partitions)
     for it in found:
         is_pair = isinstance(it, tuple) and len(it) == 2 and isinstance(it[0], str) and it[0] != ""
-        is_number = is_pair and isinstance(it[1], int) and not isinstance(it[1], bool) and 0 <= it[1] < 2**31
+        is_number = is_pair and is_integer(it[1], 0, 2**31 - 1)
         if not is_number:
             raise PolicyError(
                 f"partition {it!r}: expected (topic, number), the topic a name of at least one character, the "
