@@ -523,6 +523,7 @@ def test_refused_rows_become_dead_letters(orders: Engine) -> None:
     loop.run()
     assert [row[2] for row in stored(orders)] == [0, 1, 2]
     assert dead(orders) == [(2, "OUT_OF_ORDER", 1)]
+    assert loop.metrics()["dead_letters"] == 1
 
 
 @pytest.mark.parametrize(("start", "first"), [("earliest", 0), ("latest", 4), ("committed", 2)])

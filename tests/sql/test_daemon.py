@@ -410,6 +410,8 @@ def test_metrics_of_the_database(engine: Engine, coordinator: TransactionCoordin
     sink.handle(pa.table(event), lambda *_: None, positions={"orders-0": 7})
     with engine.begin() as connection:
         connection.execute(sqlalchemy.text("CREATE TABLE fencepost_stage_0_1 (a INTEGER)"))
+        to_quote = sqlalchemy.Table("fencepost_a-b", sqlalchemy.MetaData(), sqlalchemy.Column("a", sqlalchemy.Integer))
+        to_quote.create(connection)
     daemon = new_daemon()
     wait_until(lambda: "recover: " in daemon.said(), "it does not work")
 
@@ -420,7 +422,8 @@ def test_metrics_of_the_database(engine: Engine, coordinator: TransactionCoordin
     assert 'fencepost_transactional_ids{state="ongoing"} 0.0' in found
     assert 'fencepost_daemon_failed_runs_total{task="recover"} 0.0' in found
     assert 'fencepost_task_failures_in_a_row{task="recover"} 0.0' in found
-    assert any(it.startswith('fencepost_table_rows{table="fencepost_claims"}') for it in found)
+    for name in ("fencepost_claims", "fencepost_a-b"):
+        assert any(it.startswith(f'fencepost_table_rows{{table="{name}"}}') for it in found), name
     assert not any("fencepost_stage_" in it for it in found), "each attempt of a job has other names"
     assert any(it.startswith("process_resident_memory_bytes") for it in found)
 

@@ -20,7 +20,7 @@ import sqlalchemy
 from fencepost.metrics import to_text
 from fencepost.sql import Reaped, RetentionWarning, SqlSink, derived_key, transition
 from fencepost.sql.consumers import CLAIMS, MESSAGES
-from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, func, select
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, func, select, text
 from support.databases import without_mariadb
 from support.waiting import PATIENCE_SECONDS
 
@@ -750,6 +750,14 @@ def test_transitions_that_do_not_apply(orders: Engine, arguments: Any, error: An
         move(orders, 2, "new", "sent", column="status")
     with orders.connect() as connection:
         assert connection.execute(select(ORDERS.c.state).order_by(ORDERS.c.id)).scalars().all() == ["new", "paid"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_trigger_that_prevents_updates_ends_the_transition(orders: Engine) -> None:
+    with orders.begin() as connection:
+        connection.execute(text("CREATE TRIGGER frozen BEFORE UPDATE ON orders BEGIN SELECT RAISE(IGNORE); END"))
+    with pytest.raises(fp.TransitionError, match=r"orders: .*'new'.* changed no row"):
+        move(orders, 1, "new", "paid")
 
 
 def test_of_many_transitions_one_happens(orders: Engine, new_engine: Callable[[], Engine]) -> None:

@@ -321,6 +321,7 @@ BAD_CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "no time": ({"timeout_ms": 0}, "timeout_ms=0 is outside 1..=900000"),
     "too long a time": ({"timeout_ms": 900_001}, "timeout_ms=900001 is outside 1..=900000"),
     "a fraction": ({"timeout_ms": 0.5}, "timeout_ms=0.5 is outside 1..=900000"),
+    "a bool": ({"timeout_ms": True}, "timeout_ms=True is outside 1..=900000"),
 }  # fmt: skip
 
 
@@ -337,7 +338,7 @@ def test_bad_calls_change_nothing(engine: Engine, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["block_size", "expiry_ms", "tombstone_ms", "timeout_max_ms"])
-@pytest.mark.parametrize("value", [0, -1, "5"])
+@pytest.mark.parametrize("value", [0, -1, "5", True])
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_bad_bounds(engine: Engine, name: str, value: Any) -> None:
     with pytest.raises(fp.PolicyError, match=rf"{name}={value!r} .*at least 1"):

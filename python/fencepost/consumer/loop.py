@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -317,7 +318,7 @@ class ConsumerLoop:
             self._moved(items)
             self._counts["skipped"] += len(items)
             return
-        refused = _Refused(self._sink.consumer_id, [items[it].message for it in places], self._write_dead)
+        refused = partial(self._write_refused, [items[it].message for it in places])
         options: dict[str, Any] = {"positions": positions, "expected": expected, "refused": refused}
         try:
             if self._effect is None:
@@ -332,7 +333,23 @@ class ConsumerLoop:
         self._counts["skipped"] += len(items) - len(rows)
         self._counts["applied"] += done.rows_kept
         self._counts["duplicates"] += done.counts[Verdict.DUPLICATE]
-        self._counts["dead_letters"] += refused.count
+        dropped = 0 if self._sink.on_conflict == "quarantine" else done.conflicts or 0
+        self._counts["dead_letters"] += len(done) - done.rows_kept - done.duplicates - dropped
+
+    def _write_refused(self, messages: Sequence[Message], connection: Connection, rows: pa.Table) -> None:
+        """Write the refused rows of a call, which are neither kept nor duplicates, as dead letters."""
+        of_place = {(it.topic(), it.partition(), it.offset()): it for it in messages}
+        letters = [
+            DeadLetter(
+                self._sink.consumer_id,
+                of_place[it["topic"], it["partition"], it["offset"]],
+                it["_verdict"],
+                f"the verdict of the row is {it['_verdict']}",
+                1,
+            )
+            for it in rows.select(["topic", "partition", "offset", "_verdict"]).to_pylist()
+        ]
+        self._write_dead(connection, letters)
 
     def _reject(self, item: Item, error: Exception) -> None:
         """Write a message as a dead letter and move the position past it, in one transaction."""
@@ -435,30 +452,6 @@ class _PlacedError(Exception):
     def __init__(self, place: int, cause: Exception) -> None:
         super().__init__(str(cause))
         self.place, self.cause = place, cause
-
-
-class _Refused:
-    """Writes the refused rows of a call, which are neither kept nor duplicates, as dead letters."""
-
-    def __init__(self, consumer_id: str, messages: Sequence[Message], write: DeadLetterWriter) -> None:
-        self._consumer_id, self._write = consumer_id, write
-        self._messages = {(it.topic(), it.partition(), it.offset()): it for it in messages}
-        self.count = 0
-
-    def __call__(self, connection: Connection, rows: pa.Table) -> None:
-        found = rows.select(["topic", "partition", "offset", "_verdict"]).to_pylist()
-        letters = [
-            DeadLetter(
-                self._consumer_id,
-                self._messages[it["topic"], it["partition"], it["offset"]],
-                it["_verdict"],
-                f"the verdict of the row is {it['_verdict']}",
-                1,
-            )
-            for it in found
-        ]
-        self._write(connection, letters)
-        self.count = len(letters)
 
 
 def _moves(items: Sequence[Item]) -> tuple[dict[str, int], dict[str, int]]:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, inspect, select, text
+from sqlalchemy import Connection, func, inspect, select, table, text
 
 from fencepost.errors import OutcomeUnknownError, SchemaError, StoreError
 from fencepost.metrics import counter, gauge
 from fencepost.sql import TransactionMetrics, consumers, transaction_tables
 from fencepost.sql.consumers import CONSUMERS, POSITIONS
+from fencepost.sql.metrics import horizon_gauge, position_gauge, seconds
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -56,7 +57,7 @@ class DaemonMetrics:
         # A task that the settings no longer have is not late.
         tasks = self._daemon.runs()
         states = [it for it in self._daemon.leases().states() if it.task in tasks]
-        ages = {("task", it.task): _seconds(it.succeeded_ms_ago) for it in states}
+        ages = {("task", it.task): seconds(it.succeeded_ms_ago) for it in states}
         about = "Since a task succeeded last, in whichever process."
         yield gauge("fencepost_task_last_success_age_seconds", about, ages, unit="seconds")
         failures = {("task", it.task): it.failures for it in states}
@@ -89,12 +90,9 @@ class DaemonMetrics:
             lambda it: (it.execute(query).all(), it.execute(query_of_positions).all())
         )
         for name, horizon_ms in horizons:
-            about = "Rows up to this time are no longer taken for new."
-            horizon = _seconds(horizon_ms)
-            yield gauge("fencepost_sink_horizon_timestamp_seconds", about, horizon, {"consumer": name}, "seconds")
+            yield horizon_gauge(name, horizon_ms)
         for name in dict.fromkeys(it.name for it in positions):
-            sources = {("source", it.source): it.position for it in positions if it.name == name}
-            yield gauge("fencepost_sink_position", "Up to where a source was applied.", sources, {"consumer": name})
+            yield position_gauge(name, {it.source: it.position for it in positions if it.name == name})
 
 
 def _estimated(query: str, connection: Connection) -> dict[str, tuple[int | None, int | None]]:
@@ -109,11 +107,7 @@ def _whole(number: Any) -> int | None:
 def _counted(connection: Connection) -> dict[str, tuple[int | None, int | None]]:
     names = inspect(connection).get_table_names()
     own = [it for it in names if it.startswith("fencepost_") and not it.startswith("fencepost_stage_")]
-    return {it: (connection.execute(text(f"SELECT count(*) FROM {it}")).scalar_one(), None) for it in own}
+    return {it: (connection.execute(select(func.count()).select_from(table(it))).scalar_one(), None) for it in own}
 
 
 _SIZES = {"postgresql": partial(_estimated, _ON_POSTGRESQL), "mariadb": partial(_estimated, _ON_MARIADB)}
-
-
-def _seconds(ms: int | None) -> float | None:
-    return None if ms is None else ms / 1000

@@ -95,14 +95,23 @@ def families_of_calls(consumer: str, counters: Mapping[str, Any]) -> Iterator[Me
 def families_of_claims(consumer: str, claims: Mapping[str, Any]) -> Iterator[Metric]:
     """Yield the metric families of `claims_of`."""
     by = {"consumer": consumer}
-    positions = {("source", source): position for source, position in claims["positions"].items()}
-    age, horizon = _seconds(claims["oldest_claim_age_ms"]), _seconds(claims["horizon_ms"])
-    about_horizon = "Rows up to this time are no longer judged as new."
+    age = seconds(claims["oldest_claim_age_ms"])
     yield gauge("fencepost_sink_claims", "Claims in the database.", claims["claims"], by)
     yield gauge("fencepost_sink_oldest_claim_age_seconds", "Age of the oldest claim.", age, by, "seconds")
-    yield gauge("fencepost_sink_horizon_timestamp_seconds", about_horizon, horizon, by, "seconds")
-    yield gauge("fencepost_sink_position", "Position of a source.", positions, by)
+    yield horizon_gauge(consumer, claims["horizon_ms"])
+    yield position_gauge(consumer, claims["positions"])
 
 
-def _seconds(ms: int | None) -> float | None:
+def horizon_gauge(consumer: str, horizon_ms: int | None) -> Metric:
+    about = "Rows up to this time are no longer judged as new."
+    by = {"consumer": consumer}
+    return gauge("fencepost_sink_horizon_timestamp_seconds", about, seconds(horizon_ms), by, "seconds")
+
+
+def position_gauge(consumer: str, positions: Mapping[str, int]) -> Metric:
+    by_source = {("source", source): position for source, position in positions.items()}
+    return gauge("fencepost_sink_position", "Position of a source.", by_source, {"consumer": consumer})
+
+
+def seconds(ms: int | None) -> float | None:
     return None if ms is None else ms / 1000

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from fencepost.errors import ConcurrentTransactionError, OutcomeUnknownError, PolicyError, StoreError
-from fencepost.inputs import is_text, shown
+from fencepost.inputs import is_integer, is_text, shown
 from fencepost.sql.database import IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, Database
 from fencepost.sql.pids import PidBlocks
 from fencepost.sql.transaction import OPENABLE, PREPARED, ProducerIdentity, State, Transaction
@@ -70,7 +70,7 @@ class ProducerRegistry:
     ) -> None:
         bounds = {"block_size": block_size, "expiry_ms": expiry_ms, "tombstone_ms": tombstone_ms}
         for name, value in (bounds | {"timeout_max_ms": timeout_max_ms}).items():
-            if not isinstance(value, int) or value < 1:
+            if not is_integer(value, 1):
                 raise PolicyError(f"{name}={value!r} is not a whole number of at least 1")
         self.database = Database(engine, lock_timeout_ms=lock_timeout_ms, idle_timeout_ms=idle_timeout_ms)
         self.expiry_ms = expiry_ms
@@ -163,7 +163,7 @@ class ProducerRegistry:
             raise PolicyError(
                 f"transactional_id={shown(transactional_id)}: MariaDB accepts at most {ID_MAX} bytes of UTF-8"
             )
-        if not isinstance(timeout_ms, int) or not 1 <= timeout_ms <= self.timeout_max_ms:
+        if not is_integer(timeout_ms, 1, self.timeout_max_ms):
             raise PolicyError(f"timeout_ms={timeout_ms!r} is outside 1..={self.timeout_max_ms}")
 
     def _unlocked(

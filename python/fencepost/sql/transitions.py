@@ -9,6 +9,8 @@ from sqlalchemy import Connection, Table, and_, select, update
 
 from fencepost.errors import PolicyError, TransitionError
 
+_TRIES = 10
+
 
 def transition(
     connection: Connection,
@@ -37,7 +39,8 @@ def transition(
         True if the row has moved. False if it already was in `to_state`, as for a repeat; then nothing is written.
 
     Raises:
-        TransitionError: The row is in another state, does not exist, or is not unique. Nothing has changed.
+        TransitionError: The row is in another state, does not exist, or is not unique, or a trigger prevents the
+            update. Nothing has changed.
         PolicyError: There is no key or no state, the table lacks a column, or `to_state` is in `from_states`.
     """
     states = (from_states,) if isinstance(from_states, str) else tuple(from_states)
@@ -56,7 +59,7 @@ def transition(
     # The update checks the state again: if the read takes no lock (SQLite, outside a transaction), another process may
     # have moved the row.
     move = update(table).where(named, table.c[column].in_(states)).values({**(values or {}), column: to_state})
-    while True:
+    for _ in range(_TRIES):
         found = connection.execute(asked).scalars().all()
         if found == [to_state]:
             return False
@@ -69,3 +72,7 @@ def transition(
             )
         if connection.execute(move).rowcount:
             return True
+    raise TransitionError(
+        f"{table.name}: the row is in state {found[0]!r}, but {_TRIES} updates to {to_state!r} changed no row. Does a "
+        "trigger of the table prevent updates? Nothing has changed"
+    )
