@@ -14,6 +14,7 @@ For Kafka sources, ``from_headers(df)`` extracts identity columns from headers, 
 (``KafkaWarning``) of options that can lose or add rows. ``read_sink(sink)`` returns a job's output as a DataFrame.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fencepost_spark.versions import __version__  # isort: skip  # first: it refuses a core wheel of another version
@@ -45,27 +46,20 @@ __all__ = [
     "verdict_udf",
 ]
 
+_MODULES = {
+    "DedupJob": "jobs",
+    "KafkaWarning": "kafka",
+    "explain": "explaining",
+    "foreach_batch": "streams",
+    "from_headers": "kafka",
+    "kafka_options": "kafka",
+    "read_sink": "jobs",
+    "register": "sql",
+}
+
 
 def __getattr__(name: str) -> Any:
     # Imported on first use on the driver: workers that judge rows do not need these modules.
-    if name in ("DedupJob", "read_sink"):
-        from fencepost_spark import jobs
-
-        return getattr(jobs, name)
-    if name in ("KafkaWarning", "from_headers", "kafka_options"):
-        from fencepost_spark import kafka
-
-        return getattr(kafka, name)
-    if name == "explain":
-        from fencepost_spark.explaining import explain
-
-        return explain
-    if name == "foreach_batch":
-        from fencepost_spark.streams import foreach_batch
-
-        return foreach_batch
-    if name == "register":
-        from fencepost_spark.sql import register
-
-        return register
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
