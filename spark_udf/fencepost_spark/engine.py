@@ -68,9 +68,7 @@ class SparkEngine:
         if driver_scan_bytes_max is None:
             driver_scan_bytes_max = DRIVER_SCAN_BYTES_MAX if self.driver_bytes_max else 0
         self.driver_scan_bytes_max = driver_scan_bytes_max
-        self._spark = spark or SparkSession.getActiveSession()
-        if self._spark is None:
-            raise RuntimeError("no Spark session is active: pass one as spark=, or create it first")
+        self._spark = session_or_active(spark)
         use_driver_python(self._spark)
         context = getattr(self._spark, "sparkContext", None)
         self.slots = context.defaultParallelism if context is not None else SLOTS_UNKNOWN
@@ -99,7 +97,6 @@ class SparkEngine:
         if not items:
             return []
         spark, count = self._spark, len(items)
-        assert spark is not None
         task = _task(work, items)
         with _watched(getattr(spark, "sparkContext", None), stage, count, progress):
             # One slice per item and no shuffle, so that Spark cannot combine tasks.
@@ -113,6 +110,14 @@ class SparkEngine:
         if progress is not None:
             progress(count, count)
         return results
+
+
+def session_or_active(spark: SparkSession | None) -> SparkSession:
+    """Return the session, or the active one. Raises RuntimeError if there is none."""
+    found = spark or SparkSession.getActiveSession()
+    if found is None:
+        raise RuntimeError("no Spark session is active: pass one as spark=, or create it first")
+    return found
 
 
 def _task(work: Callable[[Item], Any], items: Sequence[Item]) -> Callable[[Iterator[Any]], Iterator[Any]]:

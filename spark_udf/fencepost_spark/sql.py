@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, DataType, IntegralType, MapType, StructType, TimestampType
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult, OrderingColumn, PartitioningColumn
 
+from fencepost_spark.engine import session_or_active
 from fencepost_spark.frames import identity_fields, is_orderable, quoted, tie_breakers
 from fencepost_spark.kafka_log import KafkaLog
 from fencepost_spark.verdicts import has_arrow_udf, verdict_udf
@@ -53,9 +54,7 @@ def register(
         PolicyError: Policy and columns contradict each other.
         RuntimeError: There is no session.
     """
-    spark = spark or SparkSession.getActiveSession()
-    if spark is None:
-        raise RuntimeError("no Spark session is active: pass one as spark=, or create it first")
+    spark = session_or_active(spark)
     judge = verdict_udf(policy, co_located=True, columns=columns, kind="arrow" if has_arrow_udf() else "pandas")
     spark.udf.register(VERDICT, judge)
     rules = resolve(policy)
