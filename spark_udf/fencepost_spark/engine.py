@@ -187,13 +187,13 @@ def _watched(context: SparkContext | None, stage: str, count: int, progress: Pro
             context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes it
 
 
-def _poll(context: SparkContext, group: str, count: int, progress: Progress | None, is_over: threading.Event) -> None:
+def _poll(context: SparkContext, group: str, count: int, progress: Progress, is_over: threading.Event) -> None:
     tracker = context.statusTracker()
     shown = 0
     while not is_over.wait(POLL_SECONDS):
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
         stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
         done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
-        if progress is not None and shown < done < count:
+        if shown < done < count:
             progress(done, count)
             shown = done
