@@ -311,7 +311,7 @@ def _ranks(values: pa.ChunkedArray) -> Numbers:
 
 def _read(scan: PlainScan, rows: Rows, name: str) -> pa.ChunkedArray:
     """Read a column of some rows, file by file. Raises ChangedError."""
-    kind, chunks = scan.types[name], []
+    kind, chunks = scan.ties[name], []
     files, firsts = np.unique(rows.file, return_index=True)
     for place, of_file in zip(files.tolist(), np.split(rows.row, firsts[1:]), strict=True):
         with unchanged(LocalStorage(), scan.files, place):

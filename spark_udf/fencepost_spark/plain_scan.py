@@ -88,10 +88,9 @@ class PlainScan:
     """The first word of each file, in a list per spelling (`SPELLINGS`)."""
     policy: Policy
     """Its columns are named as in the files."""
-    types: dict[str, pa.DataType]
-    """Types in Spark of `ties`."""
-    ties: list[str]
-    """Columns by which copies are ordered, one after the other, up to the first that Arrow cannot compare."""
+    ties: dict[str, pa.DataType]
+    """Columns by which copies are ordered, one after the other, up to the first that Arrow cannot compare, with their
+    types in Spark."""
     has_all_ties: bool
     """Whether `ties` are all the columns that order copies."""
     must_be_off: list[str]
@@ -258,7 +257,7 @@ def _renamed(call: Call, sources: Mapping[str, str | None]) -> Columns:
 
 
 def _ties(call: Call, sources: Mapping[str, str | None]) -> tuple[dict[str, pa.DataType], bool]:
-    """Return `PlainScan.ties` with their types, and `has_all_ties`, as far as the DataFrame's schema decides it."""
+    """Return `PlainScan.ties` and `has_all_ties`, as far as the DataFrame's schema decides it."""
     ties: dict[str, pa.DataType] = {}
     has_all = True
     if call.order:
@@ -327,8 +326,7 @@ def _opened(
         rows=rows,
         words=words,
         policy=policy,
-        types={name: ties[name] for name in comparable},
-        ties=comparable,
+        ties={name: ties[name] for name in comparable},
         has_all_ties=has_all_ties and len(comparable) == len(ties),
         must_be_off=must_be_off,
     )
