@@ -226,18 +226,6 @@ class KafkaSource:
     start: Offsets
     end: Offsets
 
-    def position(self, topics: Mapping[str, Topic], last: Mapping[str, Any], same: bool) -> dict[str, Any]:
-        """Return the decision's record of this source.
-
-        `last`: the previous decision's record; `same`: whether this is the next batch of its query. Topics that are
-        missing now are kept: they may return, and may then be other topics.
-        """
-        return {
-            "start": self.start,
-            "end": {**(last.get("end", {}) if same else {}), **self.end},
-            "ids": {**last.get("ids", {}), **{name: topics[name].id for name in self.end if name in topics}},
-        }
-
 
 def execution_of(spark: SparkSession, query: str) -> Any:
     """Return the JVM object that runs a query; None if this version of Spark does not expose it."""
@@ -302,6 +290,23 @@ def last_positions(sources: Sequence[KafkaSource], before: Mapping[str, Any], sa
     # Topics of two clusters may have the same name.
     clear = {topic: next(iter(names)) for topic, names in ids.items() if len(names) == 1}
     return [{**last, "ids": {**clear, **last.get("ids", {})}} for last in own]
+
+
+def positions_of(
+    sources: Sequence[KafkaSource], topics: Mapping[str, Topic], before: Mapping[str, Any], same: bool
+) -> list[dict[str, Any]]:
+    """Return the decision's record of each source (see `last_positions`).
+
+    Topics that are missing now are kept: they may return, and may then be other topics.
+    """
+    return [
+        {
+            "start": source.start,
+            "end": {**(last.get("end", {}) if same else {}), **source.end},
+            "ids": {**last.get("ids", {}), **{name: topics[name].id for name in source.end if name in topics}},
+        }
+        for source, last in zip(sources, last_positions(sources, before, same), strict=True)
+    ]
 
 
 def discontinuities(

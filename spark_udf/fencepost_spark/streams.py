@@ -45,7 +45,7 @@ from fencepost_spark.kafka import (
     discontinuities,
     execution_of,
     kafka_sources,
-    last_positions,
+    positions_of,
     warn_of,
 )
 
@@ -201,8 +201,8 @@ class BatchWriter:
         if self._is_next(batch, position, begins, done, is_exact):
             if sources:
                 warn_of(sources)
-                self._check_topics(run, sources, topics, done, goes_on)
-                position["kafka"] = _kafka_positions(sources, topics, done, goes_on)
+                self._check_topics(sources, topics, done, goes_on)
+                position["kafka"] = positions_of(sources, topics, done, goes_on)
             self._judge(batch, folder, position, run)
         self._collect_batches(query, number)
         if run_id is not None:
@@ -251,10 +251,10 @@ class BatchWriter:
         return dict(self._describe(names)) if self._describe and names else {}
 
     def _check_topics(
-        self, run: Run, sources: list[KafkaSource], topics: dict[str, Topic], done: dict[str, Any], same: bool
+        self, sources: list[KafkaSource], topics: dict[str, Topic], done: dict[str, Any], same: bool
     ) -> None:
-        for problem in discontinuities(run.job.state.uri, sources, topics, done, same):
-            if run.job.on_reset == "stop":
+        for problem in discontinuities(self._job.state.uri, sources, topics, done, same):
+            if self._job.on_reset == "stop":
                 raise problem
             warnings.warn(problem.message, KafkaWarning, stacklevel=3)
 
@@ -365,14 +365,6 @@ def _are_equal_if_known(found: Ends, known: Ends) -> bool:
     return len(found) == len(known) and all(
         None in pair or pair[0] == pair[1] for pair in zip(found, known, strict=True)
     )
-
-
-def _kafka_positions(
-    sources: list[KafkaSource], topics: dict[str, Topic], done: dict[str, Any], same: bool
-) -> list[dict[str, Any]]:
-    """Return the decision's record of each source."""
-    last = last_positions(sources, done, same)
-    return [source.position(topics, it, same) for source, it in zip(sources, last, strict=True)]
 
 
 class FunctionSink(RunFolders):
