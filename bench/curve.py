@@ -29,7 +29,7 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # instead of this folder, whose modules would come before installed ones of the same name
 
 from bench import compare, peers, workload  # noqa: E402
-from bench.markdown import table  # noqa: E402
+from bench.markdown import emphasized, table  # noqa: E402
 from bench.measure import Measurement, describe_revision, machine, revision, tell  # noqa: E402
 
 SHAPES = {
@@ -330,12 +330,7 @@ def to_markdown(curve: Curve, chart: str | None = None) -> str:
     rows = []
     for it in targets:
         is_worst = it.found is not None and it.shortfall == worst
-        cells = (
-            (f"**{it.what}**", f"**{it.wanted}**", f"**{it.found}**")
-            if is_worst
-            else (it.what, it.wanted, it.found or "")
-        )
-        rows.append((*cells, it.state))
+        rows.append((*emphasized((it.what, it.wanted, it.found or ""), is_worst), it.state))
     about = "The row that is farthest from its target is in bold."
     parts += ["## Figures to reach", about, table(("what", "target", "found", ""), rows, "lrrl")]
     for shape in curve.shapes():
@@ -423,7 +418,7 @@ def _order_rows(curve: Curve) -> Iterator[tuple[str, ...]]:
             first, again, listed = (median(line[field]) for field in ("first", "again", "list"))
             times = f"{first / base:.1f}" if base else ""
             cells = (policy, ORDERS[shape], f"{first:.1f}", f"{again:.1f}", f"{listed:.1f}", times)
-            yield tuple(f"**{cell}**" for cell in cells) if first == slowest else cells
+            yield emphasized(cells, first == slowest)
 
 
 # As a picture

@@ -23,7 +23,7 @@ from fencepost.producer.transport import SequencedBatch
 from fencepost.transports import LandingTransport
 from fencepost.verdict import Verdict
 
-from bench.markdown import table
+from bench.markdown import emphasized, table
 
 ROWS = 100
 
@@ -67,7 +67,7 @@ def to_markdown(found: dict[str, tuple[float, float]]) -> str:
     rows = []
     for part, (own, other) in found.items():
         cells = (f"ms a commit, {part}", f"{own:.2f}", f"{other:.2f}", f"{other / own:.1f}")
-        rows.append(tuple(f"**{cell}**" for cell in cells) if other / own == worst else cells)
+        rows.append(emphasized(cells, other / own == worst))
     return table(("commits of 100 rows", "landing's own log", "Delta with txn", "times as fast"), rows, "lrrr")
 
 

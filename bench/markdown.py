@@ -17,6 +17,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], alignment: str) ->
     return "\n".join([line(head), "| " + " | ".join(rules) + " |", *map(line, rows)])
 
 
+def emphasized(cells: tuple[str, ...], is_bold: bool) -> tuple[str, ...]:
+    return tuple(f"**{cell}**" for cell in cells) if is_bold else cells
+
+
 def _pad(cell: str, width: int, side: str) -> str:
     pads: dict[str, Callable[[int], str]] = {"l": cell.ljust, "r": cell.rjust, "c": cell.center}
     return pads[side](width)

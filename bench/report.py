@@ -30,7 +30,7 @@ from bench import (
     streams,
     workload,
 )
-from bench.markdown import table
+from bench.markdown import emphasized, table
 from bench.measure import Measurement, Role, Target, describe_revision, machine, revision
 
 LIBRARIES = (
@@ -307,7 +307,7 @@ def _glance(results: Results) -> Iterator[str]:
         if found:
             worst = min(times for *_, times in found)
             rows = [
-                _emphasized(
+                emphasized(
                     (contest, ours.name, _digits(ours.median), other.name, _digits(other.median), f"{times:.2f}"),
                     times == worst,
                 )
@@ -317,10 +317,6 @@ def _glance(results: Results) -> Iterator[str]:
             yield "fencepost with default settings. *Times as fast*: below 1, the other is faster. Worst row in bold."
             yield table(("contest", "fencepost", "s", "other", "s", "times as fast"), rows, "llrlrr")
             return
-
-
-def _emphasized(cells: tuple[str, ...], is_bold: bool) -> tuple[str, ...]:
-    return tuple(f"**{cell}**" for cell in cells) if is_bold else cells
 
 
 WHO: dict[Role, str] = {"ours": "fencepost", "peer": "other", "limit": "no deduplication"}
@@ -359,7 +355,7 @@ def _doors_table(doors: Sequence[dict[str, Any]]) -> str:
     each_ns = [it["median"] / it["rows"] * 1e9 for it in doors]
     worst = max((ns for it, ns in zip(doors, each_ns, strict=True) if it["rows"] >= 100_000), default=0)
     rows = [
-        _emphasized((it["name"], f"{it['rows']:,}", f"{it['median'] * 1e3:,.2f}", f"{ns:,.2f}"), ns == worst)
+        emphasized((it["name"], f"{it['rows']:,}", f"{it['median'] * 1e3:,.2f}", f"{ns:,.2f}"), ns == worst)
         for it, ns in zip(doors, each_ns, strict=True)
     ]
     return table(("what", "rows", "ms", "ns a row"), rows, "lrrr")

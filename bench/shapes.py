@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bench import peers, workload
-from bench.markdown import table
+from bench.markdown import emphasized, table
 from bench.measure import Contestant, Measurement, Target, alternate, tell, write_part
 from bench.peers import fp, pl
 from bench.workload import COLUMNS
@@ -250,7 +250,7 @@ def sections(results: Results) -> list[str]:
     for name, its in contests.items():
         each_ns = [f"{its[one].median / its[one].rows * 1e9:.1f}" for one in (OURS, *PEERS, SCAN)]
         cells = (name, *each_ns, f"{_times(its):.1f}", f"{its[OURS].median / its[SCAN].median:.0f}")
-        rows.append(tuple(f"**{cell}**" for cell in cells) if name == worst else cells)
+        rows.append(emphasized(cells, name == worst))
     head = ("shape", OURS, *PEERS, "scan", "times as fast as polars", "times the scan")
     return [
         "## `fp.deduplicate` against polars `unique`, by shape",

@@ -27,7 +27,7 @@ from fencepost.sql import ProducerRegistry, TransactionCoordinator
 from fencepost.transports import PartitionLogTransport, SqlTransport, read_committed
 from sqlalchemy import Engine
 
-from bench.markdown import table
+from bench.markdown import emphasized, table
 from bench.measure import tell as tell_person
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
@@ -122,7 +122,7 @@ def to_markdown(found: dict[tuple[str, int], tuple[float, float]]) -> str:
     lines = []
     for (kind, rows), (without, within) in found.items():
         cells = (kind, f"{rows:,}", f"{without:.1f}", f"{within:.1f}", f"{within / without - 1:+.0%}")
-        lines.append(tuple(f"**{cell}**" for cell in cells) if within / without == worst else cells)
+        lines.append(emphasized(cells, within / without == worst))
     return table(("output", "rows a batch", "ms a batch without", "ms with", "cost"), lines, "lrrrr")
 
 
