@@ -32,7 +32,7 @@ from fencepost.state.segment_files import CACHE
 from fencepost.state.task_plan import read_item
 
 from bench.lake import ONE_ROW, PARTITIONS, WIDE, Numbers, land
-from bench.measure import tell, write_part
+from bench.measure import memory_bytes, tell, write_part
 from bench.spark import DATA, THREADS, session, settle
 
 T = TypeVar("T")
@@ -303,19 +303,13 @@ def _weigh(work: Callable[[T], R], item: T) -> tuple[int, R]:
     before = _bytes_before()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
     result = work(item)
-    return _memory_bytes("VmHWM") - before, result
+    return memory_bytes("VmHWM") - before, result
 
 
 @cache
 def _bytes_before() -> int:
     """When this process is asked for the first time: what its modules take."""
-    return _memory_bytes("VmRSS")
-
-
-def _memory_bytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    [kilobytes] = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
-    return int(kilobytes) * 1024
+    return memory_bytes("VmRSS")
 
 
 if __name__ == "__main__":

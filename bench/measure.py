@@ -122,14 +122,15 @@ def memory_watched() -> Iterator[list[int]]:
     """Yields a list of one number: afterwards the peak memory of this process above its memory before, in bytes."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before, peak = _memory("VmRSS"), [0]
+    before, peak = memory_bytes("VmRSS"), [0]
     yield peak
-    peak[0] = max(0, _memory("VmHWM") - before)
+    peak[0] = max(0, memory_bytes("VmHWM") - before)
 
 
-def _memory(field: str) -> int:
+def memory_bytes(field: str) -> int:
+    """What the system says of this process: VmRSS, its memory now, or VmHWM, the peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 @cache
