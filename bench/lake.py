@@ -19,21 +19,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fencepost.lake import DedupJob, LocalEngine, RunReport, audit
+from fencepost.lake import LocalEngine, RunReport, audit
 
 from bench.measure import Contestant, alternate, tell, write_part
 from bench.spark import (
-    COLUMNS,
     DATA,
     DROP_DUPLICATES,
     JOB,
     STEP,
     THREADS,
-    Answer,
+    Landed,
     copy_contestants,
+    job_contestant,
+    parquet_contestant,
     session,
     settle,
-    take_answer,
 )
 from bench.workload import occurrence
 
@@ -98,15 +98,6 @@ SYNCED, LOCAL, LINKED, INTERVAL = (
     f"{JOB}, interval plan",
 )
 AUDIT = "audit"
-
-
-@dataclass(frozen=True)
-class Landed:
-    """Files, and the truth about them."""
-
-    folder: Path
-    landed: Answer
-    kept: Answer
 
 
 def land(shape: Shape, rows: int, data: Path = DATA, seed: int = 1) -> Landed:
@@ -243,21 +234,14 @@ def _contestants(
     if not (shape.is_scattered or shape.is_interleaved):
         jobs[INTERVAL] = {"engine": on_spark, "sync": False, "plan": "interval"}
     return [
-        *(_job(name, landed, scratch, reports, options) for name, options in jobs.items()),
+        *(
+            job_contestant(name, landed, scratch, partial(reports.__setitem__, name), **options)
+            for name, options in jobs.items()
+        ),
         _audit(landed),
-        _drop_duplicates(spark, landed, scratch),
-        *copy_contestants(landed.folder, landed.landed, scratch),
+        parquet_contestant(spark, landed, scratch, DROP_DUPLICATES),
+        *copy_contestants(landed, scratch),
     ]
-
-
-def _job(
-    name: str, landed: Landed, scratch: Path, reports: dict[str, RunReport], options: dict[str, Any]
-) -> Contestant:
-    def run() -> Path:
-        reports[name] = DedupJob(landed.folder, scratch / "out" / "state", scratch / "out" / "sink", **options).run()
-        return scratch / "out"
-
-    return Contestant(name=name, threads=THREADS, run=run, expected=landed.kept, answer=take_answer, role="ours")
 
 
 def _audit(landed: Landed) -> Contestant:
@@ -269,15 +253,6 @@ def _audit(landed: Landed) -> Contestant:
         expected=landed.kept[0],
         role="ours",
     )
-
-
-def _drop_duplicates(spark: SparkSession, landed: Landed, scratch: Path) -> Contestant:
-    def run() -> Path:
-        frame = spark.read.parquet(str(landed.folder)).dropDuplicates(list(COLUMNS))
-        frame.write.mode("overwrite").parquet(str(scratch / "out"))
-        return scratch / "out"
-
-    return Contestant(name=DROP_DUPLICATES.name, threads=THREADS, run=run, expected=landed.kept, answer=take_answer)
 
 
 FACTS = (

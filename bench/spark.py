@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from fencepost.generate import LandingZone, generate
-from fencepost.lake import DedupJob, Engine, LocalEngine
+from fencepost.lake import DedupJob, LocalEngine, RunReport
 
 from bench.measure import Contestant, Role, alternate, tell, write_part
 
@@ -43,15 +43,15 @@ Answer = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Landing:
-    """The landing zone and the truth about it."""
+class Landed:
+    """Files, and the truth about them."""
 
-    files: Path
+    folder: Path
     landed: Answer
     kept: Answer
 
 
-def landing(rows: int, data: Path = DATA) -> Landing:
+def landing(rows: int, data: Path = DATA) -> Landed:
     """About `rows` rows with a 90-byte payload, 5 % of them repeats, whole partitions per file; made once and kept.
 
     No file passes 128 MB, above which Spark would cut it. No row is untracked: the others would take all of these for
@@ -79,7 +79,7 @@ def landing(rows: int, data: Path = DATA) -> Landing:
     facts = json.loads((truth / "d0000.json").read_text())
     ranges = pq.read_table(truth / "d0000-kept.parquet", columns=["first_seq", "last_seq", "count"])
     sums = pc.multiply(pc.add(ranges["first_seq"], ranges["last_seq"]), ranges["count"])
-    found = Landing(folder / "landing", answer_of(folder / "landing"), (facts["kept_rows"], pc.sum(sums).as_py() // 2))
+    found = Landed(folder / "landing", answer_of(folder / "landing"), (facts["kept_rows"], pc.sum(sums).as_py() // 2))
     assert found.landed[0] == facts["rows"], "the landing zone is not what its truth is about"
     return found
 
@@ -87,17 +87,17 @@ def landing(rows: int, data: Path = DATA) -> Landing:
 STEP = 7
 
 
-def with_gaps(landed: Landing, folder: Path) -> Landing:
+def with_gaps(landed: Landed, folder: Path) -> Landed:
     """The same rows with every sequence `STEP` times as high: no row goes on where the one before it ended."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for file in landed.files.iterdir():
+    for file in landed.folder.iterdir():
         rows = pq.read_table(file)
         place = rows.schema.get_field_index("seq")
         seqs = pc.multiply_checked(rows["seq"], pa.scalar(STEP, rows["seq"].type))
         pq.write_table(rows.set_column(place, rows.schema.field(place), seqs), folder / file.name)
     (rows, seqs), (kept, kept_seqs) = landed.landed, landed.kept
-    return Landing(folder, (rows, seqs * STEP), (kept, kept_seqs * STEP))
+    return Landed(folder, (rows, seqs * STEP), (kept, kept_seqs * STEP))
 
 
 def answer_of(folder: Path) -> Answer:
@@ -125,8 +125,8 @@ def contest(
             "heap": heap,
             "settings": settings,
             "java": spark.sparkContext._jvm.System.getProperty("java.version"),  # type: ignore[union-attr]
-            "files": len(list(landed.files.iterdir())),
-            "bytes": sum(file.stat().st_size for file in landed.files.iterdir()),
+            "files": len(list(landed.folder.iterdir())),
+            "bytes": sum(file.stat().st_size for file in landed.folder.iterdir()),
             "seed": 1,
         }
     shutil.rmtree(scratch, ignore_errors=True)
@@ -226,7 +226,7 @@ class SparkPlan:
     role: Role = "peer"
     columnar_input: bool = True
 
-    def expected(self, landed: Landing) -> Answer:
+    def expected(self, landed: Landed) -> Answer:
         """What must come out: plans that show a limit keep every row."""
         return landed.landed if self.role == "limit" else landed.kept
 
@@ -249,23 +249,23 @@ FILES = SparkPlan("deduplicate()", deduplicate_files, role="ours")
 SHUFFLED = SparkPlan("deduplicate() behind a filter", deduplicate_shuffled, role="ours")
 
 
-def _to_noop(spark: SparkSession, landed: Landing) -> list[Contestant]:
+def _to_noop(spark: SparkSession, landed: Landed) -> list[Contestant]:
     plans = (CO_LOCATED, ROW_INPUT, FILES, SHUFFLED, DROP_DUPLICATES, ROW_NUMBER, TRIVIAL, SCAN)
     return [_noop_contestant(spark, landed, it) for it in plans]
 
 
-def _with_gaps(spark: SparkSession, landed: Landing) -> list[Contestant]:
+def _with_gaps(spark: SparkSession, landed: Landed) -> list[Contestant]:
     return [_noop_contestant(spark, landed, it) for it in (FILES, SHUFFLED, DROP_DUPLICATES, SCAN)]
 
 
-def _noop_contestant(spark: SparkSession, landed: Landing, it: SparkPlan) -> Contestant:
+def _noop_contestant(spark: SparkSession, landed: Landed, it: SparkPlan) -> Contestant:
     from pyspark.sql import Observation, functions
 
     answers: list[Answer] = []
 
     def run() -> Answer:
         with _columnar_input(spark, it.columnar_input):
-            kept = it.plan(spark.read.parquet(str(landed.files)))
+            kept = it.plan(spark.read.parquet(str(landed.folder)))
             if answers:
                 _to_nowhere(kept)
             else:
@@ -288,24 +288,24 @@ def _to_nowhere(df: DataFrame) -> None:
     df.write.format("noop").mode("overwrite").save()
 
 
-def _to_parquet(spark: SparkSession, landed: Landing, scratch: Path) -> list[Contestant]:
+def _to_parquet(spark: SparkSession, landed: Landed, scratch: Path) -> list[Contestant]:
     from fencepost_spark import SparkEngine
 
     plans = (CO_LOCATED, DROP_DUPLICATES, ROW_NUMBER, SCAN_AND_WRITE)
     on_spark, local = SparkEngine(spark), LocalEngine(THREADS)
     return [
-        _job_contestant(SYNCED, on_spark, True, landed, scratch),
-        _job_contestant(JOB, on_spark, False, landed, scratch),
-        _job_contestant("DedupJob, local engine", local, False, landed, scratch),
-        *(_parquet_contestant(spark, landed, scratch, it) for it in plans),
-        *copy_contestants(landed.files, landed.landed, scratch),
+        job_contestant(SYNCED, landed, scratch, _tell_seconds, engine=on_spark),
+        job_contestant(JOB, landed, scratch, _tell_seconds, engine=on_spark, sync=False),
+        job_contestant("DedupJob, local engine", landed, scratch, _tell_seconds, engine=local, sync=False),
+        *(parquet_contestant(spark, landed, scratch, it) for it in plans),
+        *copy_contestants(landed, scratch),
     ]
 
 
-def _parquet_contestant(spark: SparkSession, landed: Landing, scratch: Path, it: SparkPlan) -> Contestant:
+def parquet_contestant(spark: SparkSession, landed: Landed, scratch: Path, it: SparkPlan) -> Contestant:
     def run() -> Path:
         with _columnar_input(spark, it.columnar_input):
-            it.plan(spark.read.parquet(str(landed.files))).write.mode("overwrite").parquet(str(scratch / "out"))
+            it.plan(spark.read.parquet(str(landed.folder))).write.mode("overwrite").parquet(str(scratch / "out"))
         return scratch / "out"
 
     return Contestant(
@@ -318,21 +318,29 @@ def _parquet_contestant(spark: SparkSession, landed: Landing, scratch: Path, it:
     )
 
 
-def _job_contestant(name: str, engine: Engine, sync: bool, landed: Landing, scratch: Path) -> Contestant:
+def job_contestant(
+    name: str, landed: Landed, scratch: Path, note: Callable[[RunReport], object], **options: Any
+) -> Contestant:
+    """`note`: gets the report of each run."""
+
     def run() -> Path:
-        job = DedupJob(landed.files, scratch / "out" / "state", scratch / "out" / "sink", engine=engine, sync=sync)
-        tell(f"  {job.run().seconds}")
-        return scratch / "out"
+        out = scratch / "out"
+        note(DedupJob(landed.folder, out / "state", out / "sink", **options).run())
+        return out
 
     return Contestant(name=name, threads=THREADS, run=run, expected=landed.kept, answer=take_answer, role="ours")
 
 
-def copy_contestants(files: Path, landed: Answer, scratch: Path) -> list[Contestant]:
+def _tell_seconds(report: RunReport) -> None:
+    tell(f"  {report.seconds}")
+
+
+def copy_contestants(landed: Landed, scratch: Path) -> list[Contestant]:
     """Every row, as bytes: the limits of jobs that write rows, without and with sync."""
-    return [_copy_contestant(COPY, files, landed, scratch), _copy_contestant(COPY_SYNCED, files, landed, scratch)]
+    return [_copy_contestant(name, landed, scratch) for name in (COPY, COPY_SYNCED)]
 
 
-def _copy_contestant(name: str, files: Path, landed: Answer, scratch: Path) -> Contestant:
+def _copy_contestant(name: str, landed: Landed, scratch: Path) -> Contestant:
     def copy(file: Path) -> Path:
         return Path(shutil.copyfile(file, scratch / "out" / file.name))
 
@@ -343,12 +351,12 @@ def _copy_contestant(name: str, files: Path, landed: Answer, scratch: Path) -> C
     def run() -> Path:
         (scratch / "out").mkdir(parents=True)
         with ThreadPoolExecutor(THREADS) as copying, ThreadPoolExecutor(THREADS) as syncing:
-            copied = copying.map(copy, files.iterdir())
+            copied = copying.map(copy, landed.folder.iterdir())
             # Jobs also sync a file while they write the next.
             list(syncing.map(sync, copied) if name == COPY_SYNCED else copied)
         return scratch / "out"
 
-    return Contestant(name=name, threads=THREADS, run=run, expected=landed, answer=take_answer, role="limit")
+    return Contestant(name=name, threads=THREADS, run=run, expected=landed.landed, answer=take_answer, role="limit")
 
 
 def take_answer(folder: Path) -> Answer:

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fencepost.lake import LocalEngine
+from fencepost.lake import DedupJob, LocalEngine
 
 from bench import (
     costs,
@@ -440,7 +440,7 @@ def test_keys_are_interleaved_and_sequences_have_gaps(tmp_path: Path) -> None:
     assert sum(map(len, keys)) == len(set.union(*keys)), "no two files share a key"
     assert max(map(min, keys)) < min(map(max, keys)), "their statistics overlap"
     assert {seq % spark.STEP for it in files for seq in it["seq"].to_pylist()} == {0}
-    report = lake.DedupJob(landed.folder, tmp_path / "state", tmp_path / "sink", sync=False).run()
+    report = DedupJob(landed.folder, tmp_path / "state", tmp_path / "sink", sync=False).run()
     assert (report.plan, report.kept) == ("interval", landed.kept[0])
 
 
