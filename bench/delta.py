@@ -9,7 +9,6 @@ is made once, and an answer is (rows, sum of their sequences) as Spark reads the
 
 from __future__ import annotations
 
-import operator
 import os
 import shutil
 from collections.abc import Callable
@@ -21,9 +20,9 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, TableFeatures, convert_to_deltalake
 from fencepost.lake import DedupJob, Engine, LocalEngine
 
-from bench.lake import SHAPES, Landed, land
+from bench.lake import SHAPES, WARM_UP, Landed, land
 from bench.measure import Contestant, alternate, tell, write_part
-from bench.spark import COLUMNS, DATA, DROP_DUPLICATES, THREADS, Answer, session, settle
+from bench.spark import COLUMNS, DATA, DROP_DUPLICATES, THREADS, Answer, session, settle, wake_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,8 +35,6 @@ UNSYNCED = "in place, vectors, not synced"
 OVERWRITE, DELETE = f"{DROP_DUPLICATES.name}, overwrite", "MERGE that deletes"
 APPEND, INSERT = "append, then in place", "MERGE that inserts"
 SAME = " and ".join(f"t.{name} = s.{name}" for name in COLUMNS)
-WARM_UP = 20
-"""A share of the rows, one in so many, on which everyone warms up."""
 
 
 def contest(
@@ -127,8 +124,6 @@ def _compete(
     rounds: int,
     works: dict[str, tuple[str, Callable[[Path], object], Answer]],
 ) -> list[Any]:
-    from fencepost_spark import SparkEngine
-
     place = scratch / "out"
 
     def ready() -> None:
@@ -137,7 +132,7 @@ def _compete(
         for file in (place / "table").glob("*.parquet"):
             file.read_bytes()
         settle()
-        SparkEngine(spark).run("wake", operator.index, range(4 * THREADS))  # workers go when they are idle for a minute
+        wake_workers(spark)
 
     contestants = [
         Contestant(

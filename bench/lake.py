@@ -7,7 +7,6 @@ has to warm up does so on fewer rows, and files are read once before the first r
 
 from __future__ import annotations
 
-import operator
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from bench.spark import (
     parquet_contestant,
     session,
     settle,
+    wake_workers,
 )
 from bench.workload import occurrence
 
@@ -200,16 +200,13 @@ def contest(
 
 
 def _make_ready(folder: Path, spark: SparkSession) -> None:
-    """Everyone finds the files in memory, which others' outputs may have driven out, and Spark's Python workers awake:
-    they go when they are idle for a minute, so whoever follows `dropDuplicates` would start them anew. Shuffles of
-    earlier rounds, 2 GB each, leave the disk when the JVM collects what refers to them."""
-    from fencepost_spark import SparkEngine
-
+    """Everyone finds the files in memory, which others' outputs may have driven out, and Spark's Python workers awake.
+    Shuffles of earlier rounds, 2 GB each, leave the disk when the JVM collects what refers to them."""
     spark._jvm.System.gc()  # type: ignore[union-attr]
     settle()
     for file in folder.iterdir():
         file.read_bytes()
-    SparkEngine(spark).run("wake", operator.index, range(4 * THREADS))
+    wake_workers(spark)
 
 
 def _warm_up(spark: SparkSession, rows: int, data: Path, scratch: Path) -> None:

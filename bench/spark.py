@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import operator
 import os
 import shutil
 import sys
@@ -163,6 +164,13 @@ def settle() -> None:
     # What one has written is not flushed in another's time.
     gc.collect()
     os.sync()
+
+
+def wake_workers(spark: SparkSession) -> None:
+    """Python workers go when they are idle for a minute: whoever follows `dropDuplicates` would start them anew."""
+    from fencepost_spark import SparkEngine
+
+    SparkEngine(spark).run("wake", operator.index, range(4 * THREADS))
 
 
 # The plans: a DataFrame each

@@ -8,7 +8,6 @@ times the producers, without a payload, and without the default provider, which 
 
 from __future__ import annotations
 
-import operator
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bench.lake import WARM_UP
 from bench.measure import Contestant, alternate, tell, write_part
-from bench.spark import COLUMNS, DATA, THREADS, Answer, answer_of, session, settle
+from bench.spark import COLUMNS, DATA, THREADS, Answer, answer_of, session, settle, wake_workers
 from bench.workload import occurrence
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ STATE_STORE = "org.apache.spark.sql.execution.streaming.state.StateStore$"
 ROWS_A_PRODUCER, PARTITIONS, BATCHES, RUN = 2_000, 4, 8, 20
 REPEATS = 0.05
 PAYLOAD_BYTES = 90
-WARM_UP = 20
-"""A share of the rows, one in so many, on which everyone warms up."""
 
 
 @dataclass(frozen=True)
@@ -125,14 +123,12 @@ def contest(
 
 
 def _make_ready(spark: SparkSession) -> None:
-    from fencepost_spark import SparkEngine
-
     # What dropDuplicates remembers stays in memory when its query is over, and would be in everyone's way.
     jvm: Any = spark._jvm
     jvm.java.lang.Class.forName(STATE_STORE).getField("MODULE$").get(None).stop()
     jvm.System.gc()
     settle()
-    SparkEngine(spark).run("wake", operator.index, range(4 * THREADS))  # workers go when they are idle for a minute
+    wake_workers(spark)
 
 
 def _contestants(
