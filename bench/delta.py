@@ -21,7 +21,7 @@ from deltalake import DeltaTable, TableFeatures, convert_to_deltalake
 from fencepost.lake import DedupJob, Engine, LocalEngine
 
 from bench.lake import SHAPES, WARM_UP, Landed, land
-from bench.measure import Contestant, alternate, tell, write_part
+from bench.measure import Contestant, Role, alternate, tell, write_part
 from bench.spark import COLUMNS, DATA, DROP_DUPLICATES, THREADS, Answer, session, settle, wake_workers
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ def contest(
             landed = land(SHAPE, size, data)
             whole, known = _make_whole(landed, scratch), _make_known(landed, scratch)
             everyone = (
-                (ALL_ROWS, whole, landed.landed[0], _whole_contestants(spark, landed)),
+                (ALL_ROWS, whole, landed.landed[0], _whole_contestants(spark)),
                 (NEW_ROWS, known, _rows_of(_last(landed)), _new_contestants(spark, landed)),
             )
             measurements = [
                 it
                 for name, template, count, works in everyone
-                for it in _compete(name, spark, template, scratch, count, times, works)
+                for it in _compete(name, spark, template, scratch, count, landed.kept, times, works)
             ]
     shutil.rmtree(scratch, ignore_errors=True)
     return {"heap": heap, "shape": SHAPE.name, "measurements": [it.to_json() for it in measurements]}
@@ -114,6 +114,9 @@ def _rows_of(file: Path) -> int:
 
 # Contestants
 
+Works = dict[str, tuple[Role, Callable[[Path], object]]]
+"""What each contestant does to its table, by its name."""
+
 
 def _compete(
     contest: str,
@@ -121,8 +124,9 @@ def _compete(
     template: Path,
     scratch: Path,
     rows: int,
+    expected: Answer,
     rounds: int,
-    works: dict[str, tuple[str, Callable[[Path], object], Answer]],
+    works: Works,
 ) -> list[Any]:
     place = scratch / "out"
 
@@ -141,14 +145,14 @@ def _compete(
             run=partial(work, place),
             expected=expected,
             answer=lambda _: _answer(spark, place),
-            role="ours" if role == "ours" else "peer",
+            role=role,
         )
-        for name, (role, work, expected) in works.items()
+        for name, (role, work) in works.items()
     ]
     return alternate(contest, contestants, rows, rounds, ready, warm_up=False)
 
 
-def _whole_contestants(spark: SparkSession, landed: Landed) -> dict[str, tuple[str, Callable[[Path], object], Answer]]:
+def _whole_contestants(spark: SparkSession) -> Works:
     from fencepost_spark import SparkEngine
 
     engine = SparkEngine(spark)
@@ -164,16 +168,16 @@ def _whole_contestants(spark: SparkSession, landed: Landed) -> dict[str, tuple[s
         spark.sql(f"merge into {table} t using ({twice}) s on {SAME} when matched and t.payload <> s.kept then delete")
 
     return {
-        VECTORS: ("ours", lambda place: _job(place, engine).run(), landed.kept),
-        UNSYNCED: ("ours", lambda place: _job(place, engine, sync=False).run(), landed.kept),
-        LOCAL: ("ours", lambda place: _job(place, LocalEngine(THREADS)).run(), landed.kept),
-        FILES: ("ours", lambda place: _without_vectors(place, engine), landed.kept),
-        OVERWRITE: ("peer", overwrite, landed.kept),
-        DELETE: ("peer", delete, landed.kept),
+        VECTORS: ("ours", lambda place: _job(place, engine).run()),
+        UNSYNCED: ("ours", lambda place: _job(place, engine, sync=False).run()),
+        LOCAL: ("ours", lambda place: _job(place, LocalEngine(THREADS)).run()),
+        FILES: ("ours", lambda place: _without_vectors(place, engine)),
+        OVERWRITE: ("peer", overwrite),
+        DELETE: ("peer", delete),
     }
 
 
-def _new_contestants(spark: SparkSession, landed: Landed) -> dict[str, tuple[str, Callable[[Path], object], Answer]]:
+def _new_contestants(spark: SparkSession, landed: Landed) -> Works:
     from fencepost_spark import SparkEngine
 
     engine, new = SparkEngine(spark), f"file://{_last(landed)}"
@@ -187,7 +191,7 @@ def _new_contestants(spark: SparkSession, landed: Landed) -> dict[str, tuple[str
         table = f"delta.`{place / 'table'}`"
         spark.sql(f"merge into {table} t using new_rows s on {SAME} when not matched then insert *")
 
-    return {APPEND: ("ours", append, landed.kept), INSERT: ("peer", insert, landed.kept)}
+    return {APPEND: ("ours", append), INSERT: ("peer", insert)}
 
 
 def _job(place: Path, engine: Engine, *, sync: bool = True) -> DedupJob:
