@@ -91,15 +91,11 @@ def _server() -> Iterator[str]:
     import psycopg
     from support.postgres import PostgresServer
 
-    server = PostgresServer(durable=True)
-    server.start()
-    try:
+    with PostgresServer(durable=True) as server:
         url = server.new_database()
         with psycopg.connect(_libpq(url), autocommit=True) as connection:
             connection.execute(TABLES)
         yield url
-    finally:
-        server.stop()
 
 
 def _libpq(url: str) -> str:

@@ -188,14 +188,12 @@ def _awake() -> Iterator[None]:
 def _server() -> Iterator[Engine]:
     from support.postgres import PostgresServer
 
-    server = PostgresServer(durable=True)
-    server.start()
-    engine = sqlalchemy.create_engine(server.new_database())
-    try:
-        yield engine
-    finally:
-        engine.dispose()
-        server.stop()
+    with PostgresServer(durable=True) as server:
+        engine = sqlalchemy.create_engine(server.new_database())
+        try:
+            yield engine
+        finally:
+            engine.dispose()
 
 
 _TABLES = """
