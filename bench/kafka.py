@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -119,10 +119,15 @@ def _write_log(folder: Path, pieces: int, batches: int) -> Path:
 
 
 def _scanned(folder: Path) -> Answer:
+    return _answer(kafka.read_batches(folder), "base_offset")
+
+
+def _answer(batches: Iterable[Any], offset: str) -> Answer:
+    """`offset`: the name of the column."""
     rows, offsets = 0, 0
-    for batch in kafka.read_batches(folder):
+    for batch in batches:
         some = pa.record_batch(batch)
-        rows, offsets = rows + len(some), offsets + pc.sum(some["base_offset"]).as_py()
+        rows, offsets = rows + len(some), offsets + pc.sum(some[offset]).as_py()
     return rows, offsets
 
 
@@ -248,12 +253,8 @@ def _produce(broker: Any, topic: str, compression: str, rows: int) -> None:
     assert producer.flush() == 0
 
 
-def _read(folder: Path, isolation: str = "read_uncommitted") -> Answer:
-    rows, offsets = 0, 0
-    for batch in kafka.read_records(folder, isolation):  # type: ignore[arg-type]
-        some = pa.record_batch(batch)
-        rows, offsets = rows + len(some), offsets + pc.sum(some["offset"]).as_py()
-    return rows, offsets
+def _read(folder: Path, isolation: Any = "read_uncommitted") -> Answer:
+    return _answer(kafka.read_records(folder, isolation), "offset")
 
 
 # As it comes, a full queue makes the client wait a second, which is most of its time then.
@@ -282,19 +283,8 @@ def _judging(rounds: int, producers: tuple[int, ...]) -> list[dict[str, Any]]:
     """What `rust/src/bin/broker.rs` prints."""
     if not producers:
         return []
-    command = [
-        "cargo",
-        "run",
-        "--release",
-        "--locked",
-        "--quiet",
-        "--package",
-        "fencepost-bench",
-        "--bin",
-        "broker",
-        "--",
-    ]
-    command += ["--rounds", str(rounds), "--producers", ",".join(map(str, producers))]
+    command = ["cargo", "run", "--release", "--locked", "--quiet", "--package", "fencepost-bench", "--bin", "broker"]
+    command += ["--", "--rounds", str(rounds), "--producers", ",".join(map(str, producers))]
     printed = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     return [json.loads(line) for line in printed.splitlines()]
 
