@@ -31,9 +31,10 @@ from fencepost.state.scratch import Scratch
 from fencepost.state.segment_files import CACHE
 from fencepost.state.task_plan import read_item
 
-from bench.lake import ONE_ROW, PARTITIONS, WIDE, Numbers, land
+from bench.lake import ONE_ROW, PARTITIONS, WIDE, land
 from bench.measure import memory_bytes, tell, write_part
 from bench.spark import DATA, THREADS, session, settle
+from bench.workload import Numbers, payloads
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -132,9 +133,7 @@ def _new_rows(entries: int, rows: int, shards: int, share: float, run: int = 20)
     of_key = np.asarray(fp.shards(_identity(keys, 0), shards))
     keys = rng.permutation(keys[of_key < max(1, round(shards * share))])[: rows // run]
     table = _identity(np.repeat(keys, run), np.tile(np.arange(1, run + 1), len(keys)))
-    payload = pa.py_buffer(rng.bytes(len(table) * PAYLOAD_BYTES))
-    fixed = pa.Array.from_buffers(pa.binary(PAYLOAD_BYTES), len(table), [None, payload])
-    return table.append_column("payload", fixed.cast(pa.binary()))
+    return table.append_column("payload", payloads(rng, len(table), PAYLOAD_BYTES))
 
 
 def _job(place: Path, shards: int, engine: Engine) -> DedupJob:

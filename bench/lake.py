@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fencepost.lake import LocalEngine, RunReport, audit
@@ -35,7 +34,7 @@ from bench.spark import (
     settle,
     wake_workers,
 )
-from bench.workload import occurrence
+from bench.workload import Numbers, occurrence, payloads, sum_of_runs, with_repeats
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,8 +109,8 @@ def land(shape: Shape, rows: int, data: Path = DATA, seed: int = 1) -> Landed:
     partition = key % PARTITIONS
     home = partition % FILES if shape.is_interleaved else partition * FILES // PARTITIONS
     order, file = _deal(rng, shape, home, round(rows * shape.repeats / (1 + shape.repeats)) // shape.run)
-    landed = (len(order) * shape.run, _sum_of(first[order], shape.run) * shape.step)
-    kept = (fresh * shape.run, _sum_of(first, shape.run) * shape.step)
+    landed = (len(order) * shape.run, sum_of_runs(first[order], shape.run) * shape.step)
+    kept = (fresh * shape.run, sum_of_runs(first, shape.run) * shape.step)
     if not (folder / "complete").exists():
         tell(f"landing {shape.name}: {landed[0]:,} rows")
         shutil.rmtree(folder, ignore_errors=True)
@@ -121,9 +120,6 @@ def land(shape: Shape, rows: int, data: Path = DATA, seed: int = 1) -> Landed:
             _write(folder / "files" / f"{number:05}.parquet", rng, key[runs], first[runs], shape)
         (folder / "complete").touch()
     return Landed(folder / "files", landed, kept)
-
-
-Numbers = npt.NDArray[np.int64]
 
 
 def _deal(rng: np.random.Generator, shape: Shape, home: Numbers, repeats: int) -> tuple[Numbers, Numbers]:
@@ -138,14 +134,9 @@ def _deal(rng: np.random.Generator, shape: Shape, home: Numbers, repeats: int) -
         lag = lag[: len(again)]
     else:
         again = rng.choice(fresh, repeats, replace=False)
-    place = np.concatenate([np.arange(fresh), again + lag])
-    numbers = np.concatenate([np.arange(fresh), again])[np.argsort(place, kind="stable")]
+    numbers = with_repeats(fresh, again, lag)
     file = rng.integers(FILES, size=len(numbers)) if shape.is_scattered else home[numbers]
     return numbers, file
-
-
-def _sum_of(first: Numbers, run: int) -> int:
-    return int(first.sum()) * run + len(first) * run * (run - 1) // 2
 
 
 def _write(path: Path, rng: np.random.Generator, key: Numbers, first: Numbers, shape: Shape) -> None:
@@ -156,9 +147,6 @@ def _write(path: Path, rng: np.random.Generator, key: Numbers, first: Numbers, s
         rows = len(some) * shape.run
         key_of_row = np.repeat(some, shape.run)
         pid = key_of_row // PARTITIONS
-        payload = pa.Array.from_buffers(
-            pa.binary(shape.payload_bytes), rows, [None, pa.py_buffer(rng.bytes(rows * shape.payload_bytes))]
-        )
         table = pa.table(
             {
                 "pid": pid,
@@ -168,7 +156,7 @@ def _write(path: Path, rng: np.random.Generator, key: Numbers, first: Numbers, s
                     np.int32
                 ),
                 "timestamp": (1_700_000_000_000 + start * shape.run + np.arange(rows)).astype(np.int64),
-                "payload": payload.cast(pa.binary()),
+                "payload": payloads(rng, rows, shape.payload_bytes),
             }
         )
         writer = writer or pq.ParquetWriter(path, table.schema, use_dictionary=["pid", "epoch", "partition"])

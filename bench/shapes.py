@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,7 +20,7 @@ from bench import peers, workload
 from bench.markdown import emphasized, table
 from bench.measure import Contestant, Measurement, Target, alternate, tell, write_part
 from bench.peers import fp, pl
-from bench.workload import COLUMNS
+from bench.workload import COLUMNS, Numbers
 
 if TYPE_CHECKING:
     from bench.report import Results
@@ -31,7 +30,6 @@ OURS, UNIQUE, STREAMING = "fp.deduplicate", "polars unique", "polars unique, str
 SCAN = "scan of the identity columns"
 PEERS = (UNIQUE, STREAMING)
 
-Numbers = npt.NDArray[np.int64]
 Answer = tuple[int, int]
 
 

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import fencepost.state
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.lake import WARM_UP
 from bench.measure import Contestant, alternate, tell, write_part
 from bench.spark import COLUMNS, DATA, THREADS, Answer, answer_of, session, settle, wake_workers
-from bench.workload import occurrence
+from bench.workload import Numbers, occurrence, payloads, sum_of_runs, with_repeats
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,9 +58,8 @@ def land(rows: int, producers: int, batches: int, data: Path = DATA, payload_byt
     pid = rng.integers(producers, size=fresh)
     first = occurrence(pid) * RUN
     again = rng.choice(fresh, round(fresh * REPEATS), replace=False)
-    place = np.concatenate([np.arange(fresh), again + rng.integers(1, fresh // batches, size=len(again))])
-    order = np.concatenate([np.arange(fresh), again])[np.argsort(place, kind="stable")]
-    kept = (fresh * RUN, int(first.sum()) * RUN + fresh * RUN * (RUN - 1) // 2)
+    order = with_repeats(fresh, again, rng.integers(1, fresh // batches, size=len(again)))
+    kept = (fresh * RUN, sum_of_runs(first, RUN))
     if not (folder / "complete").exists():
         tell(f"landing a stream of {len(order) * RUN:,} rows")
         shutil.rmtree(folder, ignore_errors=True)
@@ -75,9 +73,6 @@ def land(rows: int, producers: int, batches: int, data: Path = DATA, payload_byt
     return Events(folder / "files", len(order) * RUN, kept)
 
 
-Numbers = npt.NDArray[np.int64]
-
-
 def _write(path: Path, rng: np.random.Generator, pid: Numbers, first: Numbers, partition: int, payload: int) -> None:
     rows = len(pid) * RUN
     columns: dict[str, Any] = {
@@ -87,8 +82,7 @@ def _write(path: Path, rng: np.random.Generator, pid: Numbers, first: Numbers, p
         "seq": (np.repeat(first, RUN) + np.tile(np.arange(RUN), len(pid))).astype(np.int32),
     }
     if payload:
-        data = pa.py_buffer(rng.bytes(rows * payload))
-        columns["payload"] = pa.Array.from_buffers(pa.binary(payload), rows, [None, data]).cast(pa.binary())
+        columns["payload"] = payloads(rng, rows, payload)
     pq.write_table(pa.table(columns), path, use_dictionary=["pid", "epoch", "partition"])
 
 

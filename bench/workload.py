@@ -17,6 +17,8 @@ REPEAT_EVERY = 21  # runs: 20 new ones and a repeat
 LAG_MAX = 8  # a repeat comes at once or up to so many runs later
 COLUMNS = ("pid", "epoch", "partition", "seq")
 
+Numbers = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -72,7 +74,7 @@ def make(workload: Workload, rows: int) -> Rows:
     return Rows(table, (runs - repeats) * workload.run)
 
 
-def occurrence(key: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def occurrence(key: Numbers) -> Numbers:
     """How often each value stood before."""
     order = np.argsort(key, kind="stable")
     _, counts = np.unique(key, return_counts=True)
@@ -81,8 +83,24 @@ def occurrence(key: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return occurrence
 
 
-def landing_order(rng: np.random.Generator, runs: int, repeats: int) -> npt.NDArray[np.int64]:
+def landing_order(rng: np.random.Generator, runs: int, repeats: int) -> Numbers:
     """Numbers of runs as they land: each once in order, `repeats` of them again a little later."""
     again = rng.choice(runs, repeats, replace=False)
-    place = np.concatenate([np.arange(runs), again + rng.integers(LAG_MAX + 1, size=repeats)])
+    return with_repeats(runs, again, rng.integers(LAG_MAX + 1, size=repeats))
+
+
+def with_repeats(runs: int, again: Numbers, lag: Numbers) -> Numbers:
+    """Numbers of runs: each once in order, and those in `again` a second time, so many runs later."""
+    place = np.concatenate([np.arange(runs), again + lag])
     return np.concatenate([np.arange(runs), again])[np.argsort(place, kind="stable")]
+
+
+def sum_of_runs(first: Numbers, run: int) -> int:
+    """The sum of all numbers in runs of so many rows, which begin with these."""
+    return int(first.sum()) * run + len(first) * run * (run - 1) // 2
+
+
+def payloads(rng: np.random.Generator, rows: int, row_bytes: int) -> pa.Array:
+    """Random bytes, so many a row."""
+    data = pa.py_buffer(rng.bytes(rows * row_bytes))
+    return pa.Array.from_buffers(pa.binary(row_bytes), rows, [None, data]).cast(pa.binary())
