@@ -109,10 +109,6 @@ class Curve:
     def shapes(self) -> list[str]:
         return [shape for shape in SHAPES if self.sizes(shape)]
 
-    def ns_a_row(self, shape: str, entries: int) -> float | None:
-        line = self.find("random", shape, entries)
-        return median(line["ns_a_row"]) if line else None
-
     def bytes_an_entry(self, shape: str, entries: int) -> float | None:
         """The dictionary of names left out."""
         line = self.find("build", shape, entries)
