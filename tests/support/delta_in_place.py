@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import polars.testing
-import pyarrow as pa  # type: ignore[import-untyped]
 from deltalake import DeltaTable, write_deltalake
 from fencepost.state.delta_log import LOG, live_files
 from fencepost.state.stores import LocalStore
@@ -37,7 +35,7 @@ def rows_of(root: Path, version: int | None = None) -> pl.DataFrame:
     return found.sort("origin")
 
 
-def state_of_vectors(root: Path, rows: pa.Table, gone: np.ndarray[Any, Any]) -> int:
+def state_of_vectors(root: Path, gone: np.ndarray[Any, Any]) -> int:
     """Remove rows from the newest file by a vector, like another writer. Returns the table's version."""
     from fencepost.state.vectors import VectorFile
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import polars.testing
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 

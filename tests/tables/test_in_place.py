@@ -132,7 +132,7 @@ def test_rows_that_others_took_out_are_dead_before_judging(tmp_path: Path) -> No
     """A copy that was deleted by a vector is none: the other one stays."""
     append(tmp_path, 0)
     rows = make_rows(0, 300)
-    first = state_of_vectors(tmp_path, rows, np.arange(0, 150))
+    first = state_of_vectors(tmp_path, np.arange(0, 150))
     make_job(tmp_path).run()
     left = first_of_each(pl.DataFrame(rows).slice(150)).sort("origin")
     polars.testing.assert_frame_equal(rows_of(tmp_path), left)
@@ -696,7 +696,7 @@ def test_silent_mistakes_are_not_written(
 ) -> None:
     ROOT[:] = [tmp_path]
     append(tmp_path, 0, count=290)
-    version = state_of_vectors(tmp_path, make_rows(0, 290), np.arange(0, 10))
+    version = state_of_vectors(tmp_path, np.arange(0, 10))
     with pytest.raises((AssertionError, KeyError)):
         written(tmp_path, mistake, monkeypatch)
     assert table_of(tmp_path).version() == version
