@@ -25,7 +25,7 @@ from fencepost.state.disk import Disk
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import LocalStore, RemoteStore
 from support.commands import run
-from support.lake import IDENTITY, Crash, crash_at, first_of_each, land, make_rows, read_sink, read_source
+from support.lake import IDENTITY, Crash, crash, crash_at, first_of_each, land, make_rows, read_sink, read_source
 from support.object_sinks import Bucket, Killed, endpoint, killed_at  # noqa: F401
 from support.object_sources import rows
 from support.retained import check, check_folded, clock, files_of, go, make_job, opened  # noqa: F401
@@ -408,7 +408,7 @@ def test_an_abandon_that_wakes_after_a_fold(tmp_path: Path, monkeypatch: pytest.
 
     go_on(tmp_path, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolders, "apply", lambda *_: (_ for _ in ()).throw(Crash))
+        patch.setattr(RunFolders, "apply", crash)
         with pytest.raises(Crash):
             go_on(tmp_path, 1) if has_output else go_without_output(tmp_path)
     with (
@@ -443,7 +443,7 @@ def test_a_table_keeps_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     step(0)
     with monkeypatch.context() as patch:
-        patch.setattr(DeltaSink, "apply", lambda *_: (_ for _ in ()).throw(Crash))
+        patch.setattr(DeltaSink, "apply", crash)
         with pytest.raises(Crash):
             step(1)
     with (
@@ -548,12 +548,12 @@ def test_claims_of_applied_versions_go_from_a_prefix(bucket: Bucket, monkeypatch
     monkeypatch.setattr(folding, "AT_ONCE", 2)
     go_far(bucket, 1, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(RunPrefixes, "apply", lambda *_: (_ for _ in ()).throw(Crash))
+        patch.setattr(RunPrefixes, "apply", crash)
         with pytest.raises(Crash):
             go_far(bucket, 2, 1)
     bucket.state().abandon(2)
     with monkeypatch.context() as patch:
-        patch.setattr(RunPrefixes, "apply", lambda *_: (_ for _ in ()).throw(Crash))
+        patch.setattr(RunPrefixes, "apply", crash)
         with pytest.raises(Crash):
             go_far(bucket, 3, 1)
     with (

@@ -9,7 +9,7 @@ import polars as pl
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
-from support.lake import SCHEMA, Crash, first_of_each, read_source
+from support.lake import SCHEMA, first_of_each, read_source
 
 NAME = "iceberg://test/db.events"
 
@@ -42,7 +42,3 @@ def versions_of(table: Table) -> list[int]:
 
 def files_of(table: Table) -> list[Any]:
     return [it.file for it in table.scan().plan_files()]
-
-
-def crash(*_: Any) -> None:
-    raise Crash

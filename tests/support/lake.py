@@ -144,6 +144,11 @@ class Crash(BaseException):
     """The process dies: nothing it would do afterwards happens."""
 
 
+def crash(*_: Any) -> Any:
+    """In place of a step before which the process dies."""
+    raise Crash
+
+
 DISK_CALLS = ("link", "rename", "fsync", "mkdir", "unlink", "rmdir")
 
 
@@ -220,10 +225,6 @@ def check_a_late_abandon(
 
     `sink`: the class of the sink. `beside`: the folder of its side tables. The abandon must not remove rows.
     """
-
-    def crash(*_: Any) -> None:
-        raise Crash
-
     land_some(root, [0])
     run(root)
     land_some(root, [1])

@@ -27,7 +27,7 @@ from fencepost.state.in_place import InPlace
 from fencepost.state.stores import LocalStore
 from fencepost.state.versions import State
 from support.delta_in_place import WAYS, append, rows_of, state_of_vectors, table_of
-from support.lake import SCHEMA, Crash, crash_at, first_of_each, hashes, make_rows
+from support.lake import SCHEMA, Crash, crash, crash_at, first_of_each, hashes, make_rows
 
 
 @pytest.fixture(params=WAYS)
@@ -486,7 +486,7 @@ def test_tables_that_the_library_does_not_read(tmp_path: Path) -> None:
 def decide_only(root: Path) -> None:
     """Decide a version, and die."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InPlace, "apply", lambda *_: (_ for _ in ()).throw(Crash))
+        patch.setattr(InPlace, "apply", crash)
         with pytest.raises(Crash):
             state.open(root / "state").reshard(4)
 
@@ -534,7 +534,7 @@ def test_a_seed_removes_no_rows(tmp_path: Path, way: str) -> None:
 def test_a_version_that_was_decided_only(tmp_path: Path, way: str, fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     append(tmp_path, 0, way=way)
     with monkeypatch.context() as patch:
-        patch.setattr(InPlace, "apply", lambda *_: (_ for _ in ()).throw(Crash))
+        patch.setattr(InPlace, "apply", crash)
         with pytest.raises(Crash):
             make_job(tmp_path).run()
     assert rows_of(tmp_path).height == 300
@@ -585,10 +585,6 @@ def test_files_are_as_old_as_the_commit_not_as_the_decision(
     assert table_of(tmp_path).vacuum(retention_hours=168, dry_run=True) == []
     assert rows_of(tmp_path, before).height == len(expected_of(0, 1)) + 300 + len(again)
     assert_kept(tmp_path, 0, 1, 2)
-
-
-def crash(*arguments: Any) -> None:
-    raise Crash
 
 
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.matrix)])
