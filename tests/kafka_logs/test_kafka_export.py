@@ -11,7 +11,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from fencepost import cli, kafka
 from fencepost.cli.salvage import Source
-from support.kafka_copies import DATA, append_again, batches_of, copy_upto
+from support.kafka_logs import DATA, append_again, batches_of, copy_upto
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

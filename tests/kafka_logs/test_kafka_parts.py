@@ -25,10 +25,9 @@ from fencepost.lake.kafka_segments import (
     records_schema,
 )
 from fencepost.state.stores import open_store
+from support.kafka_logs import DATA, PARTITIONS
 from support.s3_server import BUCKET, serve_s3
 
-DATA = Path(__file__).parents[1] / "data" / "kafka-segments"
-PARTITIONS = sorted(path.name for path in DATA.iterdir() if path.is_dir())
 ISOLATIONS: tuple[Isolation, ...] = ("read_uncommitted", "read_committed")
 
 

@@ -15,10 +15,8 @@ from fencepost import kafka, lake
 from fencepost_spark import DedupJob, register
 from fencepost_spark.kafka_log import NAME, KafkaLog, KafkaLogReader
 from pyspark.sql import DataFrame, SparkSession
-from support.kafka_copies import append_again, batches_of, copy_upto
+from support.kafka_logs import DATA, PARTITIONS, append_again, batches_of, copy_upto
 
-DATA = Path(__file__).parents[1] / "data" / "kafka-segments"
-PARTITIONS = sorted(path.name for path in DATA.iterdir() if path.is_dir())
 SEGMENTS = sum(path.stat().st_size > 0 for path in DATA.glob("*/*.log"))
 
 

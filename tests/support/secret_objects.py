@@ -9,7 +9,7 @@ import obstore
 from fencepost.state.stores import open_store
 from obstore.store import S3Store
 
-from support.kafka_copies import DATA
+from support.kafka_logs import DATA
 from support.s3_server import BUCKET
 from support.secret_runs import SECRETS
 
