@@ -55,7 +55,7 @@ class Liar:
         """Requests of S3 by kind: GET, HEAD, PUT, COPY, LIST, POST, DELETE."""
         self._random = random.Random(seed)
         self._lock = threading.Lock()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"liar": self}))
         self.server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
 
@@ -81,83 +81,82 @@ class Liar:
         with self._lock:
             self.asked["LIST" if is_list else "COPY" if is_copy else command] += 1
 
-    def _handler(liar) -> type[BaseHTTPRequestHandler]:
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
 
-            def pass_on(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                liar.count(self.command, self.path, "x-amz-copy-source" in self.headers)
-                is_conditional = self.command == "PUT" and "If-None-Match" in self.headers
-                is_wanted = self.command == liar.verb if liar.verb else is_conditional
-                lie = liar.lie(is_wanted and self.path.partition("?")[0].endswith(liar.names))
-                if lie in ("dropped before", "dropped"):
-                    return self.drop()
-                if lie in ("409", "503 before", "503"):
-                    return self.reply(int(lie[:3]), {}, b"")
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                if lie == "dropped, then late":
-                    threading.Thread(target=self.late, args=(body, headers), daemon=True).start()
-                    return self.drop()
-                if lie.startswith("late"):
-                    liar.may_arrive.wait(liar.late_seconds)
-                if lie == "ignored" or (lie == "checked before" and not self.is_there(headers)):
-                    del headers["if-none-match"]
-                status, found, data = self.ask(body, headers)
-                liar.arrived[lie] += 1
-                if lie in ("dropped after", "late and dropped"):
-                    return self.drop()
-                if lie == "503 after":
-                    return self.reply(503, {}, b"")
-                if lie == "cut":  # whole, as far as its headers tell
-                    return self.reply(status, found, data[: len(data) // 2])
-                if lie == "cut and closed":
-                    self.close_connection = True
-                    return self.reply(status, found, data[: len(data) // 2], len(data))
-                return self.reply(status, found, data)
+class _Handler(BaseHTTPRequestHandler):
+    """Passes on the requests of a `liar`, or lies."""
 
-            def is_there(self, headers: dict[str, str]) -> bool:
-                """As careless servers look, and put a moment later."""
-                connection = http.client.HTTPConnection(liar.target, timeout=20)
-                connection.request(
-                    "HEAD", self.path, headers={name: headers[name] for name in ("host", "authorization")}
-                )
-                found = connection.getresponse().status == 200
-                connection.close()
-                time.sleep(0.02)
-                return found
+    liar: Liar
+    protocol_version = "HTTP/1.1"
 
-            def ask(self, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
-                connection = http.client.HTTPConnection(liar.target, timeout=20)
-                connection.request(self.command, self.path, body, headers)
-                response = connection.getresponse()
-                data, found = response.read(), dict(response.getheaders())
-                connection.close()
-                return response.status, found, data
+    def pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.liar.count(self.command, self.path, "x-amz-copy-source" in self.headers)
+        is_conditional = self.command == "PUT" and "If-None-Match" in self.headers
+        is_wanted = self.command == self.liar.verb if self.liar.verb else is_conditional
+        lie = self.liar.lie(is_wanted and self.path.partition("?")[0].endswith(self.liar.names))
+        if lie in ("dropped before", "dropped"):
+            return self.drop()
+        if lie in ("409", "503 before", "503"):
+            return self.reply(int(lie[:3]), {}, b"")
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        if lie == "dropped, then late":
+            threading.Thread(target=self.late, args=(body, headers), daemon=True).start()
+            return self.drop()
+        if lie.startswith("late"):
+            self.liar.may_arrive.wait(self.liar.late_seconds)
+        if lie == "ignored" or (lie == "checked before" and not self.is_there(headers)):
+            del headers["if-none-match"]
+        status, found, data = self.ask(body, headers)
+        self.liar.arrived[lie] += 1
+        if lie in ("dropped after", "late and dropped"):
+            return self.drop()
+        if lie == "503 after":
+            return self.reply(503, {}, b"")
+        if lie == "cut":  # whole, as far as its headers tell
+            return self.reply(status, found, data[: len(data) // 2])
+        if lie == "cut and closed":
+            self.close_connection = True
+            return self.reply(status, found, data[: len(data) // 2], len(data))
+        return self.reply(status, found, data)
 
-            def late(self, body: bytes, headers: dict[str, str]) -> None:
-                liar.may_arrive.wait(liar.late_seconds)
-                with suppress(OSError):  # the store is gone by then
-                    self.ask(body, headers)
+    def is_there(self, headers: dict[str, str]) -> bool:
+        """As careless servers look, and put a moment later."""
+        connection = http.client.HTTPConnection(self.liar.target, timeout=20)
+        connection.request("HEAD", self.path, headers={name: headers[name] for name in ("host", "authorization")})
+        found = connection.getresponse().status == 200
+        connection.close()
+        time.sleep(0.02)
+        return found
 
-            def reply(self, status: int, headers: dict[str, str], data: bytes, bytes_told: int = 0) -> None:
-                self.send_response(status)
-                for name, value in headers.items():
-                    if name.lower() not in ("content-length", "transfer-encoding", "connection", "server", "date"):
-                        self.send_header(name, value)
-                length = headers.get("Content-Length") if self.command == "HEAD" else None
-                self.send_header("Content-Length", length or str(bytes_told or len(data)))
-                with suppress(OSError):  # who asked has given up
-                    self.end_headers()
-                    self.wfile.write(data)
+    def ask(self, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(self.liar.target, timeout=20)
+        connection.request(self.command, self.path, body, headers)
+        response = connection.getresponse()
+        data, found = response.read(), dict(response.getheaders())
+        connection.close()
+        return response.status, found, data
 
-            def drop(self) -> None:
-                self.close_connection = True
-                self.connection.close()
+    def late(self, body: bytes, headers: dict[str, str]) -> None:
+        self.liar.may_arrive.wait(self.liar.late_seconds)
+        with suppress(OSError):  # the store is gone by then
+            self.ask(body, headers)
 
-            def log_message(self, *_: object) -> None:
-                pass
+    def reply(self, status: int, headers: dict[str, str], data: bytes, bytes_told: int = 0) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in ("content-length", "transfer-encoding", "connection", "server", "date"):
+                self.send_header(name, value)
+        length = headers.get("Content-Length") if self.command == "HEAD" else None
+        self.send_header("Content-Length", length or str(bytes_told or len(data)))
+        with suppress(OSError):  # who asked has given up
+            self.end_headers()
+            self.wfile.write(data)
 
-            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on
+    def drop(self) -> None:
+        self.close_connection = True
+        self.connection.close()
 
-        return Handler
+    def log_message(self, *_: object) -> None:
+        pass
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on
