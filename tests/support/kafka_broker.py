@@ -15,6 +15,8 @@ from typing import Any
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from support.waiting import wait_until
+
 JARS = Path(__file__).parents[2] / ".tools" / "broker"
 CLUSTER = base64.urlsafe_b64encode(b"fencepost-broker").decode().rstrip("=")
 """An id is 16 bytes. Of random ones some begin with "-", which the tool takes for an option."""
@@ -128,12 +130,12 @@ class Broker:
     def create(self, topic: str, partitions: int = 1) -> None:
         """Create a topic, and wait until all clients see it."""
         self.admin.create_topics([NewTopic(topic, partitions)])[topic].result()
-        self._wait_for(lambda: self.admin.list_topics(topic, ANSWER_SECONDS).topics[topic].error is None)
+        wait_until(lambda: self._has(topic), f"the broker does not know topic {topic}", ANSWER_SECONDS)
 
     def delete(self, topic: str) -> None:
         """Delete a topic with all its rows."""
         self.admin.delete_topics([topic])[topic].result()
-        self._wait_for(lambda: self.admin.list_topics(topic, ANSWER_SECONDS).topics[topic].error is not None)
+        wait_until(lambda: not self._has(topic), f"the broker still knows topic {topic}", ANSWER_SECONDS)
 
     def cut(self, topic: str, before: int) -> None:
         """Delete the rows of partition 0 before an offset, as retention does."""
@@ -151,11 +153,8 @@ class Broker:
             producer.produce(topic, value, partition=partition, headers=headers)
         assert producer.flush(ANSWER_SECONDS) == 0
 
-    def _wait_for(self, is_so: Callable[[], bool]) -> None:
-        end = time.monotonic() + ANSWER_SECONDS
-        while not is_so():
-            assert time.monotonic() < end, "the broker goes on telling the old"
-            time.sleep(0.05)
+    def _has(self, topic: str) -> bool:
+        return self.admin.list_topics(topic, ANSWER_SECONDS).topics[topic].error is None
 
     def _java(self, main: str) -> list[str | Path]:
         java = os.environ.get("JAVA", "java")
