@@ -19,7 +19,6 @@ from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore, open_store
 
 from support.object_sources import OPTIONS, rows
-from support.quick_retries import be_quick, probe_little  # noqa: F401
 from support.s3_server import BUCKET, serve_s3
 
 SECRET = b"the-secret"

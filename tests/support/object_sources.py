@@ -6,8 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from support.quick_retries import be_quick, probe_little  # noqa: F401
-
 OPTIONS = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "the-secret", "allow_http": True}
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from support.quick_retries import probe_little  # noqa: F401
-
 ROWS = 4
 
 
