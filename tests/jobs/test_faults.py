@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from faults.cases import CASES, OBJECTIONS, killed_at_a_step, stored
 from faults.driver import Drive, go
 from faults.order import Disk, check_order, recorded
 from faults.world import Broken, World, check, job, leftovers, visible
-from support.s3_server import serve_s3
 
 QUICK = [
     "killed_at_a_step decide after row",
@@ -46,12 +44,6 @@ def test_a_fault(tmp_path: Path, begin: str) -> None:
     case = CASES[pick(begin)]
     assert not case.needs, "quick cases need nothing but the project"
     case.act(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with serve_s3() as endpoint:
-        yield endpoint
 
 
 @pytest.mark.parametrize("begin", STORED)

@@ -26,7 +26,7 @@ from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import LocalStore, RemoteStore
 from support.commands import run
 from support.lake import IDENTITY, Crash, crash, crash_at, first_of_each, land, make_rows, read_sink, read_source
-from support.object_sinks import Bucket, Killed, endpoint, killed_at  # noqa: F401
+from support.object_sinks import Bucket, Killed, killed_at
 from support.object_sources import rows
 from support.retained import check, check_folded, clock, files_of, go, make_job, opened  # noqa: F401
 
@@ -522,7 +522,7 @@ def test_a_name_that_goes_while_it_is_put(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def bucket(tmp_path: Path, endpoint: str) -> Bucket:  # noqa: F811
+def bucket(tmp_path: Path, endpoint: str) -> Bucket:
     return Bucket(tmp_path, endpoint)
 
 

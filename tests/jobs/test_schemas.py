@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,7 @@ from fencepost.state.decision import decision_from_json, to_json
 from fencepost.state.sinks import RunFolders
 from support.object_sinks import Bucket
 from support.quick_retries import probe_little  # noqa: F401
-from support.s3_server import serve_s3
 from support.schemas import ROWS, events, ints
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with serve_s3() as endpoint:
-        yield endpoint
 
 
 class Folders:

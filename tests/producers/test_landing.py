@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,9 @@ from fencepost.transports.landing import entry_name
 from fencepost.transports.schemas import from_text
 from sqlalchemy import create_engine
 from support.faulty_transport import FaultyTransport
-from support.s3_server import BUCKET, serve_s3
+from support.s3_server import BUCKET
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with serve_s3() as endpoint:
-        yield endpoint
 
 
 @pytest.fixture(params=["local", "s3"])

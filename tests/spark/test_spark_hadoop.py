@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from fencepost.state import open_store
 from fencepost_spark import DedupJob
 from fencepost_spark.hadoop import store_options, with_options
 from pyspark.sql import SparkSession
-from support.s3_server import BUCKET, serve_s3
+from support.s3_server import BUCKET
 
 AWS = "software.amazon.awssdk.auth.credentials"
 HADOOP = "org.apache.hadoop.fs.s3a"
@@ -177,12 +176,6 @@ def test_a_kafka_log_gets_options_too(spark: SparkSession, tmp_path: Path) -> No
         local = DedupJob(lake.KafkaLog(tmp_path / "logs"), tmp_path / "state", tmp_path / "sink", spark=spark)
         assert local.log is not None
         assert local.log.options is None
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with serve_s3() as endpoint:
-        yield endpoint
 
 
 def test_a_job_needs_no_options(spark: SparkSession, endpoint: str, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import io
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,9 @@ from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore, open_store
 
 from support.object_sources import OPTIONS, rows
-from support.s3_server import BUCKET, serve_s3
+from support.s3_server import BUCKET
 
 SECRET = b"the-secret"
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with serve_s3() as endpoint:
-        yield endpoint
 
 
 class Bucket:

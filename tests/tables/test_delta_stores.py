@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,8 @@ from fencepost.state.stores import RemoteStore
 from support.liar import Liar
 from support.object_sinks import COUNTS, REQUESTS, Bucket, Killed, killed_at, land_some, rows
 from support.quick_retries import be_quick, probe_little  # noqa: F401
-from support.s3_server import BUCKET, serve_s3
+from support.s3_server import BUCKET
 from support.secret_runs import ProcessEngine
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with serve_s3() as endpoint:
-        yield endpoint
 
 
 class Tables(Bucket):

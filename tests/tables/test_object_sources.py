@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,11 @@ from support import credentials
 from support.liar import FAULTS_OF_READS, Liar
 from support.object_sources import OPTIONS, rows
 from support.quick_retries import be_quick, probe_little  # noqa: F401
-from support.s3_server import BUCKET, serve_s3
+from support.s3_server import BUCKET
 from support.secret_runs import ProcessEngine
 
 BY_PROVIDER = {"region": "us-east-1", "allow_http": True, "credential_provider": "support.credentials:Provider"}
 KEEP = {"policy": "any_order", "settle_ms": 0}
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with serve_s3() as endpoint:
-        yield endpoint
 
 
 class Landing:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,8 @@ from fencepost.state import stores
 from fencepost.state.stores import LocalStore, MemoryStore, RemoteStore, Store, check_exclusion, open_store
 from support.liar import LIES, Liar
 from support.quick_retries import be_quick  # noqa: F401
-from support.s3_server import BUCKET, serve_s3
+from support.s3_server import BUCKET
 from support.waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with serve_s3() as endpoint:
-        yield endpoint
 
 
 def s3(endpoint: str, uri: str | None = None, **options: Any) -> Store:
