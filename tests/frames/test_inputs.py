@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
 from fencepost import Verdict
+from support.frames import one_batch
 
 ACCEPTED, DUPLICATE, OUT_OF_ORDER = Verdict.ACCEPTED, Verdict.DUPLICATE, Verdict.OUT_OF_ORDER
 FENCED, UNTRACKED = Verdict.FENCED, Verdict.UNTRACKED
@@ -82,10 +83,6 @@ def mixed_mapping(rows: pa.Table) -> dict[str, Any]:
         name: kind([array] if kind is pa.chunked_array else array)
         for name, kind, array in zip(rows.column_names, kinds, arrays, strict=False)
     }
-
-
-def one_batch(rows: pa.Table) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([column.combine_chunks() for column in rows.columns], schema=rows.schema)
 
 
 def batches(rows: pa.Table) -> list[pa.RecordBatch]:

@@ -31,6 +31,7 @@ from fencepost.metrics import to_text
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.kafka_logs import rows_of
 
 ACCEPTED, DUPLICATE, UNTRACKED = Verdict.ACCEPTED, Verdict.DUPLICATE, Verdict.UNTRACKED
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -65,11 +66,6 @@ def batches_in(folder: Path) -> Iterator[bytes]:
             assert end <= len(data)
             yield data[at:end]
             at = end
-
-
-def rows_of(stream: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pa.table(stream).to_pylist()
-    return found
 
 
 def values_of(log: PartitionLog, from_offset: int = 0, isolation: Any = "read_uncommitted") -> list[tuple[int, bytes]]:

@@ -14,8 +14,8 @@ from fencepost.state.sinks import RunFolders
 from fencepost_spark import DedupJob, read_sink
 from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
-from support.iceberg import catalog_of, expected_of, properties_of, rows_of, versions_of
-from support.lake import SCHEMA, Crash, crash, land, make_rows
+from support.iceberg import catalog_of, properties_of, rows_of, versions_of
+from support.lake import SCHEMA, Crash, crash, expected_of, land, make_rows
 from support.secret_runs import start_killed
 
 SOURCE, SINK = "iceberg://test/db.raw", "iceberg://test/db.events"

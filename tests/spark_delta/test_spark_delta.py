@@ -11,15 +11,10 @@ import polars.testing
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost import state
-from fencepost.lake import DedupJob
 from pyspark.sql import SparkSession
-from support.lake import SCHEMA, first_of_each, land, make_rows, read_sink, read_source
+from support.lake import SCHEMA, expected_of, first_of_each, land, make_job, make_rows, read_sink
 
 DDL = "pid bigint, epoch smallint, partition int, seq int, origin string"
-
-
-def make_job(root: Path, **arguments: Any) -> DedupJob:
-    return DedupJob(root / "source", root / "state", root / "sink", **arguments)
 
 
 def land_some(root: Path, *seeds: int) -> None:
@@ -35,10 +30,6 @@ def run(root: Path, *seeds: int, **arguments: Any) -> None:
 def rows_of(spark: SparkSession, table: Path, where: str = "true") -> pl.DataFrame:
     found = spark.read.format("delta").load(str(table)).where(where).select(*SCHEMA.names)
     return pl.DataFrame(found.toArrow()).sort(SCHEMA.names)
-
-
-def expected_of(root: Path) -> pl.DataFrame:
-    return first_of_each(read_source(root)).sort(SCHEMA.names)
 
 
 def test_spark_reads_each_version(spark: SparkSession, tmp_path: Path) -> None:

@@ -25,16 +25,12 @@ from fencepost.state.operations import abandon, collect_garbage
 from sqlalchemy import Connection, Engine, create_engine, inspect, make_url, text
 from sqlalchemy.engine.default import DefaultDialect
 from support.databases import without_mariadb
-from support.lake import SCHEMA, first_of_each, land, make_rows
+from support.lake import SCHEMA, Crash, crash, first_of_each, land, make_rows
 from support.mariadb import MariaDBServer
 from support.postgres import PostgresServer
 from support.secret_runs import SECRETS, contents_of, files_with, start_killed
 
 CREATE = "CREATE TABLE events (pid BIGINT, epoch SMALLINT, partition INTEGER, seq INTEGER, origin VARCHAR(20))"
-
-
-class Crash(BaseException):
-    """The process dies: nothing it would do afterwards happens."""
 
 
 @pytest.fixture
@@ -218,12 +214,8 @@ def test_tables_that_a_crash_of_the_server_took(
 ) -> None:
     """Tables of tasks are not logged; the files are there until the version is done."""
     land_some(tmp_path, 0, 1)
-
-    def die(*_: Any) -> str:
-        raise Crash
-
     with monkeypatch.context() as patch:
-        patch.setattr(StagedTable, "_move", die)
+        patch.setattr(StagedTable, "_move", crash)
         with pytest.raises(Crash):
             make().run()
     [name] = tables_of_tasks(events)

@@ -19,7 +19,7 @@ def one_batch(rows: pa.Table) -> pa.RecordBatch:
 
 KINDS: dict[str, tuple[Callable[[pa.Table], Any], type]] = {
     "pyarrow-table": (lambda rows: rows, pa.Table),
-    "pyarrow-batch": (lambda rows: one_batch(rows), pa.RecordBatch),
+    "pyarrow-batch": (one_batch, pa.RecordBatch),
     "pyarrow-reader": (lambda rows: rows.to_reader(), pa.Table),
     "polars": (pl.DataFrame, pl.DataFrame),
     "pandas": (lambda rows: rows.to_pandas(types_mapper=pd.ArrowDtype), pd.DataFrame),

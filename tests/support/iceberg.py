@@ -9,7 +9,7 @@ import polars as pl
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
-from support.lake import SCHEMA, first_of_each, read_source
+from support.lake import SCHEMA
 
 NAME = "iceberg://test/db.events"
 
@@ -28,10 +28,6 @@ def catalog_of(root: Path) -> SqlCatalog:
 def rows_of(catalog: SqlCatalog, name: str = "db.events") -> pl.DataFrame:
     rows = catalog.load_table(name).scan().to_arrow().select(SCHEMA.names).cast(SCHEMA)
     return pl.DataFrame(rows).sort(SCHEMA.names)
-
-
-def expected_of(root: Path) -> pl.DataFrame:
-    return first_of_each(read_source(root)).sort(SCHEMA.names)
 
 
 def versions_of(table: Table) -> list[int]:

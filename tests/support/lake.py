@@ -96,6 +96,11 @@ def first_of_each(rows: pl.DataFrame, keys: list[str] = IDENTITY) -> pl.DataFram
     return rows.filter(~is_tracked | pl.struct(keys).is_first_distinct())
 
 
+def expected_of(root: Path) -> pl.DataFrame:
+    """What `any_order` must keep of a source, in the order of all columns."""
+    return first_of_each(read_source(root)).sort(SCHEMA.names)
+
+
 def hashes(folder: Path) -> dict[str, str]:
     """Every file beneath a folder and the hash of its content."""
     files = (file for file in sorted(folder.rglob("*")) if file.is_file())

@@ -31,12 +31,12 @@ from support.lake import (
     check_a_late_abandon,
     check_copies_of_a_state,
     crash_at,
+    expected_of,
     first_of_each,
     hashes,
     land,
     land_some,
     make_rows,
-    read_source,
     template_of,
 )
 
@@ -55,10 +55,6 @@ def table_of(root: Path) -> DeltaTable:
 
 def rows_of(root: Path) -> pl.DataFrame:
     return pl.DataFrame(table_of(root).to_pyarrow_table().select(SCHEMA.names)).sort(SCHEMA.names)
-
-
-def expected_of(root: Path) -> pl.DataFrame:
-    return first_of_each(read_source(root)).sort(SCHEMA.names)
 
 
 def transactions(root: Path) -> list[dict[str, int]]:

@@ -19,16 +19,12 @@ from deltalake.exceptions import DeltaError
 from fencepost import state
 from fencepost.lake import DedupJob, audit, delta_source, storage
 from fencepost.state.stores import LocalStore
-from support.lake import SCHEMA, first_of_each, land, make_rows, read_sink
+from support.lake import SCHEMA, first_of_each, land, make_job, make_rows, read_sink
 
 
 def append(root: Path, *seeds: int, count: int = 300) -> None:
     for seed in seeds:
         write_deltalake(root / "source", make_rows(seed, count), mode="append")
-
-
-def make_job(root: Path, **arguments: object) -> DedupJob:
-    return DedupJob(root / "source", root / "state", root / "sink", **arguments)  # type: ignore[arg-type]
 
 
 def table_of(root: Path) -> DeltaTable:

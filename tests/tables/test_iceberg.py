@@ -27,8 +27,18 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.utils.config import Config
-from support.iceberg import NAME, catalog_of, expected_of, files_of, properties_of, rows_of, versions_of
-from support.lake import SCHEMA, Crash, check_a_late_abandon, check_copies_of_a_state, crash, land, land_some, make_rows
+from support.iceberg import NAME, catalog_of, files_of, properties_of, rows_of, versions_of
+from support.lake import (
+    SCHEMA,
+    Crash,
+    check_a_late_abandon,
+    check_copies_of_a_state,
+    crash,
+    expected_of,
+    land,
+    land_some,
+    make_rows,
+)
 from support.s3_server import BUCKET, serve_s3
 from support.secret_runs import SECRETS, ProcessEngine, contents_of, files_with, start_killed
 
