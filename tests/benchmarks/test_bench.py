@@ -365,10 +365,14 @@ def test_a_curve_that_fails_is_reported() -> None:
     assert "**Failed:**" in curve.to_markdown(curve.Curve(facts))
 
 
-def in_own_process(code: str, folder: Path) -> Any:
-    """The output of a program that gets the folder and a file. It runs in its own process: a session has one
-    configuration for ever."""
+def in_own_process(part: str, folder: Path) -> Any:
+    """The value of an expression of modules of `bench` and of `data`, the folder. It is evaluated in its own process:
+    a session has one configuration for ever."""
     out = folder / "measured.json"
+    code = (
+        "import json, sys; from pathlib import Path; from bench import costs, lake, spark, stores, streams; "
+        f"data = Path(sys.argv[1]); Path(sys.argv[2]).write_text(json.dumps({part}))"
+    )
     subprocess.run([sys.executable, "-c", code, str(folder), str(out)], cwd=ROOT, check=True, capture_output=True)
     return json.loads(out.read_text())
 
@@ -376,12 +380,8 @@ def in_own_process(code: str, folder: Path) -> Any:
 @pytest.mark.spark
 @pytest.mark.matrix
 def test_every_contestant_on_spark_is_right(tmp_path: Path) -> None:
-    code = (
-        "import json, sys; from pathlib import Path; from bench.spark import contest; "
-        f"part = contest({ROWS}, 1, Path(sys.argv[1]), '1g', warm_up=False, spark_sql_shuffle_partitions=2); "
-        "Path(sys.argv[2]).write_text(json.dumps(part))"
-    )
-    results = report.collect("quick", spark=in_own_process(code, tmp_path))
+    part = f"spark.contest({ROWS}, 1, data, '1g', warm_up=False, spark_sql_shuffle_partitions=2)"
+    results = report.collect("quick", spark=in_own_process(part, tmp_path))
     assert [len(contest) for contest in results.contests.values()] == [8, 4, 9]
     assert results.wrong == []
     assert len(list(results.targets())) == 8
@@ -420,12 +420,8 @@ def test_a_job_in_a_store_is_right(tmp_path: Path) -> None:
 @pytest.mark.matrix
 @pytest.mark.skipif(not stores.JARS.is_dir(), reason="make .tools/s3a")
 def test_every_contestant_in_a_store_is_right(tmp_path: Path) -> None:
-    code = (
-        "import json, sys; from pathlib import Path; from bench.stores import contest; "
-        f"part = contest({ROWS}, 1, Path(sys.argv[1]), '1g', spark_sql_shuffle_partitions=2); "
-        "Path(sys.argv[2]).write_text(json.dumps({'stores': part}))"
-    )
-    results = report.collect("quick", **in_own_process(code, tmp_path))
+    part = f"stores.contest({ROWS}, 1, data, '1g', spark_sql_shuffle_partitions=2)"
+    results = report.collect("quick", stores=in_own_process(part, tmp_path))
     assert {name: len(contest) for name, contest in results.contests.items()} == dict.fromkeys(stores.TIMES_MAX, 3)
     assert results.wrong == []
     assert len(list(results.targets())) == 8
@@ -445,13 +441,10 @@ def test_keys_are_interleaved_and_sequences_have_gaps(tmp_path: Path) -> None:
 
 
 def test_every_job_over_files_is_right(tmp_path: Path) -> None:
-    code = (
-        "import json, sys; from pathlib import Path; from bench import costs, lake; data = Path(sys.argv[1]); "
-        f"shapes = (lake.WHOLE_KEYS, lake.CLEAN, lake.ONE_ROW); settings = {{'spark_sql_shuffle_partitions': 2}}; "
-        f"part = lake.contest({ROWS}, 1, data, '1g', shapes, **settings); "
-        f"Path(sys.argv[2]).write_text(json.dumps({{'lake': part, 'costs': costs.costs({ROWS}, 1, data, '1g', 100)}}))"
-    )
-    results = report.collect("quick", **in_own_process(code, tmp_path))
+    shapes = "(lake.WHOLE_KEYS, lake.CLEAN, lake.ONE_ROW)"
+    jobs = f"lake.contest({ROWS}, 1, data, '1g', {shapes}, spark_sql_shuffle_partitions=2)"
+    parts = f"{{'lake': {jobs}, 'costs': costs.costs({ROWS}, 1, data, '1g', 100)}}"
+    results = report.collect("quick", **in_own_process(parts, tmp_path))
     assert [len(contest) for contest in results.contests.values()] == [9, 9, 8]
     assert results.wrong == []
     plans = {(job["contest"], job["name"]): job["plan"] for job in results.facts["lake"]["jobs"]}
@@ -466,12 +459,8 @@ def test_every_job_over_files_is_right(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.matrix
 def test_every_stream_is_right(tmp_path: Path) -> None:
-    code = (
-        "import json, sys; from pathlib import Path; from bench import streams; "
-        f"part = streams.contest({ROWS}, 1, Path(sys.argv[1]), '1g', 100, 2, False); "
-        "Path(sys.argv[2]).write_text(json.dumps({'streams': part}))"
-    )
-    results = report.collect("quick", **in_own_process(code, tmp_path))
+    part = f"streams.contest({ROWS}, 1, data, '1g', 100, 2, False)"
+    results = report.collect("quick", streams=in_own_process(part, tmp_path))
     assert [len(contest) for contest in results.contests.values()] == [4, 2]
     assert results.wrong == []
     assert len(list(results.targets())) == 3
