@@ -23,7 +23,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,15 +105,7 @@ def contest(rows: int, rounds: int) -> dict[str, Any]:
             measurements += alternate(
                 calls_of(size),
                 [
-                    _contestant(
-                        BY_SEQUENCE, engine, some, partial(_call_sink, made_before, _sequences, size=size), "ours", {}
-                    ),
-                    _contestant(
-                        BY_OFFSET, engine, some, partial(_call_sink, made_before, _offsets, size=size), "ours", {}
-                    ),
-                    _contestant(
-                        BY_MESSAGE, engine, some, partial(_call_sink, made_before, _messages, size=size), "ours", {}
-                    ),
+                    *_callers(made_before, engine, some, size),
                     _contestant(ARRAYS, engine, some, partial(_by_arrays, size=size), "peer", {}),
                     _contestant(STAGED, engine, some, partial(_in_bulk, size=size), "peer", {}),
                 ],
@@ -132,14 +124,19 @@ def _to_mariadb(events: pa.Table, rounds: int) -> list[Measurement]:
     some, made = events.slice(0, size * CALLS[size]), Sinks()
     with _awake(), MariaDBServer(durable=True) as server:
         engine = sqlalchemy.create_engine(server.new_database())
-        contestants = [
-            _contestant(name, engine, some, partial(_call_sink, made, make, size=size), "ours", {})
-            for name, make in ((BY_SEQUENCE, _sequences), (BY_OFFSET, _offsets), (BY_MESSAGE, _messages))
-        ]
-        contestants.append(_contestant(READ_FIRST, engine, some, partial(_read_first, size=size), "peer", {}))
+        other = _contestant(READ_FIRST, engine, some, partial(_read_first, size=size), "peer", {})
+        contestants = [*_callers(made, engine, some, size), other]
         found = alternate(CALLS_TO_MARIADB, contestants, len(some), rounds, lambda: _make_sinks(made, engine))
         engine.dispose()
     return found
+
+
+def _callers(made: Sinks, engine: Engine, events: pa.Table, size: int) -> list[Contestant]:
+    """Ours, in calls of so many rows."""
+    return [
+        _contestant(name, engine, events, partial(_call_sink, made, make, size=size), "ours", {})
+        for name, make in ((BY_SEQUENCE, _sequences), (BY_OFFSET, _offsets), (BY_MESSAGE, _messages))
+    ]
 
 
 def times_of_the_loop(contests: dict[str, dict[str, Measurement]]) -> float:
@@ -333,8 +330,7 @@ SELECT * FROM unnest(%s::bigint[], %s::smallint[], %s::integer[], %s::bigint[], 
 
 def _by_arrays(engine: Engine, events: pa.Table, *, size: int) -> str:
     """Through the driver itself, which prepares both statements: four round trips a call."""
-    connection: Any = engine.raw_connection()
-    try:
+    with closing(engine.raw_connection()) as connection:
         cursor = connection.cursor()
         for piece in _pieces(events.select(COLUMNS), size):
             columns = [column.to_pylist() for column in piece.columns]
@@ -347,15 +343,12 @@ def _by_arrays(engine: Engine, events: pa.Table, *, size: int) -> str:
                     kept.append(place)
             cursor.execute(_ROWS, [[column[place] for place in kept] for column in columns])
             connection.commit()
-    finally:
-        connection.close()
     return "processed_messages"
 
 
 def _read_first(engine: Engine, events: pa.Table, *, size: int) -> str:
     """On MariaDB, through the driver itself: three statements a call and the commit."""
-    connection: Any = engine.raw_connection()
-    try:
+    with closing(engine.raw_connection()) as connection:
         cursor = connection.cursor()
         for piece in _pieces(events.select(COLUMNS), size):
             rows = {row[4]: row for row in reversed(list(zip(*(it.to_pylist() for it in piece.columns), strict=True)))}
@@ -374,8 +367,6 @@ def _read_first(engine: Engine, events: pa.Table, *, size: int) -> str:
                     list(rows.values()),
                 )
             connection.commit()
-    finally:
-        connection.close()
     return "processed_messages"
 
 
@@ -390,8 +381,7 @@ def _one_by_one(engine: Engine, events: pa.Table) -> str:
     """Through the driver itself, which prepares both statements."""
     claim = "INSERT INTO processed_messages (event_id) VALUES (%s) ON CONFLICT DO NOTHING"
     apply = "INSERT INTO events (pid, epoch, partition, seq, event_id, payload) VALUES (%s, %s, %s, %s, %s, %s)"
-    connection: Any = engine.raw_connection()
-    try:
+    with closing(engine.raw_connection()) as connection:
         cursor = connection.cursor()
         for piece in _pieces(events.select(COLUMNS), COMMIT_ROWS):
             for event in zip(*(column.to_pylist() for column in piece.columns), strict=True):
@@ -399,8 +389,6 @@ def _one_by_one(engine: Engine, events: pa.Table) -> str:
                 if cursor.rowcount:
                     cursor.execute(apply, event)
             connection.commit()
-    finally:
-        connection.close()
     return "processed_messages"
 
 
