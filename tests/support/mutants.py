@@ -165,6 +165,9 @@ class KeysAreGlued(ReferenceTable):
         return super().judge((glued, key[1]), epoch, seq)
 
 
+MUTANTS = ReferenceTable.__subclasses__()
+"""All above."""
+
 # Of forgetting
 
 
@@ -393,26 +396,4 @@ class MergedHorizonIsOurs(ReferenceTable):
         return overlap
 
 
-FORGETFUL = [
-    *(HorizonIsExclusive, NothingIsOld, OldRepeatsAreForgotten, OldHolesAreHeld, HorizonBeforeTheFence),
-    *(
-        RepeatsKeepAlive,
-        LatestToArriveIsLast,
-        AgeOfThePresentEpoch,
-        MergedAgeOfTheHigherEpoch,
-        HorizonFalls,
-        EvictsTooLate,
-        EvictsTooSoon,
-        NothingIsFinal,
-    ),
-    *(FinalRangeIsReplaced, FinalRepeatsAreKnown, ReachTooLong, ReachTooShort, ReachByWholeHoles, PartsAreYounger),
-    *(ForgetsOneEpoch, ForgetsEveryPartition, HolesWithoutBound, OneHoleTooMany, MergesBeyondTheBound),
-    *(OverlapOfWhatIsFinal, MergesAtTheBorder, MergedTimestampsAreOurs, MergedFinalRangeIsOurs, MergeReachesAtOnce),
-    *(MergeKeepsTheLowerEpoch, MergedHorizonIsOurs),
-]
-MUTANTS = [
-    *(GapAccepted, WindowTooLong, WindowTooShort, FenceIgnoresEpochs, DuplicateBeforeFence, BumpBeginsAnywhere),
-    *(RefusedBumpReplaces, FirstIsNeverZero, HeadIsNotMissing, WrapDoesNotWrap, NearestLap, NoLapBefore),
-    *(LapBeforeTheFirst, ZoneTooWide, JumpOffByOne, RefusedRowLeavesATrace, LateIsNew, LateIsAlwaysARepeat),
-    *(BelowTheFirstIsKnown, OpenHolesAreRepeated, StaleByMention, MinusOneIsAPid, PartitionIsNoKey, KeysAreGlued),
-]
+FORGETFUL = ReferenceTable.__subclasses__()[len(MUTANTS) :]
