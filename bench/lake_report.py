@@ -28,6 +28,8 @@ CONTESTANTS = {
     spark.COPY_SYNCED: "copying, synced",
 }
 """As the heads of columns."""
+IN_TASKS = ("scan", "align", "judge", "write")
+"""The steps of a job that tasks do."""
 STATE_TIMES_MAX, DRIVER_SECONDS_MAX, WORKER_BYTES_MAX = 1.5, 10, 300e6
 
 
@@ -97,15 +99,14 @@ def _steps(jobs: list[Facts]) -> str:
             it["plan"],
             it["judged"],
             f"{it['spans']:,}",
-            *(f"{it['seconds'][step]:.2f}" if step in it["seconds"] else "" for step in ("scan", "align")),
-            *(f"{it['seconds'][step]:.2f}" if step in it["seconds"] else "" for step in ("judge", "write")),
+            *(f"{it['seconds'][step]:.2f}" if step in it["seconds"] else "" for step in IN_TASKS),
             f"{it['driver_seconds']:.2f}",
             f"{it['carried_files']}/{it['files']}",
             f"{it['copied_groups']}/{it['copied_groups'] + it['rewritten_groups']}",
         )
         for it in jobs
     ]
-    head = ("shape", "job", "plan", "judged", "exchanged", "scan", "align", "judge", "write", "driver")
+    head = ("shape", "job", "plan", "judged", "exchanged", *IN_TASKS, "driver")
     return table((*head, "files carried over", "groups copied of the others"), rows, "llllrrrrrrrr")
 
 
@@ -160,18 +161,17 @@ MEMORY = (
 
 
 def _memory(memory: list[Facts]) -> str:
-    steps = ("scan", "align", "judge", "write")
     rows = [
         (
             it["shape"],
             it["engine"],
-            *(f"{it['peaks'][step] / 1e6:,.0f}" if step in it["peaks"] else "" for step in steps),
+            *(f"{it['peaks'][step] / 1e6:,.0f}" if step in it["peaks"] else "" for step in IN_TASKS),
             f"{it['row_group'] / 1e6:,.1f}",
             f"{it['shard'] / 1e6:,.3f}",
         )
         for it in memory
     ]
-    return table(("shape", "engine", *(f"{it}, MB" for it in steps), "row group", "shard"), rows, "llrrrrrr")
+    return table(("shape", "engine", *(f"{it}, MB" for it in IN_TASKS), "row group", "shard"), rows, "llrrrrrr")
 
 
 # A cluster, by arithmetic
