@@ -177,12 +177,12 @@ class Call:
     @property
     def arrival(self) -> list[Column]:
         """The order of the rows in a task; empty to keep their order."""
-        keys, after = (
-            [self.identity[name] for name in names] for names in (self.columns.keys, _after_key(self.columns))
-        )
+        identity = self.identity
+        keys = [identity[name] for name in self.columns.keys]
+        after = [identity[name] for name in (self.columns.epoch, self.columns.seq) if name is not None]
         if self.order:
             return [*keys, *self.order, *after]
-        return [] if self.co_located else [_place(self.columns, self.identity), *keys, *after]
+        return [] if self.co_located else [_place(self.columns, identity), *keys, *after]
 
     @property
     def order_of_copies(self) -> list[Column]:
@@ -266,10 +266,6 @@ def find_field(schema: StructType, name: str) -> StructField | None:
 def quoted(name: str) -> str:
     """Return the name quoted for SQL."""
     return "`" + name.replace("`", "``") + "`"
-
-
-def _after_key(columns: Columns) -> tuple[str, ...]:
-    return (columns.seq,) if columns.epoch is None else (columns.epoch, columns.seq)
 
 
 def identity_fields(schema: StructType, policy: Policy, columns: Columns) -> dict[str, StructField]:
