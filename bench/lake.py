@@ -99,10 +99,10 @@ SYNCED, LOCAL, LINKED, INTERVAL = (
 AUDIT = "audit"
 
 
-def land(shape: Shape, rows: int, data: Path = DATA, seed: int = 1) -> Landed:
+def land(shape: Shape, rows: int, data: Path = DATA) -> Landed:
     """About `rows` rows in FILES files; made once and kept."""
     folder = data / f"lake-{rows}" / shape.name.replace(",", "").replace(" ", "-")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     fresh = round(rows / (1 + shape.repeats)) // shape.run
     key = rng.integers(KEYS, size=fresh)
     first = occurrence(key) * shape.run

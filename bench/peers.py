@@ -148,7 +148,7 @@ OURS = Peer("fencepost apply", fencepost_apply, role="ours")
 OURS_BROKER = Peer("fencepost apply, kafka", partial(fencepost_apply, policy="kafka"), role="ours")
 
 
-def contestants(rows: Rows, peers: Sequence[Peer] = PEERS) -> list[Contestant]:
+def contestants(rows: Rows, peers: Sequence[Peer]) -> list[Contestant]:
     """Ours, the peers, and the limit: reading the same batches once and adding everything up."""
     counting = [
         Contestant(
