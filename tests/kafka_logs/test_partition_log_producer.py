@@ -15,16 +15,11 @@ import pyarrow as pa
 import pytest
 from fencepost import kafka
 from fencepost.producer import Answer, Identity, SequencedBatch
-from fencepost.producer.stamping import stamp
 from fencepost.transports import PartitionLogTransport
 from support.faulty_transport import FaultyTransport
+from support.producers import batch
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
-
-
-def batch(pid: int, epoch: int, first_seq: int, table: pa.Table, partition: int = 0, **more: Any) -> SequencedBatch:
-    rows = stamp(table, pid, epoch, partition, first_seq)
-    return SequencedBatch(partition, pid, epoch, first_seq, first_seq + len(rows) - 1, len(rows), rows, **more)
 
 
 @pytest.fixture

@@ -11,18 +11,13 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 from fencepost.kafka import PartitionLog
-from fencepost.producer import Answer, SequencedBatch
-from fencepost.producer.stamping import stamp
+from fencepost.producer import Answer
 from fencepost.transports import PartitionLogTransport
 from fencepost.transports.judging import judge, mark, new_table
+from support.producers import batch
 from support.waiting import PATIENCE_SECONDS
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
-
-
-def batch(pid: int, epoch: int, first_seq: int, table: pa.Table, partition: int = 0, **more: Any) -> SequencedBatch:
-    rows = stamp(table, pid, epoch, partition, first_seq)
-    return SequencedBatch(partition, pid, epoch, first_seq, first_seq + len(rows) - 1, len(rows), rows, **more)
 
 
 class Appended(NamedTuple):

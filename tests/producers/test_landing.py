@@ -19,7 +19,7 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 from fencepost.producer import Answer, SequencedBatch
-from fencepost.producer.stamping import stamp, stamp_positions
+from fencepost.producer.stamping import stamp_positions
 from fencepost.sql import ProducerRegistry
 from fencepost.state.disk import Disk
 from fencepost.state.stores import LocalStore
@@ -28,6 +28,7 @@ from fencepost.transports.landing import entry_name
 from fencepost.transports.schemas import from_text
 from sqlalchemy import create_engine
 from support.faulty_transport import FaultyTransport
+from support.producers import batch
 from support.s3_server import BUCKET
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
@@ -40,12 +41,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str
         return str(tmp_path / "landing"), None
     given = {"endpoint": request.getfixturevalue("endpoint"), "region": "us-east-1", "access_key_id": "a"}
     return f"s3://{BUCKET}/{uuid.uuid4().hex}", {**given, "secret_access_key": "b", "allow_http": True}
-
-
-def batch(pid: int, epoch: int, first_seq: int, values: list[Any], partition: int = 0, **more: Any) -> SequencedBatch:
-    rows = stamp(pa.table({"value": values}), pid, epoch, partition, first_seq)
-    last_seq = (first_seq + len(values) - 1) % 2**31
-    return SequencedBatch(partition, pid, epoch, first_seq, last_seq, len(values), rows, **more)
 
 
 def names(folder: Path) -> ProducerRegistry:
@@ -288,9 +283,7 @@ def test_a_malformed_log_is_refused(tmp_path: Path, content: str) -> None:
 
 
 def of_rows(first_seq: int, rows: Any) -> SequencedBatch:
-    stamped = stamp(pa.table(rows), 7, 0, 0, first_seq)
-    count = stamped.num_rows
-    return SequencedBatch(0, 7, 0, first_seq, first_seq + count - 1, count, stamped)
+    return batch(7, 0, first_seq, pa.table(rows))
 
 
 HELD = {"at": pa.array([1], pa.timestamp("us")), "name": pa.array(["a"]), "value": pa.array([1])}

@@ -16,7 +16,6 @@ import pytest
 import sqlalchemy as sa
 from fencepost.kafka import read_records
 from fencepost.producer import Answer, SequencedBatch
-from fencepost.producer.stamping import stamp
 from fencepost.sql import ProducerRegistry, TransactionCoordinator
 from fencepost.sql.database import Database
 from fencepost.sql.registry import DAY_MS
@@ -31,16 +30,11 @@ from fencepost.transports import (
 )
 from support.databases import without_mariadb
 from support.faulty_transport import FaultyTransport, MemoryTransport
+from support.producers import batch
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 SCHEMA = pa.schema({"value": pa.int64()})
 NewEngine = Callable[[], sa.Engine]
-
-
-def batch(pid: int, epoch: int, first_seq: int, values: list[Any], partition: int = 0, **more: Any) -> SequencedBatch:
-    rows = stamp(pa.table({"value": values}), pid, epoch, partition, first_seq)
-    last_seq = (first_seq + len(values) - 1) % 2**31
-    return SequencedBatch(partition, pid, epoch, first_seq, last_seq, len(values), rows, **more)
 
 
 def values(engine: sa.Engine, **more: Any) -> list[Any]:
@@ -98,7 +92,7 @@ def test_values_and_types_of_every_piece_are_those_that_were_sent(engine: sa.Eng
     )
     transport = SqlTransport(engine, "events", schema=schema)
     nothing = read_committed(engine, "events")
-    transport.send(SequencedBatch(0, 7, 0, 0, 3, 4, stamp(rows, 7, 0, 0, 0)))
+    transport.send(batch(7, 0, 0, rows))
     pieces = list(stream_committed(engine, "events", batch_rows=1))
     assert len(pieces) == 4
     assert {piece.schema for piece in (*pieces, nothing)} == {pieces[0].schema}
@@ -277,14 +271,13 @@ HELD = pa.schema([("value", pa.int64()), pa.field("must", pa.string(), nullable=
 )
 def test_batches_are_held_against_the_schema(engine: sa.Engine, rows: Any, column: str, message: str) -> None:
     transport = SqlTransport(engine, "events", schema=HELD)
-    stamped = stamp(pa.table(rows), 7, 0, 0, 0)
-    count = stamped.num_rows
+    refused = batch(7, 0, 0, pa.table(rows))
     with pytest.raises(fp.BatchError, match=f"{message}.*; nothing of this batch") as caught:
-        transport.send(SequencedBatch(0, 7, 0, 0, count - 1, count, stamped))
+        transport.send(refused)
     assert caught.value.column == column
     assert read_committed(engine, "events").num_rows == 0
-    good = stamp(pa.table({"must": pa.array(["b"]).dictionary_encode(), "value": pa.nulls(1)}), 7, 0, 0, 0)
-    assert transport.send(SequencedBatch(0, 7, 0, 0, 0, 1, good)) == Answer(fp.Verdict.ACCEPTED, 0)
+    good = batch(7, 0, 0, pa.table({"must": pa.array(["b"]).dictionary_encode(), "value": pa.nulls(1)}))
+    assert transport.send(good) == Answer(fp.Verdict.ACCEPTED, 0)
 
 
 def test_without_a_schema_batches_are_held_against_the_columns(engine: sa.Engine) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import fencepost as fp
-from fencepost.producer import Identity
+import pyarrow as pa
+from fencepost.producer import Identity, SequencedBatch
+from fencepost.producer.stamping import stamp
 
 from support.faulty_transport import MemoryTransport
 
@@ -14,6 +16,14 @@ QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5, "linger_ms": 0}
 
 def rows(*values: Any, **columns: Any) -> list[dict[str, Any]]:
     return [{"value": value, **columns} for value in values]
+
+
+def batch(pid: int, epoch: int, first_seq: int, rows: Any, partition: int = 0, **more: Any) -> SequencedBatch:
+    """A batch of a table, or of the values of a column named value."""
+    table = rows if isinstance(rows, pa.Table) else pa.table({"value": rows})
+    stamped = stamp(table, pid, epoch, partition, first_seq)
+    last_seq = (first_seq + len(table) - 1) % 2**31
+    return SequencedBatch(partition, pid, epoch, first_seq, last_seq, len(table), stamped, **more)
 
 
 class Coordinator:
