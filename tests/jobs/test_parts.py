@@ -21,7 +21,7 @@ from fencepost.lake.plan import groups_of_files, parts_of_files
 from fencepost.state.scratch import FolderScratch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.delta_in_place import VECTORS, append, state_of_vectors
+from support.delta_in_place import VECTORS, append, remove_by_vector
 from support.delta_in_place import rows_of as table_rows
 from support.lake import (
     IDENTITY,
@@ -442,7 +442,7 @@ def test_rows_that_were_gone_before_are_taken_out_by_several_tasks(tmp_path: Pat
     rows = pl.DataFrame(make_rows(1, 900)).filter(pl.col("pid") >= 0).unique(IDENTITY, keep="first").sort("origin")
     properties = WriterProperties(max_row_group_size=GROUP_ROWS)
     write_deltalake(tmp_path / "table", rows.to_arrow(), configuration=VECTORS, writer_properties=properties)
-    state_of_vectors(tmp_path, np.array([5, 250]))
+    remove_by_vector(tmp_path, np.array([5, 250]))
     report = DedupJob(tmp_path / "table", tmp_path / "state", tmp_path / "sink", task_bytes_max=SMALL).run()
     assert report.counts == {"ACCEPTED": rows.height - 2}
     assert len(report.outputs) > 2
@@ -456,7 +456,7 @@ def test_tables_with_deletion_vectors(tmp_path: Path, in_place: bool, layout: di
     properties = WriterProperties(max_row_group_size=GROUP_ROWS)
     for root in (tmp_path / "whole", tmp_path / "split"):
         append(root, 1, count=900, writer_properties=properties)
-        state_of_vectors(root, np.array([*range(95, 105), 300, 450, *range(700, 850)]))
+        remove_by_vector(root, np.array([*range(95, 105), 300, 450, *range(700, 850)]))
         append(root, 2, count=900, writer_properties=properties)
         sink = root / ("table" if in_place else "sink")
         size = WHOLE if root.name == "whole" else SMALL

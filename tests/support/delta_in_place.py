@@ -35,7 +35,7 @@ def rows_of(root: Path, version: int | None = None) -> pl.DataFrame:
     return found.sort("origin")
 
 
-def state_of_vectors(root: Path, gone: np.ndarray[Any, Any]) -> int:
+def remove_by_vector(root: Path, gone: np.ndarray[Any, Any]) -> int:
     """Remove rows from the newest file by a vector, like another writer. Returns the table's version."""
     from fencepost.state.vectors import VectorFile
 

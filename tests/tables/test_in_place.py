@@ -26,7 +26,7 @@ from fencepost.state.disk import Disk
 from fencepost.state.in_place import InPlace
 from fencepost.state.stores import LocalStore
 from fencepost.state.versions import State
-from support.delta_in_place import WAYS, append, rows_of, state_of_vectors, table_of
+from support.delta_in_place import WAYS, append, remove_by_vector, rows_of, table_of
 from support.lake import SCHEMA, Crash, crash, crash_at, first_of_each, hashes, make_rows
 
 
@@ -132,7 +132,7 @@ def test_rows_that_others_took_out_are_dead_before_judging(tmp_path: Path) -> No
     """A copy that was deleted by a vector is none: the other one stays."""
     append(tmp_path, 0)
     rows = make_rows(0, 300)
-    first = state_of_vectors(tmp_path, np.arange(0, 150))
+    first = remove_by_vector(tmp_path, np.arange(0, 150))
     make_job(tmp_path).run()
     left = first_of_each(pl.DataFrame(rows).slice(150)).sort("origin")
     polars.testing.assert_frame_equal(rows_of(tmp_path), left)
@@ -692,7 +692,7 @@ def test_silent_mistakes_are_not_written(
 ) -> None:
     ROOT[:] = [tmp_path]
     append(tmp_path, 0, count=290)
-    version = state_of_vectors(tmp_path, np.arange(0, 10))
+    version = remove_by_vector(tmp_path, np.arange(0, 10))
     with pytest.raises((AssertionError, KeyError)):
         written(tmp_path, mistake, monkeypatch)
     assert table_of(tmp_path).version() == version
