@@ -88,9 +88,7 @@ class _Module:
 
     def _bind_each(self, node: ast.AST) -> None:
         match node:
-            case ast.For(target=target, iter=values):
-                self._each(self.scopes[node], target, values)
-            case ast.comprehension(target=target, iter=values):
+            case ast.For(target=target, iter=values) | ast.comprehension(target=target, iter=values):
                 self._each(self.scopes[node], target, values)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 for it in node.decorator_list:
@@ -175,14 +173,9 @@ class _Module:
                     yield from self.texts(it, self.scopes.get(it, scope), seen | {name})
             case ast.Name() | ast.Attribute() | ast.Compare() | ast.Lambda():
                 pass
-            case ast.Call(func=ast.Attribute(attr="escape"), args=[it]):
+            case ast.Call(func=ast.Attribute(attr="escape"), args=[it]) | ast.Subscript(value=it):
                 yield from self.texts(it, scope, seen)
-            case ast.Subscript(value=it):
-                yield from self.texts(it, scope, seen)
-            case ast.Dict(values=values):
-                for it in values:
-                    yield from self.texts(it, scope, seen)
-            case ast.List(elts=values) | ast.Tuple(elts=values) | ast.Set(elts=values):
+            case ast.Dict(values=values) | ast.List(elts=values) | ast.Tuple(elts=values) | ast.Set(elts=values):
                 for it in values:
                     yield from self.texts(it, scope, seen)
             case ast.IfExp(body=one, orelse=other):
