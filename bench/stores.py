@@ -35,7 +35,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests"))
 
 from support.liar import Liar  # noqa: E402
-from support.s3_server import BUCKET, KEY, SECRET, serve_s3  # noqa: E402
+from support.s3_server import BUCKET, KEY, SECRET, s3_options, serve_s3  # noqa: E402
 
 from bench.lake import CLEAN, WARM_UP, WHOLE_KEYS, Landed, Shape, land  # noqa: E402
 from bench.markdown import table  # noqa: E402
@@ -115,8 +115,7 @@ class Place:
 
     @property
     def options(self) -> dict[str, Any]:
-        own = {"region": "us-east-1", "access_key_id": KEY, "secret_access_key": SECRET, "allow_http": True}
-        return own | {"endpoint": self.endpoint}
+        return s3_options(self.endpoint)
 
     def store(self, name: str) -> Any:
         return open_store(f"{self.root}/{name}".rstrip("/"), options=self.options)

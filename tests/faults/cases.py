@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fencepost import state
 from support.liar import LIES, Liar
-from support.s3_server import BUCKET, serve_by_moto
+from support.s3_server import BUCKET, s3_options, serve_by_moto
 
 from faults import order, workers
 from faults.driver import Drive, Driver, Outcome, go, make_job, settle, wait_until
@@ -40,7 +40,6 @@ from faults.world import (
     demand,
     leftovers,
     seeds,
-    server_at,
     visible,
 )
 
@@ -726,7 +725,7 @@ def outcome_unknown(root: Path, endpoint: str, **more: Any) -> None:
         outcome = go(world, drive)
         demand(outcome.error == "StoreError", f"a decision without an answer was told as {outcome}")
         demand(not (world.sink / "run=2").exists(), "what is not known to be decided was shown")
-        opened = state.open(options["state"], options=server_at(endpoint))
+        opened = state.open(options["state"], options=s3_options(endpoint))
         demand(opened.decided() == 1, "the decision has landed before it was to arrive")
         injected("store lied: dropped, then late", liar.told["dropped, then late"])
         liar.may_arrive.set()
@@ -740,11 +739,11 @@ def outcome_unknown(root: Path, endpoint: str, **more: Any) -> None:
 def _remote(root: Path, endpoint: str) -> dict[str, Any]:
     """Options of a job whose state is new and in a store."""
     uri = f"s3://{BUCKET}/{root.name}-{os.urandom(4).hex()}"
-    return {"state": uri, "state_options": server_at(endpoint)}
+    return {"state": uri, "state_options": s3_options(endpoint)}
 
 
 def _check_remote(world: World, options: dict[str, Any], endpoint: str) -> None:
-    opened = state.open(options["state"], options=server_at(endpoint))
+    opened = state.open(options["state"], options=s3_options(endpoint))
     opened.collect_garbage()
     check(world, options, opened=opened)
     demand(not leftovers(world, opened), f"left over: {leftovers(world, opened)}")

@@ -31,7 +31,7 @@ from fencepost.lake import DedupJob, LocalEngine
 from fencepost.state import checksums, segment_files
 from fencepost.state.decision import APPLIED, Checksums, Decision
 from fencepost.state.stores import open_store
-from support.s3_server import BUCKET, KEY, SECRET
+from support.s3_server import BUCKET, s3_options
 
 from faults.tally import injected
 
@@ -83,12 +83,6 @@ class Place:
 
 
 PLACE = Place()
-
-
-def server_at(endpoint: str) -> dict[str, Any]:
-    """Options of a store."""
-    own = {"region": "us-east-1", "access_key_id": KEY, "secret_access_key": SECRET, "allow_http": True}
-    return own | {"endpoint": endpoint}
 
 
 # -- What lands
@@ -155,7 +149,7 @@ class World:
     @property
     def store_options(self) -> dict[str, Any]:
         """The options of the stores of state and sink, in the form that a job accepts."""
-        return dict.fromkeys(("state_options", "sink_options"), server_at(self.endpoint)) if self.endpoint else {}
+        return dict.fromkeys(("state_options", "sink_options"), s3_options(self.endpoint)) if self.endpoint else {}
 
     def place_of(self, name: str) -> str:
         """Of "state" and "sink": a path or a URI."""
@@ -165,7 +159,7 @@ class World:
     def refresh(self) -> None:
         """The folders of state and sink are what is in the store now."""
         for name in ("state", "sink") if self.endpoint else ():
-            store = open_store(self.place_of(name), options=server_at(self.endpoint))
+            store = open_store(self.place_of(name), options=s3_options(self.endpoint))
             shutil.rmtree(self.root / name, ignore_errors=True)
             for it in store.list(""):
                 path = self.root / name / it
@@ -238,7 +232,7 @@ class World:
             raise ValueError(kind)
 
     def opened(self) -> state.State:
-        options = server_at(self.endpoint) if self.endpoint else None
+        options = s3_options(self.endpoint) if self.endpoint else None
         store = state.open_store(self.place_of("state"), sync=False, options=options)
         return state.State(store, sink_options=options)
 

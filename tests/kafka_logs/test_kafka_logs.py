@@ -23,7 +23,7 @@ from fencepost.kafka.source import Segment, find_partitions, open_log, topic_and
 from fencepost.state.stores import open_store
 from support.interpreter import assert_released
 from support.kafka_logs import DATA, PARTITIONS, read_csv, rows_of
-from support.s3_server import BUCKET, serve_s3
+from support.s3_server import BUCKET, s3_options, serve_s3
 
 HEADER_BYTES = 61
 
@@ -308,8 +308,7 @@ def test_readers_refuse_other_sources_and_invalid_arguments(tmp_path: Path) -> N
 
 def test_an_object_store_gives_the_same_rows() -> None:
     with serve_s3() as endpoint:
-        given = {"endpoint": endpoint, "region": "us-east-1", "access_key_id": "a", "secret_access_key": "b"}
-        options = given | {"allow_http": True}
+        options = s3_options(endpoint)
         root = f"s3://{BUCKET}/logs"
         store = open_store(root, options=options)
         for path in (DATA / "orders-0").iterdir():

@@ -26,7 +26,7 @@ from fencepost.lake.kafka_segments import (
 )
 from fencepost.state.stores import open_store
 from support.kafka_logs import DATA, PARTITIONS
-from support.s3_server import BUCKET, serve_s3
+from support.s3_server import BUCKET, s3_options, serve_s3
 
 ISOLATIONS: tuple[Isolation, ...] = ("read_uncommitted", "read_committed")
 
@@ -259,8 +259,7 @@ def test_internal_folders_of_the_broker_are_skipped(tmp_path: Path) -> None:
 def test_an_object_store(tmp_path: Path) -> None:
     """Whole batches by range reads, and what is not wanted jumped over."""
     with serve_s3() as server:
-        options = {"endpoint": server, "access_key_id": "key", "secret_access_key": "secret", "allow_http": True}
-        options |= {"region": "us-east-1"}
+        options = s3_options(server)
         for name in ("orders-0", "clicks-1"):
             store = open_store(f"s3://{BUCKET}/backup/{name}", options=options)
             for path in (DATA / name).iterdir():

@@ -29,7 +29,7 @@ from fencepost.transports.schemas import from_text
 from sqlalchemy import create_engine
 from support.faulty_transport import FaultyTransport
 from support.producers import batch
-from support.s3_server import BUCKET
+from support.s3_server import BUCKET, s3_options
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 
@@ -39,8 +39,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str
     """A new folder, and the options of its store."""
     if request.param == "local":
         return str(tmp_path / "landing"), None
-    given = {"endpoint": request.getfixturevalue("endpoint"), "region": "us-east-1", "access_key_id": "a"}
-    return f"s3://{BUCKET}/{uuid.uuid4().hex}", {**given, "secret_access_key": "b", "allow_http": True}
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}", s3_options(request.getfixturevalue("endpoint"))
 
 
 def names(folder: Path) -> ProducerRegistry:

@@ -18,10 +18,8 @@ from fencepost.lake import DedupJob, applied_files, dataset
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore, open_store
 
-from support.object_sources import OPTIONS, rows
-from support.s3_server import BUCKET
-
-SECRET = b"the-secret"
+from support.object_sources import rows
+from support.s3_server import BUCKET, SECRET, s3_options
 
 
 class Bucket:
@@ -30,7 +28,7 @@ class Bucket:
     def __init__(self, folder: Path, endpoint: str) -> None:
         self.folder = folder
         self.root = f"s3://{BUCKET}/{os.urandom(8).hex()}"
-        self.options: dict[str, Any] = {**OPTIONS, "endpoint": endpoint}
+        self.options = s3_options(endpoint)
 
     def store(self, name: str) -> RemoteStore:
         store = open_store(f"{self.root}/{name}", options=self.options)
@@ -85,7 +83,7 @@ class Bucket:
             *(f"_versions/{number}.json" for number in numbers),
             *(f"run={number}/_SUCCESS" for number in numbers),
         }
-        assert not [name for name, data in listed.items() if SECRET in data]
+        assert not [name for name, data in listed.items() if SECRET.encode() in data]
         shown = [name for name in sorted(wanted) if "/_" not in name]
         assert applied_files(f"{self.root}/sink", self.options) == [f"{self.root}/sink/{name}" for name in shown]
         near, far = dataset(self.folder / "sink"), dataset(f"{self.root}/sink", self.options)

@@ -6,8 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 
-OPTIONS = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "the-secret", "allow_http": True}
-
 
 def rows(first: int, count: int, pid: int = 1, **more: Any) -> pa.Table:
     numbers = range(first, first + count)

@@ -26,6 +26,12 @@ _SERVING: list[Any] = []
 """The servers by moto that answer in this process."""
 
 
+def s3_options(endpoint: str, key: str = KEY, secret: str = SECRET) -> dict[str, Any]:
+    """Options of stores on a server."""
+    credentials = {"access_key_id": key, "secret_access_key": secret}
+    return {"endpoint": endpoint, "region": "us-east-1", "allow_http": True, **credentials}
+
+
 def serve_s3(key: str = KEY, secret: str = SECRET, folder: str | None = None) -> AbstractContextManager[str]:
     """The endpoint of a server with one empty bucket. `folder`: where the program keeps it, else a temporary one."""
     program = os.environ.get("FENCEPOST_S3_SERVER")

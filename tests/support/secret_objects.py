@@ -10,19 +10,12 @@ from fencepost.state.stores import open_store
 from obstore.store import S3Store
 
 from support.kafka_logs import DATA
-from support.s3_server import BUCKET
+from support.s3_server import BUCKET, s3_options
 from support.secret_runs import SECRETS
 
 
 def options_of(endpoint: str) -> dict[str, Any]:
-    key, secret = SECRETS
-    return {
-        "endpoint": endpoint,
-        "region": "us-east-1",
-        "allow_http": True,
-        "access_key_id": key,
-        "secret_access_key": secret,
-    }
+    return s3_options(endpoint, *SECRETS)
 
 
 def objects_of(endpoint: str) -> Iterator[tuple[str, bytes]]:

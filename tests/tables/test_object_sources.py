@@ -22,9 +22,9 @@ from fencepost.lake.storage import ObjectStorage, open_storage
 from fencepost.state import stores
 from support import credentials
 from support.liar import FAULTS_OF_READS, Liar
-from support.object_sources import OPTIONS, rows
+from support.object_sources import rows
 from support.quick_retries import be_quick, probe_little  # noqa: F401
-from support.s3_server import BUCKET
+from support.s3_server import BUCKET, s3_options
 from support.secret_runs import ProcessEngine
 
 BY_PROVIDER = {"region": "us-east-1", "allow_http": True, "credential_provider": "support.credentials:Provider"}
@@ -37,7 +37,7 @@ class Landing:
     def __init__(self, folder: Path, endpoint: str) -> None:
         self.folder = folder / "landing"
         self.uri = f"s3://{BUCKET}/{os.urandom(8).hex()}/landing"
-        self.options = {**OPTIONS, "endpoint": endpoint}
+        self.options = s3_options(endpoint)
         store = stores.open_store(self.uri, options=self.options)
         assert isinstance(store, stores.RemoteStore)
         self.store = store
@@ -452,7 +452,7 @@ def test_columns_in_the_end_of_a_file(landing: Landing) -> None:
     ],
 )
 def test_sources_that_are_refused(endpoint: str, tmp_path: Path, source: str, message: str) -> None:
-    options = {**OPTIONS, "endpoint": endpoint}
+    options = s3_options(endpoint)
     with pytest.raises((fp.SourceError, fp.StoreError), match=message) as caught:
         DedupJob(source, tmp_path / "state", tmp_path / "sink", source_options=options).run()
     assert "the-secret" not in str(caught.value)

@@ -18,13 +18,12 @@ from fencepost.state import stores
 from fencepost.state.stores import LocalStore, MemoryStore, RemoteStore, Store, check_exclusion, open_store
 from support.liar import LIES, Liar
 from support.quick_retries import be_quick  # noqa: F401
-from support.s3_server import BUCKET
+from support.s3_server import BUCKET, s3_options
 from support.waiting import wait_until
 
 
 def s3(endpoint: str, uri: str | None = None, **options: Any) -> Store:
-    given = {"endpoint": endpoint, "region": "us-east-1", "access_key_id": "a", "secret_access_key": "b"}
-    return open_store(uri or f"s3://{BUCKET}/{uuid.uuid4().hex}", options={**given, "allow_http": True, **options})
+    return open_store(uri or f"s3://{BUCKET}/{uuid.uuid4().hex}", options=s3_options(endpoint) | options)
 
 
 @pytest.fixture(params=["local", "file", "memory", "s3"])
