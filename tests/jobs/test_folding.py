@@ -26,8 +26,7 @@ from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import LocalStore, RemoteStore
 from support.commands import run
 from support.lake import IDENTITY, Crash, crash, crash_at, first_of_each, land, make_rows, read_sink, read_source
-from support.object_sinks import Bucket, Killed, killed_at
-from support.object_sources import rows
+from support.object_sinks import Bucket, Killed, killed_at, rows
 from support.retained import check, check_folded, clock, files_of, go, make_job, opened  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("clock")

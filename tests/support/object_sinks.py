@@ -1,4 +1,4 @@
-"""Buckets as sinks of jobs, and drivers that end at a step."""
+"""Buckets as sources and sinks of jobs, and drivers that end at a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from fencepost.lake import DedupJob, applied_files, dataset
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore, open_store
 
-from support.object_sources import rows
 from support.s3_server import BUCKET, SECRET, s3_options
 
 
@@ -92,6 +91,12 @@ class Bucket:
 
 def sorted_rows(table: pa.Table) -> list[dict[str, Any]]:
     return sorted(table.to_pylist(), key=repr)
+
+
+def rows(first: int, count: int, pid: int = 1, **more: Any) -> pa.Table:
+    numbers = range(first, first + count)
+    columns = {"pid": [pid] * count, "epoch": [0] * count, "partition": [0] * count, "seq": [*numbers]}
+    return pa.table({**columns, "payload": [f"{pid}-{number}" * 20 for number in numbers], **more})
 
 
 def land_some(bucket: Bucket) -> None:

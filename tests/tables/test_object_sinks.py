@@ -21,8 +21,7 @@ from fencepost.state import placing, stores
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore
 from support.liar import FAULTS_OF_READS, Liar
-from support.object_sinks import COUNTS, Bucket, Killed, killed_at, land_some
-from support.object_sources import rows
+from support.object_sinks import COUNTS, Bucket, Killed, killed_at, land_some, rows
 from support.quick_retries import be_quick, probe_little  # noqa: F401
 from support.s3_server import BUCKET, OneAtATime, serve_by_moto
 from support.secret_runs import ProcessEngine

@@ -22,7 +22,7 @@ from fencepost.lake.storage import ObjectStorage, open_storage
 from fencepost.state import stores
 from support import credentials
 from support.liar import FAULTS_OF_READS, Liar
-from support.object_sources import rows
+from support.object_sinks import rows
 from support.quick_retries import be_quick, probe_little  # noqa: F401
 from support.s3_server import BUCKET, s3_options
 from support.secret_runs import ProcessEngine
