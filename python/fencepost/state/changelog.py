@@ -168,7 +168,7 @@ def _write(lines: list[ArrowTable], path: Path) -> int:
 
 
 def prepare(sink: Sink, version: int, attempt: str, lines: list[ArrowTable]) -> tuple[SideFiles, str]:
-    """Implement `Sink.prepare_changelog`."""
+    """Prepare an attempt that shows only these lines. Returns `Decision.side_files` and `prepared`."""
     scratch = sink.scratch(version, attempt)
     scratch.make()
     row, name = write_lines(lines, scratch)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from fencepost.errors import StateConflictError, StoreError
-from fencepost.state.decision import ABANDONED, Decision, Outputs, SideFiles
+from fencepost.state.decision import ABANDONED, Decision, Outputs
 from fencepost.state.scratch import Scratch
 
 if TYPE_CHECKING:
@@ -161,9 +161,6 @@ class Sink(Protocol):
 
     def changelog(self) -> Iterator[Any]:
         """Yield the remaining lines of `changelog.py`, of all versions, as tables. Raises SinkError."""
-
-    def prepare_changelog(self, version: int, attempt: str, lines: list[Any]) -> tuple[SideFiles, str]:
-        """Prepare an attempt that shows only these lines. Returns `Decision.side_files` and `prepared`."""
 
     def discard(self, version: int, attempt: str) -> None:
         """Remove what an undecided attempt has prepared here."""

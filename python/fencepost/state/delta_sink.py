@@ -26,7 +26,7 @@ from urllib.parse import quote
 
 from fencepost.errors import DependencyError, FencepostError, SinkChangedError, SinkError
 from fencepost.state.commit import NewRows, Tasks, in_turn
-from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
+from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs
 from fencepost.state.delta_columns import (
     WIDENING,
     check_columns,
@@ -164,9 +164,6 @@ class DeltaSink:
 
     def changelog(self) -> Iterator[Any]:
         return self.own.changelog()
-
-    def prepare_changelog(self, version: int, attempt: str, lines: list[Any]) -> tuple[SideFiles, str]:
-        return self.own.prepare_changelog(version, attempt, lines)
 
     def discard(self, version: int, attempt: str) -> None:
         self.own.discard(version, attempt)

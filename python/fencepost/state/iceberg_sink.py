@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost.errors import SinkChangedError, SinkError
-from fencepost.state import changelog
 from fencepost.state.commit import NewRows, Tasks, in_turn
-from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
+from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs
 from fencepost.state.disk import Disk
 from fencepost.state.iceberg_tables import NamedTable, columns_of, history, is_first, plain_location, schema_of
 from fencepost.state.placing import CopyItem
@@ -261,9 +260,6 @@ class IcebergSink:
 
     def changelog(self) -> Iterator[Any]:
         return self._beside().changelog()
-
-    def prepare_changelog(self, version: int, attempt: str, lines: list[Any]) -> tuple[SideFiles, str]:
-        return changelog.prepare(self, version, attempt, lines)
 
     def discard(self, version: int, attempt: str) -> None:
         self._beside().discard(version, attempt)

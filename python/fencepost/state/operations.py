@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from fencepost.errors import PolicyError, SinkError, SnapshotError, StateConflictError, StoreError
-from fencepost.state import operation_tasks
-from fencepost.state.changelog import corrections, read_piece
+from fencepost.state import changelog, operation_tasks
 from fencepost.state.commit import Sink, commit, conflict, has_lost_race, recover
 from fencepost.state.decision import (
     ABANDONED,
@@ -128,7 +127,7 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
         begun: dict[str, Any] = {"shards": Shards(), "ledger": LedgerFiles(), "deferred": Deferred(), "key_types": {}}
         carried = begun | dict.fromkeys(nothing if shown else (*nothing, "schema"))
     with at.stages():
-        lines = corrections(sink.changelog(), at.missing(carried["shards"]), next_version)
+        lines = changelog.corrections(sink.changelog(), at.missing(carried["shards"]), next_version)
         decision = state.follow(
             next_version,
             before,
@@ -423,7 +422,7 @@ class _Attempt:
 
     def lines(self, done: list[Done]) -> list[Any]:
         """Read the lines of the changelog that tasks have written."""
-        return [read_piece(self._scratch, it.changelog) for it in done if it.changelog is not None]
+        return [changelog.read_piece(self._scratch, it.changelog) for it in done if it.changelog is not None]
 
     def missing(self, shards: Shards) -> Iterator[Any]:
         """Yield the ranges that the changelog should contain for these shards, task by task."""
@@ -439,7 +438,7 @@ class _Attempt:
         """Prepare these lines of the changelog. Returns the decision's fields; empty without lines."""
         if not lines:
             return {}
-        side_files, prepared = self.sink.prepare_changelog(self.version, self.attempt, lines)
+        side_files, prepared = changelog.prepare(self.sink, self.version, self.attempt, lines)
         return {"side_files": side_files, "prepared": prepared}
 
     def commit(self, decision: Decision) -> Decision:

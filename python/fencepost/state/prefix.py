@@ -24,7 +24,7 @@ from typing import Any
 from fencepost.errors import SinkChangedError, SinkError
 from fencepost.state import changelog
 from fencepost.state.commit import NewRows, Tasks, in_turn
-from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
+from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs
 from fencepost.state.placing import CopyItem, Placed, clear_folder, place_files
 from fencepost.state.scratch import PrefixScratch
 from fencepost.state.sinks import MARKER, PREPARE, check_owner
@@ -145,9 +145,6 @@ class RunPrefixes:
         if not self.store.put(name, _json(winners)):
             raise AssertionError(f"{self.store.uri}/{name}: exists already, although only this attempt writes here")
         return name
-
-    def prepare_changelog(self, version: int, attempt: str, lines: list[Any]) -> tuple[SideFiles, str]:
-        return changelog.prepare(self, version, attempt, lines)
 
     def discard(self, version: int, attempt: str) -> None:
         self.scratch(version, attempt).remove()

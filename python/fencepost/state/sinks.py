@@ -28,7 +28,7 @@ from uuid import uuid4
 from fencepost.errors import SinkChangedError, SinkError
 from fencepost.state import changelog
 from fencepost.state.commit import NewRows, Sink, Tasks, in_turn
-from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, Settings, SideFiles
+from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, Settings
 from fencepost.state.disk import TEMPORARY, Disk, opened_folder
 from fencepost.state.iceberg_tables import is_iceberg
 from fencepost.state.scratch import FolderScratch
@@ -344,10 +344,6 @@ class RunFolders:
                     f"{path}: this list of missing ranges cannot be read ({error}). Restore the file, or remove it and "
                     "run again, which corrects the list"
                 ) from error
-
-    def prepare_changelog(self, version: int, attempt: str, lines: list[Any]) -> tuple[SideFiles, str]:
-        """See `Sink`."""
-        return changelog.prepare(self, version, attempt, lines)
 
     def discard(self, version: int, attempt: str) -> None:
         """See `Sink`."""
