@@ -117,7 +117,7 @@ class Sink(Protocol):
         """
 
     def scratch(self, version: int, attempt: str) -> Scratch:
-        """Return where an attempt's tasks write."""
+        """Return where an attempt's tasks write. All that an undecided attempt prepares for the sink is there."""
 
     def staging(
         self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
@@ -161,9 +161,6 @@ class Sink(Protocol):
 
     def changelog(self) -> Iterator[Any]:
         """Yield the remaining lines of `changelog.py`, of all versions, as tables. Raises SinkError."""
-
-    def discard(self, version: int, attempt: str) -> None:
-        """Remove what an undecided attempt has prepared here."""
 
     def collect_garbage(self, done: int) -> None:
         """Remove leftovers of attempts at finished versions."""

@@ -165,9 +165,6 @@ class DeltaSink:
     def changelog(self) -> Iterator[Any]:
         return self.own.changelog()
 
-    def discard(self, version: int, attempt: str) -> None:
-        self.own.discard(version, attempt)
-
     def collect_garbage(self, done: int) -> None:
         self.own.collect_garbage(done)
 

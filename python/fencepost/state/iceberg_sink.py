@@ -261,9 +261,6 @@ class IcebergSink:
     def changelog(self) -> Iterator[Any]:
         return self._beside().changelog()
 
-    def discard(self, version: int, attempt: str) -> None:
-        self._beside().discard(version, attempt)
-
     def collect_garbage(self, done: int) -> None:
         table = self.named.load()
         if table is not None:

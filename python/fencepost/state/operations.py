@@ -314,7 +314,7 @@ def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sin
     removed += _collect_folded(state, floor, needed)
     while before.format == FORMAT_FOLDED and fold(state, at.sink, before.oldest - 1):
         pass
-    at.sink.discard(at.version, at.attempt)  # the plan of the tasks
+    at.sink.scratch(at.version, at.attempt).remove()  # the plan of the tasks
     at.sink.collect_garbage(done)
     return removed
 
@@ -453,7 +453,7 @@ class _Attempt:
         """Remove what the attempt has prepared. See `Run.discard`."""
         with suppress(OSError, StoreError):
             if self.state.discard(self.version, self.attempt):
-                self.sink.discard(self.version, self.attempt)
+                self.sink.scratch(self.version, self.attempt).remove()
 
 
 def _sink_of(state: State) -> Sink:

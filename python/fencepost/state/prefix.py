@@ -146,9 +146,6 @@ class RunPrefixes:
             raise AssertionError(f"{self.store.uri}/{name}: exists already, although only this attempt writes here")
         return name
 
-    def discard(self, version: int, attempt: str) -> None:
-        self.scratch(version, attempt).remove()
-
     def collect_garbage(self, done: int) -> None:
         for folder in self.store.names_at_top(PREPARE):
             match = re.fullmatch(r"(\d+)-\w+", folder)

@@ -345,10 +345,6 @@ class RunFolders:
                     "run again, which corrects the list"
                 ) from error
 
-    def discard(self, version: int, attempt: str) -> None:
-        """See `Sink`."""
-        self.disk.remove(self.prepare_folder(version, attempt))
-
     def collect_garbage(self, done: int) -> None:
         """Remove leftovers of attempts at finished versions."""
         folder = self.path / PREPARE
