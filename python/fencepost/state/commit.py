@@ -156,8 +156,7 @@ class Sink(Protocol):
         """Return the number of an applied version's output files that still exist."""
 
     def is_reverted(self, decision: Decision) -> bool:
-        """Return whether the table was set back to before this applied version, which may have no output. A folder has
-        no history, so it returns False."""
+        """Return whether the table was set back to before this applied version, which may have no output."""
 
     def changelog(self) -> Iterator[Any]:
         """Yield the remaining lines of `changelog.py`, of all versions, as tables. Raises SinkError."""
@@ -171,6 +170,40 @@ class Sink(Protocol):
         Marks of abandoned versions stay, because paused drivers must find them. Sinks keep all marks if, without its
         mark, they would show an applied version again or remove its rows.
         """
+
+
+class SinkDefaults:
+    """The members of `Sink` for which most sinks need nothing special."""
+
+    def current_version(self, before: Decision | None) -> dict[str, Any] | None:
+        """Return None: it has no versions of its own."""
+        return None
+
+    def columns(self) -> Any:
+        """Return None: the state records the columns, or `check_rows` compares them."""
+        return None
+
+    def columns_of(self, schema: Any) -> Any:
+        """Return the schema as it is: rows keep the types that they have in the files."""
+        return schema
+
+    def check_rows(self, rows: NewRows) -> dict[str, Any]:
+        """Accept every file."""
+        return {}
+
+    def staging(
+        self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
+    ) -> tuple[Callable[[Any], Any], list[Any]]:
+        """Return no work: the files are already on the same file system or in the same store."""
+        return len, []
+
+    def staged(self, results: list[Any]) -> dict[str, Any]:
+        """Return no fields: there was no work."""
+        return {}
+
+    def is_reverted(self, decision: Decision) -> bool:
+        """Return False: it has no history."""
+        return False
 
 
 def recover(state: State, sink: Sink, tasks: Tasks = in_turn) -> tuple[int, ...]:

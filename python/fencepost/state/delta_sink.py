@@ -17,7 +17,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from fencepost.errors import DependencyError, FencepostError, SinkChangedError, SinkError
-from fencepost.state.commit import NewRows, Tasks, in_turn
-from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs
+from fencepost.state.commit import NewRows, SinkDefaults, Tasks, in_turn
+from fencepost.state.decision import ABANDONED, APPLIED, Decision
 from fencepost.state.delta_columns import (
     WIDENING,
     check_columns,
@@ -102,7 +102,7 @@ class TakenError(Exception):
     """Another writer has written the table's next version."""
 
 
-class DeltaSink:
+class DeltaSink(SinkDefaults):
     """Appends each version to a Delta table, which is created for the first rows if missing.
 
     Rows go to the table, everything else to a sink of folders or prefixes in it (`own`). See `Sink` for undocumented
@@ -150,14 +150,6 @@ class DeltaSink:
 
     def scratch(self, version: int, attempt: str) -> Scratch:
         return self.own.scratch(version, attempt)
-
-    def staging(
-        self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
-    ) -> tuple[Callable[[Any], Any], list[Any]]:
-        return self.own.staging(version, attempt, outputs, winners, slots)
-
-    def staged(self, results: list[Any]) -> dict[str, Any]:
-        return self.own.staged(results)
 
     def collect(self, version: int, attempt: str, winners: dict[str, str]) -> str:
         return self.own.collect(version, attempt, winners)
@@ -298,14 +290,6 @@ class DeltaSink:
         ]
 
     # Rows
-
-    def columns(self) -> Any:
-        """Return None (see `Sink`): `check_rows` compares columns."""
-        return None
-
-    def columns_of(self, schema: Any) -> Any:
-        """See `Sink`."""
-        return schema
 
     def check_rows(self, rows: NewRows) -> dict[str, Any]:
         """Check the files (see `Sink`). Also returns the log's fields for them."""

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost.errors import SinkChangedError, SinkError
-from fencepost.state.commit import NewRows, Tasks, in_turn
-from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs
+from fencepost.state.commit import NewRows, SinkDefaults, Tasks, in_turn
+from fencepost.state.decision import ABANDONED, APPLIED, Decision
 from fencepost.state.disk import Disk
 from fencepost.state.iceberg_tables import NamedTable, columns_of, history, is_first, plain_location, schema_of
 from fencepost.state.placing import CopyItem
@@ -61,7 +61,7 @@ class Mark(NamedTuple):
     """The snapshot's sequence number. Later snapshots have higher ones, even after a rollback of the table."""
 
 
-class IcebergSink:
+class IcebergSink(SinkDefaults):
     """Appends each version to an Iceberg table, created if missing. See `Sink` for undocumented methods."""
 
     layout = "iceberg"
@@ -246,14 +246,6 @@ class IcebergSink:
         if self._known is None:
             self._beside(self.named.load() or self.named.make())
         return self._beside().scratch(version, attempt)
-
-    def staging(
-        self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
-    ) -> tuple[Callable[[Any], Any], list[Any]]:
-        return len, []
-
-    def staged(self, results: list[Any]) -> dict[str, Any]:
-        return {}
 
     def collect(self, version: int, attempt: str, winners: dict[str, str]) -> str:
         return self._beside().collect(version, attempt, winners)

@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from fencepost.errors import SinkChangedError, SinkError
 from fencepost.state import changelog
-from fencepost.state.commit import NewRows, Tasks, in_turn
-from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs
+from fencepost.state.commit import SinkDefaults, Tasks, in_turn
+from fencepost.state.decision import ABANDONED, APPLIED, Decision
 from fencepost.state.placing import CopyItem, Placed, clear_folder, place_files
 from fencepost.state.scratch import PrefixScratch
 from fencepost.state.sinks import MARKER, PREPARE, check_owner
@@ -38,7 +38,7 @@ COLLECTED = "collected.json"
 READS_AT_ONCE = 32
 
 
-class RunPrefixes:
+class RunPrefixes(SinkDefaults):
     """A sink with the files of each version below `run=<n>/` of a prefix. See `Sink` for undocumented methods."""
 
     layout = "run"
@@ -112,32 +112,10 @@ class RunPrefixes:
                 f"{self.location}: belongs to another state (id {self.owner()}), which claimed it meanwhile"
             )
 
-    def current_version(self, before: Decision | None) -> None:
-        """Return None (see `Sink`): prefixes have no versions of their own."""
-
-    def columns(self) -> None:
-        """Return None (see `Sink`): the state records the columns."""
-
-    def columns_of(self, schema: Any) -> Any:
-        return schema
-
-    def check_rows(self, rows: NewRows) -> dict[str, Any]:
-        """Accept every file (see `Sink`)."""
-        return {}
-
     # Prepared files
 
     def scratch(self, version: int, attempt: str) -> PrefixScratch:
         return PrefixScratch(self.store, f"{PREPARE}/{version}-{attempt}")
-
-    def staging(
-        self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
-    ) -> tuple[Callable[[Any], Any], list[Any]]:
-        """Return no work (see `Sink`): the files are in the store already."""
-        return len, []
-
-    def staged(self, results: list[Any]) -> dict[str, Any]:
-        return {}
 
     def collect(self, version: int, attempt: str, winners: dict[str, str]) -> str:
         """Write an object that lists the files (see `Sink`)."""
@@ -268,10 +246,6 @@ class RunPrefixes:
 
     def shown(self, decision: Decision) -> int:
         return len(self._sizes(f"run={decision.version}").keys() & set(decision.outputs.name))
-
-    def is_reverted(self, decision: Decision) -> bool:
-        """See `Sink`."""
-        return False
 
     def changelog(self) -> Iterator[Any]:
         import pyarrow.parquet as pq  # type: ignore[import-untyped]

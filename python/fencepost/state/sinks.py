@@ -27,7 +27,7 @@ from uuid import uuid4
 
 from fencepost.errors import SinkChangedError, SinkError
 from fencepost.state import changelog
-from fencepost.state.commit import NewRows, Sink, Tasks, in_turn
+from fencepost.state.commit import Sink, SinkDefaults, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, Settings
 from fencepost.state.disk import TEMPORARY, Disk, opened_folder
 from fencepost.state.iceberg_tables import is_iceberg
@@ -135,7 +135,7 @@ class ForJobs(Protocol):
         """Return the sink for the job with this state."""
 
 
-class RunFolders:
+class RunFolders(SinkDefaults):
     """A sink with one folder per version, `run=<n>/`."""
 
     layout = "run"
@@ -153,22 +153,6 @@ class RunFolders:
     def can_merge(self) -> bool:
         """Return whether columns can be merged (see `Sink`): true for folders, not for tables that use this class."""
         return not self.has_schema
-
-    def current_version(self, before: Decision | None) -> dict[str, Any] | None:
-        """Return None (see `Sink`): folders have no versions of their own."""
-        return None
-
-    def columns(self) -> Any:
-        """Return None (see `Sink`): the state records the columns."""
-        return None
-
-    def columns_of(self, schema: Any) -> Any:
-        """See `Sink`."""
-        return schema
-
-    def check_rows(self, rows: NewRows) -> dict[str, Any]:
-        """Accept every file (see `Sink`)."""
-        return {}
 
     def check(self, state: State) -> None:
         """Raise SinkError for another state's folder, SinkChangedError for one that lost versions. Changes nothing."""
@@ -226,16 +210,6 @@ class RunFolders:
     def prepare_folder(self, version: int, attempt: str) -> Path:
         """Create the folder where an attempt's tasks write."""
         return self.path / PREPARE / f"{version}-{attempt}"
-
-    def staging(
-        self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
-    ) -> tuple[Callable[[Any], Any], list[Any]]:
-        """Return no work (see `Sink`): the files are on the same file system already."""
-        return len, []
-
-    def staged(self, results: list[Any]) -> dict[str, Any]:
-        """See `Sink`."""
-        return {}
 
     def collect(self, version: int, attempt: str, winners: dict[str, str]) -> str:
         """Move the winning files to one folder (see `Sink`), away from files of losing tasks."""
@@ -315,10 +289,6 @@ class RunFolders:
     def shown(self, decision: Decision) -> int:
         """See `Sink`."""
         return len(_sizes(self._target(decision)).keys() & set(decision.outputs.name))
-
-    def is_reverted(self, decision: Decision) -> bool:
-        """See `Sink`."""
-        return False
 
     def applied_files(self) -> list[str]:
         """Return the names of the files with kept rows of all versions."""
