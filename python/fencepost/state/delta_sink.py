@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -50,7 +49,7 @@ from fencepost.state.delta_log import (
 )
 from fencepost.state.disk import Disk
 from fencepost.state.hive import hive_folders, hive_values
-from fencepost.state.placing import CopyItem
+from fencepost.state.placing import CopyItem, move_file
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
 from fencepost.state.sinks import (
@@ -59,7 +58,7 @@ from fencepost.state.sinks import (
     check_attempt,
     check_not_ahead,
     finished_status,
-    number_of,
+    name_in_table,
     without_rows,
 )
 from fencepost.state.stores import LocalStore, RemoteStore, Store, load_provider, unavailable
@@ -284,10 +283,7 @@ class DeltaSink(SinkDefaults):
 
     def names(self, decision: Decision) -> list[str]:
         """See `Sink`."""
-        return [
-            f"{hive_folders(name)}part-{decision.version:06}-{number_of(name)}-{decision.attempt[:12]}.parquet"
-            for name in decision.outputs.name
-        ]
+        return [f"{hive_folders(name)}{name_in_table(decision, name)}" for name in decision.outputs.name]
 
     # Rows
 
@@ -536,11 +532,7 @@ class DeltaSink(SinkDefaults):
     # Files
 
     def _place(self, decision: Decision, tasks: Tasks) -> None:
-        """Move the version's files to their final locations. May be repeated by anyone.
-
-        VACUUM removes old files that no version of the table refers to. So a file's age is reset here: a version may be
-        decided long before it is committed.
-        """
+        """Move the version's files to their final locations. May be repeated by anyone."""
         if not len(decision.outputs):
             return
         if isinstance(self.own, RunPrefixes):
@@ -557,15 +549,12 @@ class DeltaSink(SinkDefaults):
         for name, final, size in zip(outputs.name, names, outputs.bytes, strict=True):
             target = root / final
             try:
-                os.utime(prepared / name)
-                os.rename(prepared / name, target)
+                move_file(prepared / name, target, size)
             except FileNotFoundError:
-                if not target.exists() or target.stat().st_size != size:
-                    raise SinkChangedError(
-                        f"{target}: not what version {decision.version} decided, and it cannot be restored from "
-                        f"{prepared}. Restore the file, or abandon the version (`fencepost state abandon`)"
-                    ) from None
-                os.utime(target)
+                raise SinkChangedError(
+                    f"{target}: not what version {decision.version} decided, and it cannot be restored from "
+                    f"{prepared}. Restore the file, or abandon the version (`fencepost state abandon`)"
+                ) from None
         for folder in folders | {root}:
             self.disk.seal(folder)
 

@@ -15,7 +15,6 @@ must not revert rows by returning to an older snapshot: the state would continue
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +24,7 @@ from fencepost.state.commit import NewRows, SinkDefaults, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision
 from fencepost.state.disk import Disk
 from fencepost.state.iceberg_tables import NamedTable, columns_of, history, is_first, plain_location, schema_of
-from fencepost.state.placing import CopyItem
+from fencepost.state.placing import CopyItem, move_file
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
 from fencepost.state.sinks import (
@@ -33,7 +32,7 @@ from fencepost.state.sinks import (
     check_attempt,
     check_not_ahead,
     finished_status,
-    number_of,
+    name_in_table,
     without_rows,
 )
 from fencepost.state.stores import RemoteStore, is_local
@@ -364,10 +363,7 @@ class IcebergSink(SinkDefaults):
             ) from error
 
     def names(self, decision: Decision) -> list[str]:
-        return [
-            f"{DATA}/part-{decision.version:06}-{number_of(name)}-{decision.attempt[:12]}.parquet"
-            for name in decision.outputs.name
-        ]
+        return [f"{DATA}/{name_in_table(decision, name)}" for name in decision.outputs.name]
 
     # Files
 
@@ -388,14 +384,7 @@ class IcebergSink(SinkDefaults):
     def _move_all(self, folder: Path, prepared: Path, moves: list[tuple[str, str, int]]) -> None:
         self.disk.make_folder(folder / DATA, folder)
         for name, final, size in moves:
-            target = folder / final
-            try:
-                os.utime(prepared / name)  # table cleanup removes files by age
-                os.rename(prepared / name, target)
-            except FileNotFoundError:
-                if not target.exists() or target.stat().st_size != size:
-                    raise
-                os.utime(target)
+            move_file(prepared / name, folder / final, size)
         self.disk.seal(folder / DATA)
 
     def _copy_all(

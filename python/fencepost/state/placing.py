@@ -1,17 +1,19 @@
-"""Copies prepared files of a version to their final locations in an object store.
+"""Places prepared files of a version at their final locations: by copies in an object store, by renames on a disk.
 
-Tasks of the job's engine copy and remove files, so the driver makes no requests per file. A copy may be repeated by
+Tasks of the job's engine copy and remove objects, so the driver makes no requests per file. A copy may be repeated by
 anyone, even by a task that outlives its driver: it produces the same content while the prepared file exists, and finds
 nothing to copy once the version is finished.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from fencepost._native import parquet_footer
 from fencepost.errors import FencepostError, StoreError
@@ -152,3 +154,18 @@ def copy_object(origin: RemoteStore, name: str, size: int, store: RemoteStore, t
     for piece in origin.object(name, size).pieces(STREAMED_BYTES):
         writer.write(piece)
     writer.close()
+
+
+def move_file(source: Path, target: Path, size: int) -> None:
+    """Move a file of this size to its final location in a table, unless it is there already.
+
+    Resets its age: cleanup of tables removes old files that no version of the table refers to, and a version may be
+    decided long before it is committed. Raises FileNotFoundError if the file is in neither place.
+    """
+    try:
+        os.utime(source)
+        os.rename(source, target)
+    except FileNotFoundError:
+        if not target.exists() or target.stat().st_size != size:
+            raise
+        os.utime(target)

@@ -518,6 +518,7 @@ def _sizes(folder: Path) -> dict[str, int]:
     return found
 
 
-def number_of(name: str) -> str:
-    """Return the part of an output's name that identifies it within its folder."""
-    return name.rpartition("/")[2].removeprefix("part-").removesuffix(".parquet")
+def name_in_table(decision: Decision, name: str) -> str:
+    """Return the name of an output's file in a table, where the files of all versions are together."""
+    number = name.rpartition("/")[2].removeprefix("part-").removesuffix(".parquet")
+    return f"part-{decision.version:06}-{number}-{decision.attempt[:12]}.parquet"
