@@ -506,6 +506,13 @@ class Decision:
         return sum(self.shards.bytes) + (sum(self.checksums.bytes) if self.checksums else 0)
 
 
+OF_STATE = (
+    *("shard_count", "shards", "checksums", "ledger", "listing", "deferred", "source_position"),
+    *("clock_ms", "horizon_ms", "key_types", "order_by"),
+)
+"""Fields of a decision that describe the state after it. The next version takes them over; a rollback restores them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Version:
     """A summary of a version, from the log."""

@@ -21,6 +21,7 @@ from fencepost.state.decision import (
     ABANDONED,
     APPLIED,
     FORMAT_FOLDED,
+    OF_STATE,
     Checksums,
     Decision,
     Deferred,
@@ -75,71 +76,93 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
     have been removed, StateConflictError.
     """
     at = _Attempt(state, sink)
-    sink, next_version, before = at.sink, at.version, at.before
-    if 0 < version < before.oldest:
-        is_folded = " (it is folded: only its totals are kept)" if version <= state.cached_floor() else ""
-        reason = f"version {version} is older than {before.oldest}, the oldest that is retained{is_folded}"
-        raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
-    if not 0 <= version < next_version or (version and state.status(version) != APPLIED):
-        reason = f"there is no applied version {version}; the newest is {before.version}"
-        raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
-    sink_version = sink.current_version(None)  # before checking what is shown, so that a later change is detected
-    over, asked = _differing_versions(state, before.version, version)
+    before = at.before
+    _check_target(state, at, version)
+    sink_version = at.sink.current_version(None)  # before checking what is shown, so that a later change is detected
+    undone, counted = _differing_versions(state, before.version, version)
     if sink_version is not None:  # in folders, users may remove rows at any time; a table records when
-        asked = _lineage(state, version, before.oldest)
-    _check_looks(state, asked)
-    lost = [it for it in asked if not _is_whole(sink, state.version(it))]
-    if lost:
-        raise SinkError(
-            f"{state.uri}: version {version} counts rows as written that are no longer in the sink (versions "
-            f"{_listed(lost)}): restore their files, or roll back to an earlier version"
-        )
-    first = state.version(asked[-1]) if asked else None
-    if first and first.builds_on and sink.is_reverted(first):
-        raise SinkError(
-            f"{state.uri}: the table was set back to before version {first.version}, so rows of the versions before it "
-            "may be gone, which cannot be checked, because these versions are not retained. Restore the table to a "
-            "later one, or begin again with a new state and a new sink"
-        )
-    over.sort()
-    if not accept_duplicates:
-        _check_looks(state, over)
-    shown = [it for it in over if not state.is_collected(it) and sink.shown(state.version(it))]
-    if shown and not accept_duplicates:
-        raise SinkError(
-            f"{state.uri}: after a rollback to version {version} the inputs of later versions are read again, "
-            f"but their rows are still in the sink (versions {_listed(shown)}). Remove the files in their "
-            "folders first, but keep the folders; or accept duplicates (accept_duplicates=True)"
-        )
-    if version:
-        target = state.version(version)
-        carried: dict[str, Any] = {
-            name: getattr(target, name)
-            for name in (
-                *("shard_count", "shards", "checksums", "ledger", "listing", "deferred", "source_position"),
-                *("clock_ms", "horizon_ms", "key_types", "order_by"),
-            )
-        }
-        if not shown:  # otherwise the columns of remaining rows count, too
-            carried["schema"] = target.schema
-    else:
-        nothing = ("checksums", "listing", "source_position", "clock_ms", "horizon_ms")
-        begun: dict[str, Any] = {"shards": Shards(), "ledger": LedgerFiles(), "deferred": Deferred(), "key_types": {}}
-        carried = begun | dict.fromkeys(nothing if shown else (*nothing, "schema"))
+        counted = _lineage(state, version, before.oldest)
+    _check_there(state, at.sink, version, counted)
+    shown = _check_gone(state, at.sink, version, sorted(undone), accept_duplicates=accept_duplicates)
+    restored = _restored(state, version, has_later_rows=bool(shown))
     with at.stages():
-        lines = changelog.corrections(sink.changelog(), at.missing(carried["shards"]), next_version)
+        lines = changelog.corrections(at.sink.changelog(), at.missing(restored["shards"]), at.version)
         decision = state.follow(
-            next_version,
+            at.version,
             before,
             at.attempt,
             kind="rollback",
             builds_on=version,
             report={"rolled_back_to": version, "duplicates_accepted_of": shown},
             sink_version=sink_version,
-            **carried,
+            **restored,
             **at.prepared(lines),
         )
     return at.commit(decision)
+
+
+def _check_target(state: State, at: _Attempt, version: int) -> None:
+    """Raise SnapshotError if a rollback cannot return to this version."""
+    before = at.before
+    if 0 < version < before.oldest:
+        is_folded = " (it is folded: only its totals are kept)" if version <= state.cached_floor() else ""
+        reason = f"version {version} is older than {before.oldest}, the oldest that is retained{is_folded}"
+        raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
+    if not 0 <= version < at.version or (version and state.status(version) != APPLIED):
+        reason = f"there is no applied version {version}; the newest is {before.version}"
+        raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
+
+
+def _check_there(state: State, sink: Sink, version: int, counted: list[int]) -> None:
+    """Raise SinkError if the sink lacks rows of the versions `counted`, which count as written after a rollback to
+    `version`."""
+    _check_looks(state, counted)
+    lost = [it.version for it in map(state.version, counted) if sink.shown(it) != len(it.outputs)]
+    if lost:
+        raise SinkError(
+            f"{state.uri}: version {version} counts rows as written that are no longer in the sink (versions "
+            f"{_listed(lost)}): restore their files, or roll back to an earlier version"
+        )
+    first = state.version(counted[-1]) if counted else None
+    if first and first.builds_on and sink.is_reverted(first):
+        raise SinkError(
+            f"{state.uri}: the table was set back to before version {first.version}, so rows of the versions before it "
+            "may be gone, which cannot be checked, because these versions are not retained. Restore the table to a "
+            "later one, or begin again with a new state and a new sink"
+        )
+
+
+def _check_gone(state: State, sink: Sink, version: int, undone: list[int], *, accept_duplicates: bool) -> list[int]:
+    """Return the versions that the sink still shows of those `undone` by a rollback to `version`.
+
+    Raises SinkError if there are any, unless duplicates are accepted.
+    """
+    if not accept_duplicates:
+        _check_looks(state, undone)
+    shown = [it for it in undone if not state.is_collected(it) and sink.shown(state.version(it))]
+    if shown and not accept_duplicates:
+        raise SinkError(
+            f"{state.uri}: after a rollback to version {version} the inputs of later versions are read again, "
+            f"but their rows are still in the sink (versions {_listed(shown)}). Remove the files in their "
+            "folders first, but keep the folders; or accept duplicates (accept_duplicates=True)"
+        )
+    return shown
+
+
+def _restored(state: State, version: int, *, has_later_rows: bool) -> dict[str, Any]:
+    """Return the decision's fields for the state after a version; 0 is the state before the first one.
+
+    `has_later_rows`: whether rows of later versions remain in the sink, so that their columns count, too.
+    """
+    target = state.version(version) if version else None
+    if target is not None:
+        fields = {name: getattr(target, name) for name in OF_STATE}
+    else:
+        fields = {"shards": Shards(), "ledger": LedgerFiles(), "deferred": Deferred(), "key_types": {}}
+        fields |= dict.fromkeys(("checksums", "listing", "source_position", "clock_ms", "horizon_ms"))
+    if not has_later_rows:
+        fields["schema"] = None if target is None else target.schema
+    return fields
 
 
 def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
@@ -234,15 +257,11 @@ def _horizon(state: State, before: Decision, now_ms: int | None, max_idle_ms: in
         raise PolicyError(f"max_idle_ms={max_idle_ms}: must not be negative")
     if now_ms is not None and not -(2**63) <= now_ms < 2**63:  # no task would notice if no shard has a state
         raise PolicyError(f"now_ms={now_ms}: beyond 64 bits")
-    clock_ms = _later(now_ms, before.clock_ms)
+    clock_ms = max((it for it in (now_ms, before.clock_ms) if it is not None), default=None)
     if clock_ms is None:
         raise PolicyError(f"{state.uri}: this state's clock has not started, because no run has set it: pass now_ms")
     horizon_ms = max(clock_ms - max_idle_ms, -(2**63))
     return clock_ms, horizon_ms if before.horizon_ms is None else max(horizon_ms, before.horizon_ms)
-
-
-def _later(one: int | None, other: int | None) -> int | None:
-    return max((it for it in (one, other) if it is not None), default=None)
 
 
 def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
@@ -497,10 +516,6 @@ def _check_looks(state: State, versions: Iterable[int]) -> None:
             "with a new state and a new sink"
         )
         raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
-
-
-def _is_whole(sink: Sink, decision: Decision) -> bool:
-    return sink.shown(decision) == len(decision.outputs)
 
 
 def _listed(numbers: list[int]) -> str:

@@ -25,6 +25,7 @@ from fencepost.state.decision import (
     DECIDED,
     FORMAT,
     FORMAT_FOLDED,
+    OF_STATE,
     Decision,
     LedgerFiles,
     Settings,
@@ -55,12 +56,8 @@ PROBES_MAX = 32
 DECISION_BYTES_MAX = 65_536  # larger decisions go to a body, because some stores limit conditional puts
 LISTS = ("inputs", "quarantined", "outputs", "marked", "side_files")
 """Fields of a decision with one line per file, which the next version does not need."""
-# Fields that a decision takes over from the previous one unless it sets them.
-CARRIED = (
-    *("shard_count", "shards", "checksums", "ledger", "listing", "deferred", "source_position", "clock_ms"),
-    "horizon_ms",
-    *("key_types", "schema", "oldest", "collected", "policy", "order_by"),
-)
+CARRIED = (*OF_STATE, "schema", "oldest", "collected", "policy")
+"""Fields that a decision takes over from the previous one unless it sets them."""
 
 
 def open(
