@@ -200,8 +200,7 @@ class State(Report):
 
     def version(self, version: int) -> Decision:
         """Return the decision of a version. Raises SnapshotError if it or its link to the one before is damaged."""
-        logged = self._logged(version)
-        self._header(version, logged, self.log_hash(version - 1))
+        logged, _ = self._log(version)
         return self._decision(version, logged)
 
     def builds_on(self, version: int) -> int:
@@ -220,16 +219,15 @@ class State(Report):
         """Return whether only the log of a version is left, because it no longer supports rollback."""
         if version <= self.cached_floor():
             return True
-        return self._is_collected(self._header(version, self._logged(version), self.log_hash(version - 1)))
+        return self._is_collected(self._log(version)[1])
 
     def files_of(self, version: int) -> set[str] | None:
         """Return the segment files that a version needs; None if its body was collected."""
-        logged = self._logged(version)
-        return self._files(version, logged, self._header(version, logged, self.log_hash(version - 1)))
+        return self._files(version, *self._log(version))
 
     def decision_files(self, version: int) -> list[str]:
         """Return the names of a version's body and root, if it has them, collected or not."""
-        return _bodies(self._header(version, self._logged(version), self.log_hash(version - 1)))
+        return _bodies(self._log(version)[1])
 
     def head(self) -> tuple[int, Decision | None]:
         """Return (number of the next version, the newest applied version, on which the next one builds).
@@ -670,8 +668,7 @@ class State(Report):
         yield from self.store.list("probe")
         bodies = self.store.list("body")
         for version in versions:
-            logged = self._logged(version)
-            header = self._header(version, logged, self.log_hash(version - 1))
+            logged, header = self._log(version)
             named = _bodies(header)
             yield from (name for name in bodies if name.startswith(f"body/{version}-") and name not in named)
             segments = self.store.list(f"segments/{version}")
@@ -684,7 +681,7 @@ class State(Report):
                 yield from (name for name in mine if name not in files)
 
     def _summary(self, version: int) -> dict[str, Any]:
-        header = self._header(version, self._logged(version), self.log_hash(version - 1))
+        _, header = self._log(version)
         fields: dict[str, Any] = header.get("summary", header)
         return fields
 
@@ -824,6 +821,11 @@ class State(Report):
     def _is_folded(self, version: int) -> SnapshotError:
         reason = f"version {version} is folded: of versions 1 to {self._floor} only totals are kept"
         return SnapshotError(f"{self.uri}: {reason}", reason=reason)
+
+    def _log(self, version: int) -> tuple[bytes, dict[str, Any]]:
+        """Return the log file of a version and its fields, after checking its link to the version before."""
+        logged = self._logged(version)
+        return logged, self._header(version, logged, self.log_hash(version - 1))
 
     def _header(self, version: int, logged: bytes, previous: str | None) -> dict[str, Any]:
         """Return the log's fields, after checking its link to the version before."""
