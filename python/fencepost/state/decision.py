@@ -86,19 +86,16 @@ class Lists:
     """Rows as one list per column. Raises ValueError if lengths differ."""
 
     def __post_init__(self) -> None:
-        lengths = {name: len(column) for name, column in self.columns().items()}
+        lengths = {name: len(column) for name, column in vars(self).items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"{type(self).__name__}: columns of different lengths: {lengths}")
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns().values())))
-
-    def columns(self) -> dict[str, list[Any]]:
-        return vars(self)
+        return len(next(iter(vars(self).values())))
 
     def each(self) -> Iterator[dict[str, Any]]:
         """Iterate over rows as dicts. For tests and short lists."""
-        columns = self.columns()
+        columns = vars(self)
         return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
 
     @classmethod
