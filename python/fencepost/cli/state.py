@@ -56,7 +56,9 @@ def show(
         return
     about, shown = history.about(state), history.explained(state, last)
     if html is not None:
-        history.page(about, shown).save(html)
+        from fencepost.pages.history import history_page
+
+        history_page(about, shown).save(html)
     if as_json:
         print(json.dumps({"state": about, "versions": shown}))
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,6 @@ from fencepost._native import presets
 from fencepost.state.decision import kept_in
 
 if TYPE_CHECKING:
-    from fencepost.pages.page import Page
     from fencepost.state.folding import Folded
     from fencepost.state.versions import State
 
@@ -24,13 +22,6 @@ def explained(state: State, last: int) -> list[dict[str, Any]]:
     newest = state.decided()
     first = max(state.cached_floor(), newest - last) + 1
     return [explain(state, version, is_whole=False) for version in range(first, newest + 1)]
-
-
-def page(facts: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]) -> Page:
-    """Return the page of a state. `facts`: from `about`; `versions`: from `explained`."""
-    from fencepost.pages.history import history_page
-
-    return history_page(facts, versions)
 
 
 def about(state: State) -> dict[str, Any]:

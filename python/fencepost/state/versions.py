@@ -324,10 +324,11 @@ class State(Report):
         return self._page(last).to_html()
 
     def _page(self, last: int = 100) -> Page:
+        from fencepost.pages.history import history_page
         from fencepost.state import history
 
         self.require_settings()
-        return history.page(history.about(self), history.explained(self, last))
+        return history_page(history.about(self), history.explained(self, last))
 
     def _repr_html_(self) -> str | None:
         return None if self.settings() is None else super()._repr_html_()
