@@ -189,17 +189,12 @@ class Living:
     rows_max: int | None
     """Number of newest positions per key. None: all that the state remembers."""
 
-    @property
-    def is_bound(self) -> bool:
-        return self.rows_max is not None
-
     def of(self, kept: KeptSums) -> KeptSums:
         """Return the remembered rows of `kept`, which must be `joined`."""
         table = self.table()
-        entries = pa.table(table.entries()) if len(table) else None
-        if entries is None:
+        if not len(table):
             return KeptSums(kept.ranges.slice(0, 0), kept.sums[:0])
-        line, low, high = _remembered(kept, entries, self.rows_max, table.policy.wrap)
+        line, low, high = _remembered(kept, pa.table(table.entries()), self.rows_max, table.policy.wrap)
         seqs, counts = kept.seqs[line], kept.counts[line]
         begin, end = np.maximum(seqs, low), np.minimum(seqs + (counts - 1), high)
         is_any = begin <= end
@@ -259,7 +254,7 @@ def advance(
     found = joined(parts[::-1], wrap)
     if living is not None and kept:
         living = replace(living, rows_max=None) if len(parts) > 1 else None
-    if living is not None and (living.is_bound or len(parts) > 1):
+    if living is not None and (living.rows_max is not None or len(parts) > 1):
         found = living.of(found)
     return (*kept, *add(found, writer))
 

@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fencepost.state.decision import APPLIED, DECIDED, FORMAT_FOLDED, Version, fields_from_json, to_json, understood
+from fencepost.state.decision import APPLIED, DECIDED, FORMAT_FOLDED, fields_from_json, to_json, understood
 
 if TYPE_CHECKING:
     from fencepost.state.commit import Sink
@@ -88,7 +88,7 @@ def _summed(state: State, before: Folded | None, last: int) -> Folded:
         files=before.files + sum(it.files for it in applied),
         rows=before.rows + sum(it.rows for it in applied),
         kept=before.kept + sum(it.kept for it in applied),
-        counts=dict(sorted(sum(map(_counts, applied), Counter(before.counts)).items())),
+        counts=dict(sorted(sum((Counter(it.counts) for it in applied), Counter(before.counts)).items())),
     )
 
 
@@ -96,10 +96,6 @@ def folded_from_json(data: bytes, path: object) -> Folded:
     """Decode the result of `fold`. Raises SnapshotError for invalid data."""
     with understood(path):
         return Folded(**fields_from_json(data, path))
-
-
-def _counts(version: Version) -> Counter[str]:
-    return Counter(version.counts)
 
 
 def _remove(state: State, sink: Sink, after: int, last: int) -> None:
