@@ -20,7 +20,7 @@ from fencepost.policy import Columns, Policy
 from fencepost.state.changelog import changes, write_piece
 from fencepost.state.decision import Shard, SumPiece
 from fencepost.state.scratch import Scratch, write_table
-from fencepost.state.segment_files import SegmentWriter, advance, held_positions, load_table
+from fencepost.state.segment_files import SegmentWriter, advance, catch_up, held_positions, load_table
 from fencepost.state.stores import Store
 
 if TYPE_CHECKING:
@@ -90,11 +90,6 @@ def as_written(store: Store, shard: Shard, common: Common) -> tuple[StateTable, 
 
     table = load_table(store, shard.pieces, common.policy, keep=common.keep)
     return table, pa.table(table.missing())
-
-
-def catch_up(table: StateTable, horizon_ms: int | None) -> int:
-    """Forget what is at or before the horizon. Returns the number of forgotten entries."""
-    return 0 if horizon_ms is None or table.horizon_ms == horizon_ms else table.evict(horizon_ms, 0)
 
 
 # Missing ranges

@@ -94,9 +94,13 @@ def load_table(
             raise SnapshotError(f"{_place(store, pieces[0])}: {error.message}", reason=error.reason) from error
         del base, deltas
         table.track_changes()
-    if horizon_ms is not None and table.horizon_ms != horizon_ms:
-        table.evict(horizon_ms, 0)
+    catch_up(table, horizon_ms)
     return table
+
+
+def catch_up(table: StateTable, horizon_ms: int | None) -> int:
+    """Forget what is at or before the horizon. Returns the number of forgotten entries."""
+    return 0 if horizon_ms is None or table.horizon_ms == horizon_ms else table.evict(horizon_ms, 0)
 
 
 def read_piece(store: Store, piece: Piece) -> bytes:
