@@ -29,3 +29,6 @@ class ArrowSchemaExportable(Protocol):
 
 Rows: TypeAlias = ArrowStreamExportable | ArrowArrayExportable | Mapping[str, Any]
 """Any tabular data. A mapping maps column names to NumPy or Arrow arrays."""
+
+ArrowTable: TypeAlias = Any
+"""A `pyarrow.Table`. pyarrow is imported on first use."""

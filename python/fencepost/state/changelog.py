@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 
 from fencepost._native import StateTable, parquet_footer
+from fencepost.arrow import ArrowTable
 from fencepost.state.decision import SideFiles
 from fencepost.state.scratch import Scratch
 
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from fencepost.state.commit import Sink
-
-ArrowTable: TypeAlias = Any
-"""A `pyarrow.Table`. pyarrow is imported on first use."""
 
 OPEN, CLOSED, SPLIT, FINAL = KINDS = ("OPEN", "CLOSED", "SPLIT", "FINAL")
 FOLDER = "_missing"

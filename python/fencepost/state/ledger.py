@@ -16,14 +16,12 @@ import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any
 
+from fencepost.arrow import ArrowTable
 from fencepost.state.decision import Inputs, LedgerFiles, Piece, Quarantined, sha256
 from fencepost.state.segment_files import read_piece, segments_folder
 from fencepost.state.stores import Store
-
-ArrowTable: TypeAlias = Any
-"""A `pyarrow.Table`. pyarrow is imported on first use."""
 
 IDENTITY = ("path", "bytes", "mtime_ns", "etag")
 COLUMNS = (*IDENTITY, "inode", "footer_crc")

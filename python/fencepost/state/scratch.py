@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 from uuid import uuid4
 
+from fencepost.arrow import ArrowTable
 from fencepost.state.disk import Disk
 from fencepost.state.stores import Ranges, RemoteStore
 
 Buffer: TypeAlias = Any
 """A `pyarrow.Buffer`. pyarrow is imported on first use."""
-ArrowTable: TypeAlias = Any
-"""A `pyarrow.Table`."""
 
 READ_AT_ONCE = 8
 """Maximum number of concurrent requests to an object store per task."""

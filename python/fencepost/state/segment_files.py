@@ -10,18 +10,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, TypeAlias
 from uuid import uuid4
 
 from fencepost._native import StateTable
+from fencepost.arrow import ArrowTable
 from fencepost.errors import SnapshotError
 from fencepost.policy import Policy
 from fencepost.state.decision import Piece, Shard, sha256
 from fencepost.state.stores import Store, Writer
 from fencepost.sums import exact_sum
-
-ArrowTable: TypeAlias = Any
-"""A `pyarrow.Table`. pyarrow is imported on first use."""
 
 DELTAS_MAX = 4
 DELTAS_SHARE = 0.5  # share of the base's bytes above which deltas are replaced by a new base

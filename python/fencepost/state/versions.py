@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import fencepost
 from fencepost._native import StateTable
+from fencepost.arrow import ArrowTable
 from fencepost.errors import SnapshotError, StateConflictError, StoreError
 from fencepost.report import Report
 from fencepost.state import folding, ledger, operations, retention
@@ -39,7 +40,6 @@ from fencepost.state.decision import (
 )
 from fencepost.state.disk import TEMPORARY
 from fencepost.state.folding import Folded
-from fencepost.state.ledger import ArrowTable
 from fencepost.state.segment_files import load_table, segments_folder
 from fencepost.state.stores import TEMPORARIES, LocalStore, Store, check_exclusion, open_store
 
