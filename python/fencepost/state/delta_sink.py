@@ -49,7 +49,7 @@ from fencepost.state.delta_log import (
 )
 from fencepost.state.disk import Disk
 from fencepost.state.hive import hive_folders, hive_values
-from fencepost.state.placing import CopyItem, move_file
+from fencepost.state.placing import move_file
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
 from fencepost.state.sinks import (
@@ -559,13 +559,8 @@ class DeltaSink(SinkDefaults):
             self.disk.seal(folder)
 
     def _copy(self, decision: Decision, own: RunPrefixes, tasks: Tasks) -> None:
-        """Copy within the store if possible."""
         assert isinstance(self.store, RemoteStore)
-        outputs, written, files = decision.outputs, own.written(decision), CopyItem()
-        for name, final, size in zip(outputs.name, self.names(decision), outputs.bytes, strict=True):
-            files.add(written.get(name), final, size)
-        # Files missing from the prepared location are at their final location if another driver moved them.
-        for final in own.place(decision, files, self.store, tasks).wrong:
+        for final in own.place_outputs(decision, self.names(decision), self.store, tasks):
             raise SinkChangedError(
                 f"{self.location}/{final}: not what version {decision.version} decided, and it cannot be restored "
                 f"from {decision.prepared}. Restore the file, or abandon the version (`fencepost state abandon`)"

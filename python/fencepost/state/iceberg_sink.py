@@ -24,7 +24,7 @@ from fencepost.state.commit import NewRows, SinkDefaults, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision
 from fencepost.state.disk import Disk
 from fencepost.state.iceberg_tables import NamedTable, columns_of, history, is_first, plain_location, schema_of
-from fencepost.state.placing import CopyItem, move_file
+from fencepost.state.placing import move_file
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
 from fencepost.state.sinks import (
@@ -374,27 +374,19 @@ class IcebergSink(SinkDefaults):
         """
         if not len(decision.outputs):
             return
-        beside, outputs = self._beside(table), decision.outputs
-        moves = list(zip(outputs.name, self.names(decision), outputs.bytes, strict=True))
+        beside = self._beside(table)
         if isinstance(beside, RunPrefixes):
-            self._copy_all(table, beside, decision, moves, tasks)
+            for final in beside.place_outputs(decision, self.names(decision), self._store(table), tasks):
+                raise FileNotFoundError(final)
         else:
-            self._move_all(self._folder(table), beside.path / str(decision.prepared), moves)
+            self._move_all(self._folder(table), beside.path / str(decision.prepared), decision)
 
-    def _move_all(self, folder: Path, prepared: Path, moves: list[tuple[str, str, int]]) -> None:
+    def _move_all(self, folder: Path, prepared: Path, decision: Decision) -> None:
+        outputs = decision.outputs
         self.disk.make_folder(folder / DATA, folder)
-        for name, final, size in moves:
+        for name, final, size in zip(outputs.name, self.names(decision), outputs.bytes, strict=True):
             move_file(prepared / name, folder / final, size)
         self.disk.seal(folder / DATA)
-
-    def _copy_all(
-        self, table: Table, beside: RunPrefixes, decision: Decision, moves: list[tuple[str, str, int]], tasks: Tasks
-    ) -> None:
-        written, files = beside.written(decision), CopyItem()
-        for name, final, size in moves:
-            files.add(written.get(name), final, size)
-        for final in beside.place(decision, files, self._store(table), tasks).wrong:
-            raise FileNotFoundError(final)
 
     def _remove(self, table: Table, names: list[str]) -> None:
         if is_local(self._root(table)):

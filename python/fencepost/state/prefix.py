@@ -233,6 +233,16 @@ class RunPrefixes(SinkDefaults):
             lost = replace(files, names=[None] * len(files.targets))
             return place_files(lost, self.store, store, scratch, in_turn)
 
+    def place_outputs(self, decision: Decision, targets: list[str], store: RemoteStore, tasks: Tasks) -> list[str]:
+        """Copy a version's outputs to these locations in a store. Returns those that are not complete there.
+
+        Outputs whose prepared files are missing are complete if another driver has copied them.
+        """
+        outputs, written, files = decision.outputs, self.written(decision), CopyItem()
+        for name, target, size in zip(outputs.name, targets, outputs.bytes, strict=True):
+            files.add(written.get(name), target, size)
+        return self.place(decision, files, store, tasks).wrong
+
     def written(self, decision: Decision) -> dict[str, str]:
         """Map final names of a version's files to their prepared names. Empty if they were removed."""
         data = self._read(str(decision.prepared))
