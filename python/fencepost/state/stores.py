@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -486,7 +487,7 @@ class RemoteStore:
         retries = {"max_retries": 2, "retry_timeout": timedelta(seconds=30)}
         self._errors = obstore.exceptions
         self._client = obstore
-        self._tails: dict[tuple[str, str, int], bytes] = {}
+        self._tails = {}
         try:
             connect: Any = stores.from_url
             how = {"config": config, "client_options": client, "retry_config": retries}
@@ -523,17 +524,13 @@ class RemoteStore:
 
     def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
         def attempt() -> bytes:
-            try:
-                if offset is None and length is None:
-                    return bytes(self._client.get(self._store, name).bytes())
+            if length == 0:
+                return b""
+            with self._named(name):
                 if length is not None:
-                    if length == 0:
-                        return b""
                     return bytes(self._client.get_range(self._store, name, start=offset or 0, length=length))
-                options = {"range": {"offset": offset or 0}}
+                options = None if offset is None else {"range": {"offset": offset}}
                 return bytes(self._client.get(self._store, name, options=options).bytes())
-            except (self._errors.NotFoundError, FileNotFoundError):
-                raise FileNotFoundError(f"{self._uri}/{name}") from None
 
         return self._retry("read it", name, attempt)
 
@@ -559,10 +556,8 @@ class RemoteStore:
         """Return (bytes, etag). Raises FileNotFoundError."""
 
         def attempt() -> tuple[int, str]:
-            try:
+            with self._named(name):
                 found = self._client.head(self._store, name)
-            except (self._errors.NotFoundError, FileNotFoundError):
-                raise FileNotFoundError(f"{self._uri}/{name}") from None
             return int(found["size"]), found["e_tag"] or ""
 
         return self._retry("read its metadata", name, attempt)
@@ -572,9 +567,8 @@ class RemoteStore:
 
         def attempt() -> bytes:
             try:
-                data = bytes(self._get(name, offset, length, etag).bytes())
-            except (self._errors.NotFoundError, FileNotFoundError):
-                raise FileNotFoundError(f"{self._uri}/{name}") from None
+                with self._named(name):
+                    data = bytes(self._get(name, offset, length, etag).bytes())
             except self._errors.PreconditionError:
                 text = f"{self._uri}/{name}: changed while it was read (its etag was {etag}); run again"
                 raise StoreError(text, path=f"{self._uri}/{name}") from None
@@ -629,10 +623,8 @@ class RemoteStore:
             return False
 
         def attempt() -> bool:
-            try:
+            with origin._named(name):
                 self._client.copy(self._root, origin._full_name(name), self._full_name(target))
-            except (self._errors.NotFoundError, FileNotFoundError):
-                raise FileNotFoundError(f"{origin.uri}/{name}") from None
             return True
 
         return self._retry("copy it", name, attempt)
@@ -702,6 +694,14 @@ class RemoteStore:
         """Errors that a retry cannot fix."""
         names = ("InvalidPathError", "PermissionDeniedError", "UnauthenticatedError", "NotSupportedError")
         return tuple(getattr(self._errors, name) for name in names)
+
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        """Name the object in the error for a missing one."""
+        try:
+            yield
+        except (self._errors.NotFoundError, FileNotFoundError):
+            raise FileNotFoundError(f"{self._uri}/{name}") from None
 
     def _retry(self, what: str, name: str, attempt: Callable[[], T]) -> T:
         """Retry until an attempt succeeds, and return its result."""
