@@ -65,16 +65,8 @@ def check_shards(count: int) -> None:
 
 
 def rollback(state: State, version: int, *, accept_duplicates: bool = False, sink: Sink | None = None) -> Decision:
-    """Decide a new version with the state of an old one. 0 is the state before the first version.
-
-    Inputs that were read since become new again, and their rows would be written again. So the outputs of those
-    versions must be removed from the sink first, unless `accept_duplicates`. If this undoes an earlier rollback, the
-    outputs of the versions that count again must exist. The new version's `_missing` corrects the changelog, whichever
-    of its files were removed. For this, the whole state is read, a shard at a time.
-
-    Raises SinkError if rows would be duplicated or lost, SnapshotError if there is no such version or its files may
-    have been removed, StateConflictError.
-    """
+    """Implement `State.rollback`. The new version's `_missing` corrects the changelog, whichever of its files were
+    removed."""
     at = _Attempt(state, sink)
     before = at.before
     _check_target(state, at, version)
@@ -166,10 +158,7 @@ def _restored(state: State, version: int, *, has_later_rows: bool) -> dict[str, 
 
 
 def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
-    """Assign all entries to `count` shards by their keys, like rows. Verdicts do not change.
-
-    Raises ValueError for an invalid count, StateConflictError, SnapshotError.
-    """
+    """Implement `State.reshard`: assign all entries to `count` shards by their keys, like rows."""
     check_shards(count)
     at = _Attempt(state, sink)
     before = at.before
@@ -215,12 +204,7 @@ def _check_dealt(done: list[Done], after: Shards) -> None:
 
 
 def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | None = None) -> Decision:
-    """Evict every shard (`StateTable.evict`). The clock never goes back: an earlier time counts as the last eviction's.
-
-    `now_ms`: None for the state's own clock, which follows the timestamps of the data. Raises PolicyError if the state
-    keeps no timestamps, its clock has not started, `max_idle_ms` is negative, or `now_ms` has more than 64 bits;
-    StateConflictError.
-    """
+    """Implement `State.evict`: evict every shard (`StateTable.evict`)."""
     at = _Attempt(state, sink)
     before = at.before
     clock_ms, horizon_ms = _horizon(state, before, now_ms, max_idle_ms)
@@ -265,12 +249,7 @@ def _horizon(state: State, before: Decision, now_ms: int | None, max_idle_ms: in
 
 
 def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
-    """Abandon a decided version that the sink permanently refuses. Its inputs become new for the next version.
-
-    Fences the sink first, so that no other driver can show the version. Raises SnapshotError if there is no such
-    version, StateConflictError if it is applied, SinkChangedError if it is shown partially, SinkError if the sink
-    belongs to another state.
-    """
+    """Implement `State.abandon`. Fences the sink first, so that no other driver can show the version."""
     sink = sink or _sink_of(state)
     if not 1 <= version <= state.decided():
         reason = f"version {version} does not exist; versions are 1 to {state.decided()}"
@@ -297,12 +276,7 @@ def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
 
 
 def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sink | None = None) -> int:
-    """Remove leftovers of crashed and defeated attempts. Returns the number of files.
-
-    `keep_versions`: support rollback only for this number of newest versions (decided as a version), and remove files
-    that only older ones need. Files of unfinished versions are kept. Versions without rollback are folded. Raises
-    ValueError, StateConflictError.
-    """
+    """Implement `State.collect_garbage`. Versions that do not support rollback are folded."""
     if keep_versions is not None and keep_versions < 1:
         raise ValueError(f"keep_versions={keep_versions}: expected at least 1")
     at = _Attempt(state, sink)
