@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fencepost._native import presets
-from fencepost.state.decision import kept_in
+from fencepost.state.decision import Lists, kept_in
 
 if TYPE_CHECKING:
     from fencepost.state.folding import Folded
@@ -57,9 +57,8 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
     if state.is_collected(version):
         return _explain_collected(state, version)
     decision = state.version(version)
-    inputs, outputs = list(decision.inputs.each()), list(decision.outputs.each())
-    quarantined, side_files = list(decision.quarantined.each()), list(decision.side_files.each())
-    kept = kept_in(decision.counts)
+    inputs, outputs = decision.inputs, decision.outputs
+    rows, kept = sum(inputs.rows), kept_in(decision.counts)
     seen = {name: it for name, it in (decision.sink_version or {}).items() if name not in _OF_COMMITS}
     details: dict[str, Any] = {
         "version": version,
@@ -71,21 +70,21 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
         "report": decision.report or None,
         "source_position": decision.source_position,
         "files": len(inputs),
-        "bytes": sum(it["bytes"] for it in inputs),
-        "rows": sum(it["rows"] for it in inputs),
+        "bytes": sum(inputs.bytes),
+        "rows": rows,
         "counts": dict(decision.counts),
         "kept": kept,
-        "not_kept": sum(it["rows"] for it in inputs) - kept,
+        "not_kept": rows - kept,
         "missing_ranges": decision.missing_ranges,
         "missing_rows": decision.missing_rows,
         "missing_open": decision.missing_open,
         "stale_epoch": decision.stale_epoch,
         "border": decision.border,
-        "quarantined": len(quarantined),
+        "quarantined": len(decision.quarantined),
         "sink_version": seen or None,
         "written_files": len(outputs),
-        "written_rows": sum(it["rows"] for it in outputs),
-        "written_bytes": sum(it["bytes"] for it in outputs),
+        "written_rows": sum(outputs.rows),
+        "written_bytes": sum(outputs.bytes),
         "shards": len(decision.shards),
         "entries": decision.entries,
         "state_bytes": decision.state_bytes,
@@ -98,9 +97,9 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
     }
     if is_whole:
         details["inputs"] = _only(inputs, "path", "rows", "bytes")
-        details["quarantined_files"] = _only(quarantined, "path", "reason", "bytes")
+        details["quarantined_files"] = _only(decision.quarantined, "path", "reason", "bytes")
         details["outputs"] = _only(outputs, "name", "rows", "bytes")
-        details["side_files"] = _only(side_files, "name", "rows", "bytes")
+        details["side_files"] = _only(decision.side_files, "name", "rows", "bytes")
     return details
 
 
@@ -129,5 +128,5 @@ def _policy_name(rules: str) -> str:
     return next((name for name, preset, *_ in presets() if preset == rules), rules)
 
 
-def _only(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
-    return [{name: row[name] for name in names} for row in rows]
+def _only(files: Lists, *names: str) -> list[dict[str, Any]]:
+    return [{name: it[name] for name in names} for it in files.each()]
