@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,7 +180,10 @@ def shards_between(shard: int, count_before: int, count: int) -> tuple[int, int]
 def new_shards(
     old: Sequence[Held], count_before: int, count: int, slots: int
 ) -> Iterator[tuple[int, int, Sequence[Held]]]:
-    """Yield (first, end, old shards) of each task: the new shards that it makes, and the old ones that it reads."""
+    """Yield (first, end, old shards) of each task: the new shards that it makes, and the old ones that it reads.
+
+    `old`: ascending by number.
+    """
     from fencepost.state.engine import groups
 
     at_once = -(-count // count_before)  # the minimum per task, so that a task that splits a shard is its only reader
@@ -190,18 +194,11 @@ def new_shards(
         units = range(first // at_once, (end - 1) // at_once + 1)
         for unit in units:
             weights[unit] += held.size / len(units)
-    begin = 0
+    numbers = [held.shard.shard for held in old]
     for low, high in groups(weights, target_bytes(sum(weights), slots)):
         first, end = low * at_once, ends[high - 1]
-        low_old, end_old = (
-            shards_between(first, count, count_before)[0],
-            shards_between(end - 1, count, count_before)[1],
-        )
-        while begin < len(old) and old[begin].shard.shard < low_old:
-            begin += 1
-        stop = begin
-        while stop < len(old) and old[stop].shard.shard < end_old:
-            stop += 1
+        begin = bisect_left(numbers, shards_between(first, count, count_before)[0])
+        stop = bisect_left(numbers, shards_between(end - 1, count, count_before)[1])
         if begin < stop:
             yield first, end, old[begin:stop]
 
