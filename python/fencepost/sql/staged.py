@@ -119,6 +119,7 @@ class StagedTable(RunFolders):
 
     layout = "sql"
     has_schema = True
+    can_merge = False
 
     def __init__(
         self,

@@ -140,7 +140,7 @@ class RunFolders(SinkDefaults):
 
     layout = "run"
     has_schema = False
-    """See `Sink`. True for tables."""
+    can_merge = True
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.location = path
@@ -148,11 +148,6 @@ class RunFolders(SinkDefaults):
         self.path = path
         """Where its own folders are."""
         self.disk = disk
-
-    @property
-    def can_merge(self) -> bool:
-        """Return whether columns can be merged (see `Sink`): true for folders, not for tables that use this class."""
-        return not self.has_schema
 
     def check(self, state: State) -> None:
         """Raise SinkError for another state's folder, SinkChangedError for one that lost versions. Changes nothing."""
