@@ -219,19 +219,13 @@ class DeltaSink(SinkDefaults):
         for version, actions in read_commits(self.store, seen.get("version", -1) + 1, table.version):
             if actions is None:
                 raise SinkChangedError(
-                    (
-                        f"{self.location}: its log no longer has version {version}, so it is unknown whether rows were "
-                        "removed there. "
-                    )
-                    + _ROLL_BACK
+                    f"{self.location}: its log no longer has version {version}, so it is unknown whether rows were "
+                    f"removed there. {_ROLL_BACK}"
                 )
             if info_of(actions).get("operation") == "RESTORE":
                 raise SinkChangedError(
-                    (
-                        f"{self.location}: version {version} of the table is a RESTORE: it may have removed rows that "
-                        "the state knows, which would be refused as duplicates if they came again. "
-                    )
-                    + _ROLL_BACK
+                    f"{self.location}: version {version} of the table is a RESTORE: it may have removed rows that "
+                    f"the state knows, which would be refused as duplicates if they came again. {_ROLL_BACK}"
                 )
 
     def shown(self, decision: Decision) -> int:
