@@ -80,7 +80,7 @@ def make_decision(
     if not run.is_seed:
         check_kept(run, counts, outputs, marked)
     sink_version = _checked_rows(run, outputs, written)
-    if staged := _staged(run, outputs, winners):
+    if staged := job.sink.stage(run.version, run.attempt, outputs, winners, job.engine.slots, run.tasks):
         sink_version = {**(sink_version or {}), **staged}
     with run.step("collect"):
         names = winners | side_winners
@@ -153,13 +153,6 @@ def _checked_rows(run: Run, outputs: Outputs, written: list[Written]) -> dict[st
     )
     more = run.job.sink.check_rows(rows)
     return {**(run.sink_version or {}), **more} or None
-
-
-def _staged(run: Run, outputs: Outputs, winners: dict[str, str]) -> dict[str, Any]:
-    """Return what tasks have prepared for the sink, if it asks for that."""
-    sink, engine = run.job.sink, run.job.engine
-    work, items = sink.staging(run.version, run.attempt, outputs, winners, engine.slots)
-    return sink.staged(run.tasks("stage", work, items)) if items else {}
 
 
 def _side_files(

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -234,20 +234,19 @@ class StagedTable(RunFolders):
                     raise SinkError(f"{self!r}: {path} has the columns {both}. List the columns to write in insert=")
         return {}
 
-    def staging(
-        self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
-    ) -> tuple[Callable[[Any], Any], list[Any]]:
-        """See `RunFolders`."""
-        groups = groups_of_files(outputs.bytes, slots) if len(outputs) else []
+    def stage(
+        self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int, tasks: Tasks
+    ) -> dict[str, Any]:
+        """See `Sink`."""
+        if not len(outputs):
+            return {}
         folder = self.prepare_folder(version, attempt)
         paths = [f"{folder}/{winners[name]}" for name in outputs.name]
         name = f"{self._stage_name}_{version}_{attempt[:12]}"
+        groups = groups_of_files(outputs.bytes, slots)
         items = [StageItem(self._table, self._insert, name, paths[low:high]) for low, high in groups]
-        return partial(stage, self._url), items
-
-    def staged(self, results: list[Staged]) -> dict[str, Any]:
-        """See `RunFolders`."""
-        return {"staged": [[it.table, it.rows] for it in results], "columns": results[0].columns}
+        staged = tasks("stage", partial(stage, self._url), items, scratch=self.scratch(version, attempt))
+        return {"staged": [[it.table, it.rows] for it in staged], "columns": staged[0].columns}
 
     def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
         """See `Sink`. Apply the version in one transaction, then write the side tables."""

@@ -119,16 +119,14 @@ class Sink(Protocol):
     def scratch(self, version: int, attempt: str) -> Scratch:
         """Return where an attempt's tasks write. All that an undecided attempt prepares for the sink is there."""
 
-    def staging(
-        self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
-    ) -> tuple[Callable[[Any], Any], list[Any]]:
-        """Return the work of tasks on the winning files before the decision: a module's function, and its items.
+    def stage(
+        self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int, tasks: Tasks
+    ) -> dict[str, Any]:
+        """Let tasks work on the winning files before the decision.
 
-        `slots`: the approximate number of parallel tasks. `winners`: maps final names to names in the scratch.
+        `winners`: maps final names to names in the scratch. `slots`: the approximate number of parallel tasks. Returns
+        additional fields of `Decision.sink_version`.
         """
-
-    def staged(self, results: list[Any]) -> dict[str, Any]:
-        """Return the decision's fields from the results of these tasks."""
 
     def collect(self, version: int, attempt: str, winners: dict[str, str]) -> str:
         """Separate the winning files from other files of tasks. Returns their location for `apply`
@@ -191,14 +189,10 @@ class SinkDefaults:
         """Accept every file."""
         return {}
 
-    def staging(
-        self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
-    ) -> tuple[Callable[[Any], Any], list[Any]]:
-        """Return no work: the files are already on the same file system or in the same store."""
-        return len, []
-
-    def staged(self, results: list[Any]) -> dict[str, Any]:
-        """Return no fields: there was no work."""
+    def stage(
+        self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int, tasks: Tasks
+    ) -> dict[str, Any]:
+        """Do nothing: the files are already on the same file system or in the same store."""
         return {}
 
     def is_reverted(self, decision: Decision) -> bool:
