@@ -35,26 +35,24 @@ def read_vector(table: Store, descriptor: dict[str, Any]) -> Bitmap:
     if kind == "i":
         return _bitmap(from_z85(place)[:size], descriptor, "in the log")
     if kind == "u":
-        prefix, name = place[:-UUID_CHARACTERS], from_z85(place[-UUID_CHARACTERS:])
-        path = os.path.join(prefix, f"deletion_vector_{UUID(bytes=name)}.bin")
+        uuid = UUID(bytes=from_z85(place[-UUID_CHARACTERS:]))
+        name = os.path.join(place[:-UUID_CHARACTERS], f"deletion_vector_{uuid}.bin")
     elif kind == "p":
-        path = unquote(urlparse(place).path) if is_local(table.uri) else unquote(place)
-        path = path.removeprefix(f"{table.uri}/")
+        name = unquote(urlparse(place).path) if is_local(table.uri) else unquote(place)
+        name = name.removeprefix(f"{table.uri}/")
     else:
         root = table.uri
         raise SourceError(
             f"{root}: a deletion vector of unknown storage type '{kind}'; known are i, u and p", path=root
         )
-    offset = descriptor.get("offset") or 0
+    path = os.path.join(table.uri, name)
     try:
-        found = table.read(path, offset, size + 8)
+        found = table.read(name, descriptor.get("offset") or 0, size + 8)
     except FileNotFoundError:
-        path = os.path.join(table.uri, path)
         raise SourceError(
             f"{path}: the table lists this deletion vector, but the file does not exist", path=path
         ) from None
     length, data, crc = found[:4], found[4:-4], found[-4:]
-    path = os.path.join(table.uri, path)
     if length != size.to_bytes(4, "big") or crc != zlib.crc32(data).to_bytes(4, "big"):
         raise SourceError(f"{path}: damaged: not the deletion vector of {size} bytes that the table lists", path=path)
     return _bitmap(data, descriptor, path)
