@@ -25,7 +25,6 @@ versions of this package must refuse it, because they do not know floors."""
 SEMANTICS = 1  # version of the semantics of verdicts: raised if verdicts on the same rows would change
 
 APPLIED, ABANDONED, DECIDED = "applied", "abandoned", "decided"  # the statuses of a version
-KINDS = ("run", "seed", "rebase", "evict", "reshard", "rollback", "retain")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,7 +403,7 @@ class Decision:
     attempt: str
     """A random nonce of the run that decided. It distinguishes writers and names the folders of their files."""
     kind: str = "run"
-    """One of KINDS. All except "run", "seed" and "rebase" come from `operations.py`."""
+    """What made it: run, seed or rebase; or an operation (`operations.py`): evict, reshard, rollback or retain."""
     shard_count: int
     """Number of shards of the state. `shards` contains the non-empty ones."""
     shards: Shards = field(default_factory=Shards)
