@@ -51,12 +51,7 @@ class CopyItem:
         self.footer_crc.append(footer_crc)
 
     def part(self, first: int, end: int) -> CopyItem:
-        return CopyItem(
-            names=self.names[first:end],
-            targets=self.targets[first:end],
-            bytes=self.bytes[first:end],
-            footer_crc=self.footer_crc[first:end],
-        )
+        return CopyItem(**{name: column[first:end] for name, column in vars(self).items()})
 
 
 @dataclass(frozen=True, kw_only=True)
