@@ -44,6 +44,7 @@ from fencepost.state.operation_tasks import (
     version_of,
 )
 from fencepost.state.scratch import FolderScratch, Scratch, read_table
+from fencepost.state.sinks import open_sink
 from fencepost.state.stores import Store
 
 if TYPE_CHECKING:
@@ -450,8 +451,6 @@ class _Attempt:
 
 
 def _sink_of(state: State) -> Sink:
-    from fencepost.state.sinks import open_sink
-
     settings = state.require_settings()
     return open_sink(settings.sink, settings.layout, Disk(), state.sink_options)
 

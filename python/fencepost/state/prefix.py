@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import SinkChangedError, SinkError
 from fencepost.state import changelog
@@ -29,7 +29,9 @@ from fencepost.state.placing import CopyItem, Placed, clear_folder, place_files
 from fencepost.state.scratch import PrefixScratch
 from fencepost.state.sinks import MARKER, PREPARE, check_owner
 from fencepost.state.stores import RemoteStore, check_exclusion
-from fencepost.state.versions import State
+
+if TYPE_CHECKING:
+    from fencepost.state.versions import State
 
 VERSIONS = "_versions"
 SUCCESS = "_SUCCESS"

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from uuid import uuid4
 
 from fencepost.errors import SinkChangedError, SinkError
@@ -33,7 +33,9 @@ from fencepost.state.disk import TEMPORARY, Disk, opened_folder
 from fencepost.state.iceberg_tables import is_iceberg
 from fencepost.state.scratch import FolderScratch
 from fencepost.state.stores import LocalStore, RemoteStore, open_store, unavailable
-from fencepost.state.versions import State
+
+if TYPE_CHECKING:
+    from fencepost.state.versions import State
 
 IN_PLACE = "in-place"
 """The layout of a table that is deduplicated in place."""

@@ -19,7 +19,7 @@ from fencepost._native import StateTable
 from fencepost.arrow import ArrowTable
 from fencepost.errors import SnapshotError, StateConflictError, StoreError
 from fencepost.report import Report
-from fencepost.state import folding, ledger, operations, retention
+from fencepost.state import folding, history, ledger, operations, retention
 from fencepost.state.decision import (
     ABANDONED,
     APPLIED,
@@ -312,9 +312,7 @@ class State(Report):
 
     def history(self, last: int = 20) -> list[dict[str, Any]]:
         """Describe the newest versions, the oldest first, without folded ones."""
-        from fencepost.state.history import explained
-
-        return explained(self, last)
+        return history.explained(self, last)
 
     def to_html(self, last: int = 100) -> str:
         """Return a page on the newest versions as one HTML file that loads nothing else.
@@ -325,7 +323,6 @@ class State(Report):
 
     def _page(self, last: int = 100) -> Page:
         from fencepost.pages.history import history_page
-        from fencepost.state import history
 
         self.require_settings()
         return history_page(history.about(self), history.explained(self, last))
