@@ -26,7 +26,10 @@ CACHE_BYTES_MAX = 64 << 20
 
 
 class SegmentWriter:
-    """A task's segment file, in the folder of an attempt at a version. Created with the first piece."""
+    """A context manager for a task's segment file, in the folder of an attempt at a version.
+
+    The file is created with the first piece.
+    """
 
     def __init__(self, store: Store, version: int, attempt: str) -> None:
         self.store = store
@@ -34,13 +37,8 @@ class SegmentWriter:
         self._file: Writer | None = None
         self._end = 0
 
-    @property
-    def end(self) -> int:
-        """The current length of the file."""
-        return self._end
-
     def add(self, data: bytes) -> Piece:
-        """Append a snapshot or delta. Durable after `close`."""
+        """Append a snapshot or delta. Durable after the block."""
         if self._file is None:
             self._file = self.store.writer(self.name)
         self._file.write(data)
@@ -48,18 +46,15 @@ class SegmentWriter:
         self._end += len(data)
         return piece
 
-    def close(self) -> None:
-        """Wait until the file is durable."""
-        if self._file is not None:
-            self._file.close()
-
     def __enter__(self) -> SegmentWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._file is None:
+            return
         if kind is None:
-            self.close()
-        elif self._file is not None:
+            self._file.close()
+        else:
             self._file.give_up()
 
 
