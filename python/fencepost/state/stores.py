@@ -776,9 +776,6 @@ class _Reader(io.RawIOBase):
         self.position = start + offset
         return self.position
 
-    def tell(self) -> int:
-        return self.position
-
     def readinto(self, buffer: Any) -> int:
         count = max(0, min(len(buffer), self.ranges.size() - self.position))
         if count:
