@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -103,15 +104,16 @@ def check_settings(spark: SparkSession | None) -> None:
 
 def _in_worker(judge: str, options: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     driver = __version__
+    # Imported and unpickled after the comparison of versions, so that a worker of another version reaches it.
+    pickled = pickle.dumps(options)
 
-    # Imports are inside, so that a worker of another version fails in the comparison of versions, not while unpickling.
     def judge_in_worker(batches: Iterator[Any]) -> Iterator[Any]:
         from fencepost_spark.versions import check_worker
 
         check_worker(driver)
         from fencepost_spark import verdicts
 
-        yield from getattr(verdicts, judge)(batches, **options)
+        yield from getattr(verdicts, judge)(batches, **pickle.loads(pickled))
 
     return judge_in_worker
 

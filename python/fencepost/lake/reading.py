@@ -116,7 +116,8 @@ def merged_schema(sink: str | os.PathLike[str], options: Mapping[str, Any] | Non
     if is_iceberg(place):
         return _open_table(place, options)[1]
     opened = _open(place, options)
-    return _merged_schema(opened, opened.applied_files())
+    names = opened.applied_files()
+    return _merged_schema(opened, names) if names else None
 
 
 def _merged_schema(opened: RunFolders | RunPrefixes, names: list[str]) -> pa.Schema | None:
