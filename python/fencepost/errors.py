@@ -88,9 +88,9 @@ class CapacityError(FencepostError):
     """The call could exceed the limit of a state table, or of the buffer of a producer. Nothing has changed.
 
     What to do: for a table, evict or forget old entries. The table then no longer recognizes their repeats. Or use a
-    new table with a higher limit. With a higher `entries_max`, it can take over the old entries (`merge`). A higher
-    `intervals_max` is another policy, so the new table cannot. For a producer, call again when more batches are
-    acknowledged or have failed, or raise the limit.
+    new table with a higher limit. If only `entries_max` is higher and the policy has admit='any', the new table can
+    take over the old entries (`merge`). A table with a higher `intervals_max` cannot, because it has another policy.
+    For a producer, call again when more batches are acknowledged or have failed, or raise the limit.
     """
 
     code = "FP103"
@@ -108,8 +108,8 @@ class SnapshotError(FencepostError):
 
     What to do: use the setting that the message names. If the bytes are damaged: for a table, restore an older
     snapshot, then apply the rows that came after it. Rows that the table does not know count as new. For a job, restore
-    the damaged files of the state, or state and sink of the same time. An older state beside a newer sink would write
-    rows twice.
+    the damaged files of the state from a backup. If you cannot, restore state and sink together, from backups of the
+    same time: an older state beside a newer sink would write rows twice.
     """
 
     code = "FP104"
@@ -148,8 +148,8 @@ class SourceError(FencepostError):
 
 
 class SinkError(FencepostError):
-    """The output belongs to something else, or cannot take these rows. Nothing was written to it, unless the message
-    says that it differs from what was written.
+    """The output belongs to something else, or cannot take these rows. Nothing was written to the output. Exception: if
+    the message says that a version of the table differs from what was written, the table has this version.
 
     What to do: choose another place, or change what the message names.
     """
@@ -185,9 +185,10 @@ class StoreError(FencepostError):
 
 
 class StateConflictError(FencepostError):
-    """Another writer committed this version first.
+    """Another writer was first: it has decided or finished this version, moved this position, or written this marker.
 
-    What to do: run again. The next run continues from the version of the other writer.
+    What to do: do what the message says. If a run of a job fails, run again: the next run continues from the version of
+    the other writer.
     """
 
     code = "FP304"
@@ -261,8 +262,8 @@ class TransactionStateError(FencepostError):
 
     Kafka's name for it: INVALID_TXN_STATE.
 
-    What to do: if another transaction is open, commit or abort it first. If none is open, or it was aborted, call
-    `abort`, which is allowed without an open transaction, and begin another one.
+    What to do: do what the message says. Otherwise: if a transaction is open already, commit or abort it first. If none
+    is open, or yours was aborted by a time-out, call `abort`, which is allowed in both cases, and begin another one.
     """
 
     code = "FP405"

@@ -383,11 +383,13 @@ def _check_deterministic(df: DataFrame, identity: dict[str, Column], order: list
     if not _is_deterministic(df, identity.values()):
         raise PolicyError(
             f"{names}, or the set of rows, {how}: rows would be judged under one identity and kept under another. "
-            "Write the DataFrame first; for the name of a file use _metadata.file_path"
+            "Write the DataFrame to files or a table, and call this function on what you read back; for the name of a "
+            "file use _metadata.file_path"
         )
     if order and not _is_deterministic(df.sortWithinPartitions(*order), identity.values()):
         raise PolicyError(
-            f"order_by {how}, and it is computed after the shuffle: add it as a column, and write the DataFrame first"
+            f"order_by {how}, so the order would differ: add it as a column, write the DataFrame to files or a table, "
+            "read it back, and order by this column"
         )
 
 

@@ -222,8 +222,8 @@ def check_settings_of_task(scan: PlainScan) -> None:
     for name in scan.must_be_off:
         if _is_on(context.getLocalProperty(name)):
             raise PolicyError(
-                f"{name} was set after deduplicate(df) was called, so Spark may read other rows than those whose "
-                "copies are dropped: unset it if you can, and call deduplicate again"
+                f"{name} was set after deduplicate(df) was called: Spark may now read other rows than deduplicate has "
+                "read, and would drop wrong ones. Call deduplicate(df) again. If you can, unset the setting before"
             )
 
 

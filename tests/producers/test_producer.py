@@ -814,9 +814,9 @@ def test_calls_out_of_turn_are_refused() -> None:
         ({"partitions": 0}, "partitions=0: expected 1 to 2147483647"),
         ({"name": "\udc80"}, "name='\\udc80': expected a text"),
         ({"name": ""}, "at least one character"),
-        ({"coordinator": object()}, "coordinator needs a name"),
+        ({"coordinator": object()}, "coordinator= needs name="),
         ({"position": "p"}, "position='p' needs a name"),
-        ({"coordinator": object(), "name": "a"}, "topic=None with a coordinator"),
+        ({"coordinator": object(), "name": "a"}, "topic=None is not a topic of the coordinator"),
         ({"topic": "out"}, "topic='out' needs a coordinator"),
         (
             {"position": "p", "name": "a", "coordinator": object(), "topic": "out"},

@@ -503,11 +503,11 @@ BAD_CALLS: dict[str, tuple[Callable[[TransactionCoordinator, ProducerIdentity], 
     ),
     "a position below 0": (
         lambda it, who: it.add_offsets(who, "group", {0: (0, 5), 1: (-1, 5)}),
-        r"group 'group', partition 1: next position 5 after -1: .* at least 0",
+        r"group 'group', partition 1: \(-1, 5\) is invalid: .* at least 0",
     ),
     "backwards": (
         lambda it, who: it.add_offsets(who, "group", {0: (5, 4)}),
-        r"group 'group', partition 0: next position 4 after 5: .* not go back",
+        r"group 'group', partition 0: \(5, 4\) is invalid: .* not below",
     ),
     "no pair": (
         lambda it, who: it.add_offsets(who, "group", {0: 5}),

@@ -244,7 +244,7 @@ def test_a_driver_that_comes_late_changes_nothing(
     assert late.sink._commit(decisions[0], "applied") == "applied", "it stood still after it had looked"
     assert late.sink._commit(decisions[0], "abandoned") == "applied"
     shutil.rmtree(tmp_path / "sink" / "run=1")
-    with pytest.raises(fp.SinkChangedError, match=r"version 1 can only follow 0, .* version is 3"):
+    with pytest.raises(fp.SinkChangedError, match=r"version 1 can only follow 0, .* is 3:"):
         late.sink._commit(decisions[0], "applied")
     assert stored(events) == expected(0, 1, 2)
     assert version(events) == (3, "applied")

@@ -170,8 +170,9 @@ class Assignment:
             position = stored.get(partition.source)
             if position is None:
                 raise PolicyError(
-                    f"{partition.source}: its position was deleted while the partition was read. If this was intended, "
-                    f"restart the consumer, which then begins at start={self._start!r}"
+                    f"{partition.source}: the database no longer has the position of this partition. If it was deleted "
+                    "on purpose (forget_positions), restart the consumer, which then begins at "
+                    f"start={self._start!r}"
                 )
             if position != partition.position:
                 logger.warning("%s: position %d was moved to %d", partition.source, partition.position, position)

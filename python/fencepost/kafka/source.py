@@ -309,8 +309,9 @@ def _check_swaps(path: str, names: Iterable[str]) -> None:
     for name in sorted(known):
         if _SWAP.fullmatch(name) and name.removesuffix(".swap") not in known:
             raise SourceError(
-                f"{path}: a broker is replacing segments by {name}, and has removed the old ones. Read again later. If "
-                "it stopped there, start it, which completes this; in a copy, remove .swap from the name",
+                f"{path}: a broker is replacing segments by {name}: it has removed the old ones, but not renamed the "
+                "new one yet. Read again later. If the broker has stopped, start it: it completes the replacement. In "
+                "a copy of the folder, remove .swap from the file's name",
                 path=path,
             )
 

@@ -49,8 +49,9 @@ def _check_read(run: Run, found: Found) -> None:
         files = plural(len(unread), "file")
         named = ", ".join(unread[:10])
         text = (
-            f"{run.source.place}: cannot read {files}: {named}. Repair them, or remove them from the source: no later "
-            "run would read them, and repeats of their rows would be kept as new"
+            f"{run.source.place}: cannot read {files}: {named}. This run must read all files, because later runs do "
+            "not read them again, and would keep repeats of their rows as new. Repair these files, or remove them from "
+            "the source"
         )
         raise SourceError(text, path=f"{run.source.place}/{unread[0]}")
 
@@ -108,9 +109,10 @@ def _check_resets(run: Run, judged: list[Judged]) -> None:
     keys = plural(count, "key")
     raise PolicyError(
         f"the numbering of {keys} seems to have restarted: {reset_rule(run.job.reset_rows_min)} "
-        f"({listed}); nothing was written. If a topic was recreated, a cluster rebuilt or a device reset, "
-        "give it its own scope and state. If the timestamps are not those of the events, "
-        "on_reset='report' drops such repeats"
+        f"({listed}); nothing was written. If a counter did restart (a topic was recreated, a cluster "
+        "rebuilt or a device reset), read the new rows with a second job with its own source, scope, state and sink. "
+        "If none did, for example because the timestamps are not those of the events, pass on_reset='report': such "
+        "rows then count as duplicates and are not kept"
     )
 
 

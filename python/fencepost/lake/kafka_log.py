@@ -170,11 +170,11 @@ def _topic_ids(logs: dict[tuple[str, str], Log], options: Options) -> dict[str, 
         topic_id = _topic_id(it, options)
         if topic_id is None:
             continue
-        same, _ = found.setdefault(topic, (topic_id, it.folder))
+        same, other = found.setdefault(topic, (topic_id, it.folder))
         if same != topic_id:
             raise SourceError(
-                f"{it.folder}: its topic id is {topic_id}, but another partition of {topic} has {same}: the topic was "
-                "recreated, and one of them is an old copy: remove it, or copy it again",
+                f"{it.folder}: its topic id is {topic_id}, but that of {other} is {same}: the topic was recreated, and "
+                "one of these folders is a copy from before. Remove that folder, or copy it again",
                 path=it.folder,
             )
     return found

@@ -71,7 +71,8 @@ def checked(
         lacking = f"it keeps checksums of {_named(known.columns)}, but this job has no keep_checksums"
         raise SnapshotError(
             f"{uri}: {lacking}. Pass keep_checksums again, or drop the checksums with one run under keep_checksums=0. "
-            "If this run kept none, later runs could compare repeats with older rows that had the same numbers",
+            "Without checksums of this run, a later run could compare a repeat with the wrong row: an older one that "
+            "had the same sequence number",
             reason=lacking,
         )
     if keep_checksums in (None, 0) or compared is None:

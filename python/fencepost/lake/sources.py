@@ -159,7 +159,10 @@ class Folder:
     def find_new(self, run: Run) -> NewInput:
         if self.is_own and run.base and run.base.source_position is not None:
             version = run.base.source_position["version"]
-            text = f"{self.place}: was read as a Delta table up to version {version}, but is no longer one"
+            text = (
+                f"{self.place}: was read as a Delta table up to version {version}, but is no longer one. Restore its "
+                "_delta_log, or read the folder with a new state and a new sink"
+            )
             raise SourceError(text, path=self.place)
         some = run.job.slice if not run.override else run.job.slice.whole if self.is_own else Slice()
         deferred = set(run.base.deferred.path) if run.base else set[str]()
@@ -273,7 +276,8 @@ class LogOfKafka:
         news = find_new(self.log, before)
         for problem in news.problems:
             if run.job.on_reset == "stop":
-                raise SourceError(f"{problem}. on_reset='report' continues with what is left", path=self.log.place)
+                text = f"{problem}. If you accept this, on_reset='report' continues with the records that are left"
+                raise SourceError(text, path=self.log.place)
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
         position = news.position()
         if not isinstance(run.scratch, FolderScratch):

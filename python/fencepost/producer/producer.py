@@ -941,13 +941,16 @@ def _check_transactions(
             )
         return
     if name is None:
-        raise PolicyError("a coordinator needs a name: it is the transactional id, which fences zombies")
+        raise PolicyError(
+            "coordinator= needs name=: the producer's name is its transactional id, by which the coordinator fences "
+            "zombies"
+        )
     routes: Mapping[str, Any] | None = getattr(coordinator, "routes", None)
     if not topic or (routes is not None and topic not in routes):
         known = "" if routes is None else f"; the coordinator's routes: {', '.join(map(repr, routes)) or 'none'}"
         raise PolicyError(
-            f"topic={topic!r} with a coordinator: pass the topic whose markers the coordinator writes with this "
-            f"transport{known}"
+            f"topic={topic!r} is not a topic of the coordinator: pass the topic whose markers the coordinator writes "
+            f"with this transport{known}"
         )
     if routes is not None and routes[topic] is None and hasattr(transport, "write_marker"):
         raise PolicyError(
@@ -957,7 +960,8 @@ def _check_transactions(
     if position is not None:
         raise PolicyError(
             f"position={position!r} with a coordinator: a transaction that runs again repeats its positions, "
-            "and the log would drop its rows"
+            "and the log would drop its rows. Leave out position=, and commit the source's position with the rows, in "
+            "the transaction"
         )
 
 

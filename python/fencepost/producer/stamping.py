@@ -365,7 +365,9 @@ def read_positions(table: pa.Table, column: str, after: int | None) -> tuple[int
         raise BatchError(f"column '{column}': {found.type}, but a position is an integer", column=column)
     if found.null_count:
         row = found.is_null().index(True).as_py()
-        raise BatchError(f"column '{column}', row {row}: null, but every row has a position", column=column, row=row)
+        raise BatchError(
+            f"column '{column}', row {row} of its partition: null, but every row has a position", column=column, row=row
+        )
     if found.type == pa.uint64():
         _check_fits(found, column)
     positions = np.asarray(found.combine_chunks().cast(pa.int64()))

@@ -101,7 +101,8 @@ class TransactionCoordinator:
         self.database = self.registry.database
         if self.database.engine is not engine:
             raise PolicyError(
-                "the registry is on another engine: pass the same engine to both, because they share tables"
+                "registry= uses another engine than the coordinator: create both with the same engine, because they "
+                "share tables"
             )
 
     # A producer's calls
@@ -650,8 +651,8 @@ def _checked_offsets(group: str, offsets: Offsets) -> list[tuple[str, int, int]]
         start = 0 if expected is None else expected
         if start < 0 or position < start:
             raise PolicyError(
-                f"group {group!r}, partition {partition!r}: next position {position} after {expected}: positions are "
-                "at least 0 and do not go back"
+                f"group {group!r}, partition {partition!r}: ({expected}, {position}) is invalid: positions are at "
+                "least 0, and the next position to read is not below the one at which reading began"
             )
         rows.append((to_text(partition), start, position))
     return sorted(rows)

@@ -34,7 +34,7 @@ IGNORED = (
     "of its work is in the database. Let the function raise the error, or run statements that may fail in "
     "connection.begin_nested()"
 )
-_UNCLEAR = f"the transaction ended before its commit. Either {IGNORED}. Or {ENDED}"
+_UNCLEAR = f"the transaction ended before its commit, for one of two reasons. (1) {IGNORED}. (2) {ENDED}"
 
 
 class Limits(NamedTuple):

@@ -65,7 +65,8 @@ def write_marker(
         raise StateConflictError(
             f"topic {topic!r}, partition {partition}: the output has a marker of pid {pid} with a coordinator epoch "
             f"above {coordinator_epoch}, so it refuses this one. Another coordinator has written it, or the database "
-            "was restored from a backup. Each call of recover() raises the coordinator epoch by 1"
+            "was restored from a backup. Call recover() again until the output accepts the marker: each call raises "
+            "the coordinator epoch by 1"
         )
     if isawaitable(result) or isinstance(result, Future):
         if iscoroutine(result):

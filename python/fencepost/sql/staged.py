@@ -320,7 +320,9 @@ class StagedTable(RunFolders):
             return status  # Other processes have finished this version and later ones.
         if row.version != number - 1:
             raise SinkChangedError(
-                f"{self!r}: version {number} can only follow {number - 1}, but the newest version is {row.version}"
+                f"{self!r}: version {number} can only follow {number - 1}, but the newest version in the database is "
+                f"{row.version}: table and state are not of the same time. Restore both of the same time, or use a new "
+                "state and a new table"
             )
         seen = decision.sink_version or {}
         staged = seen.get("staged", [])

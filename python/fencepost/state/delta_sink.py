@@ -219,8 +219,8 @@ class DeltaSink(SinkDefaults):
         for version, actions in read_commits(self.store, seen.get("version", -1) + 1, table.version):
             if actions is None:
                 raise SinkChangedError(
-                    f"{self.location}: its log no longer has version {version}, so it is unknown whether rows were "
-                    f"removed there. {_ROLL_BACK}"
+                    f"{self.location}: version {version} of the table is no longer in its log, so it is unknown "
+                    f"whether that version removed rows. {_ROLL_BACK}"
                 )
             if info_of(actions).get("operation") == "RESTORE":
                 raise SinkChangedError(
@@ -546,7 +546,7 @@ class DeltaSink(SinkDefaults):
                 move_file(prepared / name, target, size)
             except FileNotFoundError:
                 raise SinkChangedError(
-                    f"{target}: not what version {decision.version} decided, and it cannot be restored from "
+                    f"{target}: missing, or not the file of version {decision.version}, and it cannot be restored from "
                     f"{prepared}. Restore the file, or abandon the version (`fencepost state abandon`)"
                 ) from None
         for folder in folders | {root}:
@@ -556,8 +556,9 @@ class DeltaSink(SinkDefaults):
         assert isinstance(self.store, RemoteStore)
         for final in own.place_outputs(decision, self.names(decision), self.store, tasks):
             raise SinkChangedError(
-                f"{self.location}/{final}: not what version {decision.version} decided, and it cannot be restored "
-                f"from {decision.prepared}. Restore the file, or abandon the version (`fencepost state abandon`)"
+                f"{self.location}/{final}: missing, or not the file of version {decision.version}, and it cannot be "
+                f"restored from {decision.prepared}. Restore the file, or abandon the version (`fencepost state "
+                "abandon`)"
             )
 
     # The table
@@ -604,8 +605,9 @@ class DeltaSink(SinkDefaults):
 
 
 _ROLL_BACK = (
-    "Find the last version whose rows are all in the table, and roll the state back to it "
-    "(`fencepost state rollback`, even if it is the newest). The inputs of later versions must still be in the source"
+    "Find the last version of the state whose rows are all in the table, and roll the state back to it with "
+    "`fencepost state rollback`, also if it is the state's newest version. The inputs of later versions must still be "
+    "in the source"
 )
 
 

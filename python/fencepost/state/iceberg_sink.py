@@ -167,9 +167,9 @@ class IcebergSink(SinkDefaults):
             raise SinkChangedError(
                 f"{self.location}: its current snapshot {table.metadata.current_snapshot_id} does not follow from "
                 f"{snapshot}, {about}: the table was rolled back, and rows that "
-                "the state knows would be refused as duplicates if they came again. Find the last version whose "
-                "rows are all in the table, and roll the state back to it (`fencepost state rollback`). The inputs of "
-                "later versions must still be in the source"
+                "the state knows would be refused as duplicates if they came again. Find the last version of the state "
+                "whose rows are all in the table, and roll the state back to it (`fencepost state rollback`). The "
+                "inputs of later versions must still be in the source"
             )
 
     def _check_same(self, table: Table, decision: Decision) -> None:
@@ -298,8 +298,11 @@ class IcebergSink(SinkDefaults):
                 self._check_attempt(table, decision)
                 return finished_status(self.location, decision, self._beside(table).status(decision))
             if mark.version != number - 1:
-                text = f"version {number} can only follow {number - 1}, but the newest in the table is {mark.version}"
-                raise SinkChangedError(f"{self.location}: {text}")
+                raise SinkChangedError(
+                    f"{self.location}: version {number} can only follow {number - 1}, but the newest in the table is "
+                    f"{mark.version}: table and state are not of the same time. Restore both of the same time, or use "
+                    "a new state and a new sink"
+                )
             try:
                 if wanted == APPLIED and not has_placed:
                     self._place(table, decision, tasks)

@@ -119,9 +119,10 @@ def _check_there(state: State, sink: Sink, version: int, counted: list[int]) -> 
     first = state.version(counted[-1]) if counted else None
     if first and first.builds_on and sink.is_reverted(first):
         raise SinkError(
-            f"{state.uri}: the table was set back to before version {first.version}, so rows of the versions before it "
-            "may be gone, which cannot be checked, because these versions are not retained. Restore the table to a "
-            "later one, or begin again with a new state and a new sink"
+            f"{state.uri}: the table was restored to a time before version {first.version} of this state. Rows of "
+            "earlier versions may be gone too, which cannot be checked, because the state does not retain these "
+            f"versions. Restore the table to a time after version {first.version}, or begin again with a new state and "
+            "a new sink"
         )
 
 
@@ -262,8 +263,9 @@ def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
         # Not `Sink.check`: the reason for an abandon may be a sink that it refuses.
         if owner != own and (owner is not None or version > 1):
             raise SinkError(
-                f"{sink.location}: belongs to {'no state' if owner is None else f'another state (id {owner})'}, so a "
-                f"fence there would not stop a driver that shows the version. Pass the sink of {state.uri}"
+                f"{sink.location}: belongs to {'no state' if owner is None else f'another state (id {owner})'}, so "
+                "the version cannot be abandoned there: a run could still make it visible in the right sink. Pass the "
+                f"sink of {state.uri}"
             )
         status = sink.fence(state.version(version))
         state.finish(version, status)

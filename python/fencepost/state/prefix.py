@@ -197,14 +197,14 @@ class RunPrefixes(SinkDefaults):
                 if self._read(name) == manifest:
                     return
                 raise SinkChangedError(
-                    f"{self.location}/run={decision.version}: not what version {decision.version} decided, and it "
-                    f"cannot be restored from {decision.prepared}. Restore its missing objects"
+                    f"{self.location}/run={decision.version}: files of version {decision.version} are missing or "
+                    f"differ, and they cannot be restored from {decision.prepared}. Restore them"
                 ) from None
         if there is not None or not self.store.put(name, manifest):
             raise SinkChangedError(
-                f"{self.store.uri}/{name}: not what version {decision.version} decided. If an older state was "
-                "restored, restore the newer one: the files are those of its version. Otherwise remove this object, "
-                "then run again"
+                f"{self.store.uri}/{name}: not the list of files that version {decision.version} has. If you have "
+                "restored an older state, restore the newer one, whose version has these files. Otherwise remove this "
+                "object, then run again"
             )
 
     def _copy_missing(self, decision: Decision, tasks: Tasks) -> None:

@@ -241,9 +241,9 @@ class RunFolders(SinkDefaults):
                 raise  # neither case applies: missing rights, or a disk error
             if not self._matches(target, decision):
                 raise SinkChangedError(
-                    f"{target}: not what version {decision.version} decided, and it cannot be restored from {prepared}"
-                    ". Restore its files. Or move the folder away, then run again, or abandon the version (`fencepost "
-                    "state abandon`)"
+                    f"{target}: not the folder with the files of version {decision.version}, and {prepared} could not "
+                    "take its place. Restore its files, or move the folder away and run again. If this error comes "
+                    "again, abandon the version (`fencepost state abandon`)"
                 ) from None
             self.disk.seal(self.path)
         finally:
@@ -267,9 +267,9 @@ class RunFolders(SinkDefaults):
             is_shown = self._matches(target, decision)
             if not is_shown and _sizes(target).items() & _expected_sizes(decision).items():
                 raise SinkChangedError(
-                    f"{target}: not what version {decision.version} decided, but it has some of its files. Restore the "
-                    "missing files and remove additional ones, so that the version is applied. Or remove the folder, "
-                    "so that the version is abandoned"
+                    f"{target}: has some files of version {decision.version}, but not exactly its files. To apply the "
+                    "version, restore the missing files and remove additional ones. To abandon it, remove the folder. "
+                    "Then make the same call again"
                 ) from None
             self.disk.seal(self.path)
             if is_shown:
@@ -392,7 +392,8 @@ def check_attempt(sink: object, decision: Decision, found: str | None) -> None:
     if found not in (None, decision.attempt):
         raise SinkError(
             f"{sink}: version {decision.version} in the table was made with another copy of this state, so rows of "
-            "this copy's version may be missing. Delete this copy, and use the other one"
+            f"version {decision.version} of this run's state may be missing in the table. Use the other copy from now "
+            "on, and delete the copy that this run used"
         )
 
 
@@ -403,9 +404,9 @@ def finished_status(sink: object, decision: Decision, found: str | None) -> str:
     """
     if found is None:
         raise SinkError(
-            f"{sink}: others have finished version {decision.version} and later ones, but the files beside the rows "
-            "are gone that show whether this one was abandoned. Nothing was changed. If they have gone on with another "
-            "copy of this state, use that copy; otherwise run again"
+            f"{sink}: others have finished version {decision.version} and later ones, but the files are gone that show "
+            f"whether version {decision.version} was applied or abandoned. Nothing was changed. If a run with another "
+            "copy of this state has made the later versions, use that copy. Otherwise run again"
         )
     return found
 

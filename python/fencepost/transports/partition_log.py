@@ -217,7 +217,9 @@ class LogWriter:
             if verdict is Verdict.COORDINATOR_FENCED:
                 raise StoreError(
                     f"pid {pid} epoch {epoch}: cannot be fenced, because the log refuses its abort marker: the log has "
-                    "a higher coordinator epoch than the batches in its files"
+                    "a higher coordinator epoch than the batches in its files. Call write_marker(pid, epoch, "
+                    "partition, 'abort', coordinator_epoch=n) of the transport with n = 1, 2 and so on until it does "
+                    "not return COORDINATOR_FENCED, then open the producer again"
                 )
             return verdict is not Verdict.FENCED
 
@@ -341,8 +343,9 @@ def _coordinator_epoch_in(path: Path, pid: int) -> int:
 def _check_first(first: str, remedy: str) -> None:
     if first != "zero":
         raise PolicyError(
-            f"first={first!r}: if the first batch of a producer fails for a moment, such a log accepts the second one. "
-            f"The first one is then refused, or counts as delivered although it is not in the log: {remedy}"
+            f"first={first!r}: with this setting, a log accepts a producer's second batch even if its first batch has "
+            "failed for a moment. The first one is then refused, or counts as delivered although it is not in the log: "
+            f"{remedy}"
         )
 
 
