@@ -191,8 +191,8 @@ class SpanScan:
         order_by: Additional columns to read.
         by_row: Make each row a span.
         constants: Values of columns that are not read from the file.
-        ordinal: The value of `_file`.
-        policy: The policy whose sequence space contains the values.
+        ordinal: The number of the file, returned as `_file`.
+        policy: The policy whose `wrap` limits the sequence numbers. None: all values of the column's type.
         object: An object with `size()` and `read(offset, length)` to read instead of `path`.
         part: Number of the part to read, and number of parts. A part has the row groups whose middle is in its share
             of the file.

@@ -119,8 +119,8 @@ def audit(
             a timestamp column. Suspected resets are searched only if timestamps are read.
         table: The state from earlier calls. The audit works on a copy and does not change it.
         producers_max: Length of the lists of top producers.
-        reset_rows_min: A key is suspected of a reset from this number of repeats whose timestamp differs from that of
-            the row they repeat (``AuditReport.suspected_resets``).
+        reset_rows_min: A key is suspected of a reset from this number of repeats that cannot be copies, by their
+            timestamp (``AuditReport.suspected_resets``).
         compare_content: Compare each repeat with the row it repeats: True for all columns outside the identity, or the
             columns to compare. A repeat that differs is a CONFLICT. ``fencepost.content`` defines equality. Needs 24
             bytes of memory per kept row and 8 bytes per row.

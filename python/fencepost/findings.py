@@ -81,7 +81,7 @@ class AuditReport(Report):
     """The first 100 files that were skipped because their names do not end in .parquet, relative to the source. Names
     that begin with _ or . are not listed."""
     bytes: int
-    """Size of these files, including all columns, compressed. 0 for rows in memory."""
+    """Size of the files read, including all columns, compressed. 0 for rows in memory."""
     rows: int
     counts: dict[str, int]
     """Number of rows by name of verdict. The numbers add up to `rows`."""
@@ -119,13 +119,15 @@ class AuditReport(Report):
     these findings, in `timeline_unit`."""
     timeline: Any
     """Rows over time, in at most 240 bins: first, last (inclusive, in `timeline_unit`), rows, duplicates, missing,
-    stale, refused. Empty bins are left out. Without timestamps only findings are counted: `rows` and `missing` are 0.
+    stale, refused. Empty bins are left out. Without timestamps, only duplicates, stale and refused rows are counted;
+    `rows` and `missing` are 0. For files without timestamps, also file.
     """
     timeline_unit: str
     """"ms": timestamps of the rows, in milliseconds since 1970. "rows": row numbers in the order of the audit."""
     examples: Any
-    """Up to 20 rows of each kind of finding, a fair sample of identities: what, key columns, epoch, seq, timestamp (if
-    read), row, kept_row and kept_timestamp (of the row that a repeat repeats; null if unknown).
+    """Up to 20 rows of each kind of finding, a fair sample of identities. Columns: `what`, key columns, epoch, seq, row
+    and kept_row (of the row that a repeat repeats; null if unknown). If timestamps were read, also timestamp and
+    kept_timestamp.
 
     `what` is DUPLICATE, OUT_OF_ORDER, FENCED, FORGOTTEN, STALE (accepted, of a replaced epoch) or RETIMED (a repeat
     with another timestamp). For files there are also file and kept_file, and row numbers are within the file.
@@ -153,7 +155,8 @@ class AuditReport(Report):
     (its two values, as text). For other rows: row and kept_row, as row numbers.
     """
     border: int
-    """Number of rows whose lap of a wrapped sequence is ambiguous: only the border of the wrap decided it."""
+    """Number of rows that were put into another lap than the highest accepted row, because both are near the end of the
+    number range. A lap is one pass from 0 to wrap - 1."""
 
     @property
     def tables(self) -> dict[str, Any]:

@@ -19,7 +19,8 @@ ColumnNames = str | tuple[str, ...] | None
 class Columns:
     """The columns that hold a row's identity.
 
-    Each role is a column name, a tuple of names for a composite key, or None if there is no such column.
+    `pid` and `partition` are a column name, or a tuple of names for a composite key. `epoch`, `seq` and `timestamp` are
+    one column name. None for `epoch` or `partition` means that there is no such column.
 
     Attributes:
         pid: The producer.
@@ -39,7 +40,7 @@ class Columns:
     def preset(name: str) -> Columns:
         """Return the columns of a common layout: "kafka", "kafka-connect", "kafka-producer" or "hudi" (docs/kafka.md).
 
-        Every argument named ``columns`` also accepts the name itself. Raises PolicyError for an unknown name.
+        Arguments of type ``Columns | str`` also accept the name itself. Raises PolicyError for an unknown name.
         """
         if name not in COLUMN_PRESETS:
             raise PolicyError(f"columns={name!r}: unknown preset; presets are {', '.join(COLUMN_PRESETS)}")
@@ -67,7 +68,8 @@ class Columns:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """What a table keeps beyond what its rules need, if these columns have it: the timestamp."""
+        """What a table keeps in addition to what its rules need: ("timestamp",) if these columns name a timestamp
+        column, otherwise ()."""
         return () if self.timestamp is None else ("timestamp",)
 
     def read(self, keep: tuple[str, ...]) -> tuple[str, ...]:
@@ -207,7 +209,8 @@ class Policy:
     """'key': epochs are independent; 'fence': a higher epoch replaces a lower one, which is FENCED; 'ignore': no
     epochs."""
     first: str
-    """The first sequence of an unknown key: 'any', or 'zero' ('any' policies then count lower ones as missing)."""
+    """The first sequence number of an unknown key. 'any': any number. 'zero': under admit='any', the numbers from 0 to
+    the first one count as missing; under the other values of admit, the first row must be 0."""
     window: int
     """'next' only: how many last rows of the epoch are recognized as duplicates."""
     late: str
@@ -248,9 +251,9 @@ class Policy:
         """Whether the set of kept rows depends on the order of the input.
 
         Under admit="any" it depends on the order if a higher epoch fences, if jumps are limited, if holes below the
-        reach become final, or if the sequence space is short. In a short space, the order of arrival distinguishes
-        laps. A space of 2^31 is not short: no producer wraps within one epoch while rows of the previous lap are still
-        in flight. A space of 256 is.
+        reach become final, or if the sequence space is short. In a short space, only the order of arrival tells in
+        which lap a number is (a lap is one pass from 0 to wrap - 1). A space of 2^31 is not short: no producer wraps
+        within one epoch while rows of the previous lap are still in flight. A space of 256 is.
         """
         is_long = self.wrap is None or self.wrap >= 2**31
         is_bound = self.max_jump is not None or self.reach is not None
@@ -289,7 +292,7 @@ class Policy:
 
     @staticmethod
     def any_order() -> Policy:
-        """Keep every new row, in any order. Epochs are independent. The default of pipelines."""
+        """Keep every new row, in any order. Epochs are independent. The default of functions and jobs."""
         return _PRESETS["any_order"]
 
     @staticmethod
@@ -315,7 +318,8 @@ class Policy:
 
     @staticmethod
     def kafka_offsets() -> Policy:
-        """Identify rows by (topic, partition, offset), as a sink landed them. An offset never identifies an event."""
+        """Identify rows that a sink has copied from Kafka by topic, partition and offset. Recognizes rows that the sink
+        wrote twice, but not events that the producer sent twice: each copy of those has its own offset."""
         return _PRESETS["kafka_offsets"]
 
 

@@ -63,13 +63,14 @@ def deduplicate(
         columns: The identity columns: a Columns or the name of a preset. A name that no column has can be the path of a
             field in struct columns, such as ``payload.seq``.
         order_by: One or several columns that define the order of arrival, such as an offset. Required by policies whose
-            verdicts depend on the order. Those that do not are policies with ``admit="any"``, at least 2^31 sequence
-            numbers, no ``max_jump``, no ``reach`` and epochs that do not fence. Rows that are equal in ``order_by`` are
-            ordered by epoch and seq.
+            verdicts depend on the order. Verdicts do not depend on the order under policies with ``admit="any"``, at
+            least 2^31 sequence numbers, no ``max_jump``, no ``reach`` and epochs that do not fence. Rows that are equal
+            in ``order_by`` are ordered by epoch and seq.
         co_located: All rows of a key are already in one task, in order.
-        verify: With ``co_located``, read the identity columns at once and refuse a key that is in two tasks. This
-            checks the layout of its own query. If adaptive execution may choose another layout next time (a join that
-            splits skewed partitions), persist the DataFrame first. Without ``co_located`` there is nothing to verify.
+        verify: With ``co_located``, read the identity columns at once and refuse a key that is in two tasks. This runs
+            a query of its own and checks the layout in that query. If adaptive execution may choose another layout in
+            your query (a join that splits skewed partitions), persist the DataFrame first. Without ``co_located`` there
+            is nothing to verify.
         untracked: As in ``StateTable``.
 
     Raises:

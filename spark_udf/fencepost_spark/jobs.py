@@ -31,9 +31,9 @@ NUMBER = re.compile(r"(?!-0$)-?(0|[1-9]\d*)(\.\d*[1-9])?")
 class DedupJob(lake.DedupJob):
     """Runs ``fencepost.lake.DedupJob`` on Spark: the same arguments, report, verdicts, state and output.
 
-    Every worker must reach the three places under the same paths or URIs. If all of them are in object stores, workers
-    need no shared disk. Store options that you do not pass, also those of a ``KafkaLog``, come from the session's
-    Hadoop settings (`fs.s3a.*` and so on, `fencepost_spark.hadoop`) and from the environment.
+    Every worker must reach source, state and sink under the same paths or URIs. If all of them are in object stores,
+    workers need no shared disk. Store options that you do not pass, also those of a ``KafkaLog``, come from the
+    session's Hadoop settings (`fs.s3a.*` and so on, `fencepost_spark.hadoop`) and from the environment.
     ``fencepost.lake.DedupJob`` documents the arguments.
     """
 
@@ -83,9 +83,9 @@ class DedupJob(lake.DedupJob):
 def read_sink(sink: Path, options: dict[str, Any] | None = None, *, spark: SparkSession | None = None) -> DataFrame:
     """Return the kept rows of all complete versions of a sink, with the version number in column ``run``.
 
-    Another column in folder names has the type that it has in files of other versions. Otherwise Spark infers its type:
-    a string if a value is not written as a number is, such as ``007``. Spark reads the files itself, S3 files as
-    ``s3a://``, so its settings must give access to them.
+    Other columns in folder names have the type that they have in files of other versions. If no file has such a column,
+    Spark infers its type. The type is string if a value is not in the usual form of a number, such as ``007``. Spark
+    reads the files itself, S3 files as ``s3a://``, so its settings must give access to them.
 
     Args:
         sink: A folder, the URI of an object store, or the name of an Iceberg table (``iceberg://...``), which has no

@@ -90,7 +90,7 @@ def from_headers(
 
     Raises:
         BatchError: A column is missing, or already exists.
-        ValueError: Contradictory arguments.
+        ValueError: ``pid_type`` or ``malformed`` has another value.
         TypeError: ``df`` is not a Spark DataFrame.
     """
     check_frame(df, "from_headers(df)")

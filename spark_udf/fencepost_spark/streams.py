@@ -95,10 +95,12 @@ def foreach_batch(
     Args:
         state: As in ``fencepost.lake.DedupJob``.
         sink: As in ``fencepost.lake.DedupJob``. Or a sink object, such as ``fencepost.sql.SqlSink`` or ``StagedTable``
-            for a database table; batches are then beside its folder. Or a function ``(kept, version, attempt)`` of a
+            for a database table; batches are then in ``<folder>.batches``, where the folder is that of the
+            ``StagedTable``, or ``<state>.sink`` for an ``SqlSink``. Or a function ``(kept, version, attempt)`` of a
             DataFrame, a number and a text; see below.
-        folder: The location of batches, required for a sink in an object store. For a function, the kept rows are here
-            until it returns; the path must not contain ``* ? [ ] { } \\``, which Spark reads as a pattern.
+        folder: The location of batches. Required for a function, and for a sink without a local folder (object store,
+            Iceberg); not allowed for other sinks. For a function, the kept rows are here until it returns; the path
+            must not contain ``* ? [ ] { } \\``, which Spark reads as a pattern.
         adopt_checkpoint: Accept a checkpoint that does not match the state.
         topics: Returns ids and first offsets of Kafka topics, such as ``fencepost_spark.kafka.describe_topics(...)``.
         options: Arguments of ``DedupJob`` (``policy``, ``columns``, ``scope``, ``order_by``, ``layout`` and so on),
@@ -110,8 +112,8 @@ def foreach_batch(
     rows. Otherwise it is applied at least once. The run that decides the version draws ``attempt`` at random.
 
     Returns:
-        A callable. Its ``report`` is the RunReport of the last batch. It raises the errors of ``DedupJob.run``, and
-        SourceError for a batch that does not follow the last one; Spark then ends the query.
+        A callable. Its ``report`` is the RunReport of the last batch that was judged. It raises the errors of
+        ``DedupJob.run``, and SourceError for a batch that does not follow the last one; Spark then ends the query.
 
     Raises:
         PolicyError: The session is on Spark Connect, where batches do not reveal their query.

@@ -54,8 +54,8 @@ def verdict_udf(
     Returns:
         A UDF of type tinyint: a ``fencepost.Verdict`` code per row, never null. With ``detail`` a struct of verdict,
             missing_from and missing_to (bigint): the sequences that an ACCEPTED row skipped and that had not arrived by
-            the end of its Arrow batch, otherwise null. Verdicts do not depend on Spark's batch boundaries. Whether a
-            hole is listed that a later row closes does depend on them.
+            the end of its Arrow batch, otherwise null. Verdicts do not depend on Spark's batch boundaries. But the
+            boundaries decide whether a hole is listed if a later row closes it.
 
     Raises:
         PolicyError: Invalid policy or columns, or ``co_located`` is not True. In a task, any error of

@@ -58,7 +58,7 @@ _INTERRUPTED = 130
 
 app = typer.Typer(
     name="fencepost",
-    help="Deduplicate event streams identified by (pid, epoch, partition, seq).",
+    help="Deduplicate streams of events. (pid, epoch, partition, seq) identifies an event.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -79,7 +79,7 @@ def dedup_command(
     order_by: identity.OrderBy = None,
     file_order: identity.FileOrder = False,
     rejected_max: Annotated[
-        float | None, option("Stop if a larger share of rows is refused, not counting duplicates (0.5).")
+        float | None, option("Stop if a larger share of rows is refused, not counting duplicates and conflicts (0.5).")
     ] = None,
     rejects: Annotated[
         str | None,
@@ -116,7 +116,8 @@ def dedup_command(
         str | None,
         typer.Option(
             metavar="DURATION",
-            help=f"Maximum advance of the retention clock per run (default: --max-idle), {identity.DURATION}",
+            help="Maximum advance per run of the clock of --max-idle, which is the newest timestamp of the data "
+            f"(default: the duration of --max-idle), {identity.DURATION}",
         ),
     ] = None,
     shards: Annotated[int | None, option(identity.SHARDS_HELP)] = None,
@@ -129,13 +130,20 @@ def dedup_command(
     ] = None,
     task_spans_max: Annotated[
         int | None,
-        option("Split shards with more spans of consecutive rows than this among tasks (8388608)."),
+        option("If a shard has more spans (groups of consecutive rows) than this, several tasks judge it (8388608)."),
     ] = None,
     driver_spans_max: Annotated[
-        int | None, option("Judge up to this number of spans of consecutive rows without tasks (16000000).")
+        int | None,
+        option(
+            "Start tasks for judging only if there are more spans (groups of consecutive rows) than this (16000000)."
+        ),
     ] = None,
     driver_state_bytes_max: Annotated[
-        int | None, option("Judge shards with up to this number of bytes of state without tasks (256 MB).")
+        int | None,
+        option(
+            "Start tasks for judging only if the state of the shards has more bytes than this, or for "
+            "--driver-spans-max (256 MB)."
+        ),
     ] = None,
     plan: Annotated[
         str | None,

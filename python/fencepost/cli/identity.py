@@ -28,7 +28,8 @@ PolicyName = Annotated[
 PolicyFile = Annotated[
     Path | None,
     typer.Option(
-        help='A JSON or TOML file: policy fields, "preset" for others (any_order), "columns" (by role or preset).'
+        help='A JSON or TOML file with fields of the policy. Its key "preset" names the preset for all other fields '
+        '(any_order). Its key "columns" maps pid, epoch, partition, seq and timestamp to columns, or names a preset.'
     ),
 ]
 SourceOption = Annotated[
@@ -77,7 +78,8 @@ ResetRowsMin = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Suspect a reset of a key from this number of repeats whose timestamp differs from the original's (1).",
+        help="Suspect that a key was reset if it has at least this number of repeats with another timestamp than the "
+        "original (1).",
     ),
 ]
 OrderBy = Annotated[
@@ -108,14 +110,17 @@ KeepChecksums = Annotated[
     typer.Option(
         metavar="NUMBER",
         help="Keep a checksum (4 bytes) of each kept row in the state, so that later runs can compare repeats: all, or "
-        "the number of newest positions per key. Later runs must pass it with the same columns; 0 drops the checksums. "
-        "See --compare-content.",
+        "the number of newest positions per key. Later runs must also pass --keep-checksums, and --compare-content "
+        "with the same columns; 0 drops the checksums.",
     ),
 ]
 
 SCOPE_HELP = "A text that distinguishes states of different origins, such as a cluster's name. Cannot be changed later."
 SHARDS_HELP = "Fixed number of shards of a new state. Default: 16, split automatically as the state grows."
-LAYOUT_HELP = "delta to write SINK as a Delta table, run for folders. Default: the existing layout, or folders."
+LAYOUT_HELP = (
+    "How to write SINK: delta (a Delta table) or run (folders run=<n>/). Default: the existing layout; for a new SINK, "
+    "folders."
+)
 
 
 def pairs(name: str, texts: list[str] | None) -> dict[str, str] | None:

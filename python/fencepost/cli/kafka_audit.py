@@ -37,7 +37,7 @@ def kafka_audit_command(
     max_idle_ms: Annotated[int, typer.Option(min=0, help="The broker's producer.id.expiration.ms.")] = 86_400_000,
     cleanup_policy: CleanupPolicy = None,
     checksums: Annotated[
-        bool, typer.Option("--checksums", help="Also read the content of batches: checksums, compression.")
+        bool, typer.Option("--checksums", help="Also read the content of batches, and check checksums and compression.")
     ] = False,
     fail_on: Annotated[
         list[str] | None,
@@ -54,7 +54,8 @@ def kafka_audit_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing: use the exit code.")] = False,
 ) -> None:
-    """Replay the partitions in DIR: report losses, repeats, fenced and open batches, and check snapshots."""
+    """Replay the partitions in DIR: report losses, repeats, fenced batches and open transactions, and check
+    snapshots."""
     kinds = list(kinds_of(fail_on, FINDINGS))
     now, policy = _now(now_ms), policies(cleanup_policy or ())
     check_page(html)

@@ -24,7 +24,7 @@ def serve_command(
     ] = None,
     listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The address of the HTTP server.")] = None,
 ) -> None:
-    """Complete or abort abandoned transactions, apply retention, and serve /metrics, /healthz and /readyz.
+    """Complete decided transactions, abort abandoned ones, apply retention, and serve /metrics, /healthz and /readyz.
 
     Runs until SIGTERM or Ctrl-C. Any number of instances may run on one database.
     """

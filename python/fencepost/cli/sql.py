@@ -33,7 +33,9 @@ def ddl_command(
     since: Annotated[
         list[str] | None,
         typer.Option(
-            "--from", metavar="PART=VERSION", help="Print the upgrade of this part from an older version instead."
+            "--from",
+            metavar="PART=VERSION",
+            help="Instead print the upgrade of this part (such as producers=1) from this version.",
         ),
     ] = None,
 ) -> None:
@@ -50,7 +52,8 @@ def status_command(
     transports: Transports = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the schema version of each part. Exit code 3 if one is older, newer or unknown to this fencepost."""
+    """Show the schema version of each part (a group of tables, such as producers). Exit code 3 if one is older, newer
+    or unknown to this fencepost."""
     from fencepost.sql.schema import status
 
     with engine_of(database) as engine:

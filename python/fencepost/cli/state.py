@@ -162,10 +162,10 @@ def rollback(
 ) -> None:
     """Return to the state after VERSION, as a new version. Files that were read since then become new again.
 
-    First remove the Parquet files from the sink's folders run=<n>/ of the versions after VERSION, but keep the folders,
-    and in an object store _SUCCESS. The next run writes these rows again if their files are still in the source. If the
-    sink is a Delta table, first RESTORE it to the commit of VERSION (its history names versions). Set an Iceberg table
-    back to the snapshot of VERSION.
+    First remove the Parquet files from the sink's folders run=<n>/ of the versions after VERSION. Do not remove the
+    folders. In an object store, do not remove run=<n>/_SUCCESS. The next run writes these rows again if their files are
+    still in the source. If the sink is a Delta table, first RESTORE it to the commit of VERSION (its history names
+    versions). Set an Iceberg table back to the snapshot of VERSION.
     """
     _say("rolled back", _operation(place, "rollback", version, accept_duplicates=accept_duplicates), as_json)
 
@@ -191,8 +191,8 @@ def collect_garbage(
         int | None,
         typer.Option(
             min=1,
-            help="Keep only this number of newest applied versions for rollback, e.g. 50, and fold older ones. "
-            "Rows stay in the sink. Default: those that runs keep (fencepost dedup --keep-versions).",
+            help="Keep only this number of newest applied versions for rollback, e.g. 50. Of older versions, only "
+            "totals are kept. Rows stay in the sink. Default: those that runs keep (fencepost dedup --keep-versions).",
         ),
     ] = None,
     as_json: AsJson = False,

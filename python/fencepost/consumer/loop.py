@@ -81,10 +81,12 @@ class ConsumerLoop:
             skip the message. It raises `StoreError` for an outage of a service that it needs.
         effect: `effect(connection, kept)` receives the new rows, as in `SqlSink.handle`. It raises `StoreError` for an
             outage of a service that it needs. None: rows go to the sink's table.
-        attempts: Number of tries of a message that fails by itself. After them it becomes a dead letter.
+        attempts: Number of times that a failing message is tried alone, in a transaction of its own. After them it
+            becomes a dead letter.
         dead_letters: Writes dead letters. None: to the table `fencepost_dead_letters` of the sink's database.
-        dead_letters_max: Number of consecutive dead letters after which another failed message stops the loop. So
-            many failures have a cause other than the messages.
+        dead_letters_max: Number of consecutive messages that failed and became dead letters, after which another failed
+            message stops the loop. Rows that the policy refused do not count. So many failures have a cause other than
+            the messages.
         start: Where to start a partition without a position in the database: "earliest", "latest", or "committed",
             the group's committed offset in Kafka ("earliest" if there is none).
         on_reset: What to do if messages were deleted before they were applied: "stop", or "report" and continue.

@@ -96,9 +96,9 @@ def place_of(message: Message) -> str:
 
 
 def message_columns(message: Message) -> dict[str, Any]:
-    """Return key and value (binary), headers (JSON text) and timestamp (int64 ms or null). The default decoder.
-
-    `headers_text` defines the JSON of the headers.
+    """Return key and value (binary), headers (JSON text or null) and timestamp (int64 ms or null). The default decoder.
+    The JSON of headers is [[name, value], ...]. A value that is not UTF-8 or contains a zero byte becomes {"hex":
+    "ff00"}.
     """
     kind, timestamp_ms = message.timestamp()
     return {
@@ -110,7 +110,8 @@ def message_columns(message: Message) -> dict[str, Any]:
 
 
 def headers_text(headers: Sequence[tuple[str, bytes | None]] | None) -> str | None:
-    """Return headers as JSON: [[name, value], ...]. A value that is not UTF-8 becomes {"hex": "ff00"}."""
+    """Return headers as JSON: [[name, value], ...]. A value that is not UTF-8 or contains a zero byte becomes {"hex":
+    "ff00"}."""
     if not headers:
         return None
     return json.dumps([[name, _header_value(value)] for name, value in headers], ensure_ascii=False)

@@ -52,7 +52,7 @@ class Daemon:
         ]
 
     def run(self, *, signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM)) -> None:
-        """Run until `stop` or one of the signals, then return within `GRACE_S` seconds.
+        """Run until `stop` or one of the signals, then return within 5 seconds.
 
         Raises OSError if the address is in use, FencepostError if a thread stopped because of a defect.
         """
@@ -85,12 +85,13 @@ class Daemon:
             return {name: dict(counts) for name, counts in self._runs.items()}
 
     def problem(self) -> str | None:
-        """The reason why this process does not work, independent of the database. None if it works."""
+        """The reason why this process itself does not work: a thread has ended. None if it works. An outage of the
+        database is no such reason."""
         dead = [it.name for it in self._threads if it.ident is not None and not it.is_alive()]
         return None if self._stop.is_set() or not dead else f"threads have ended: {', '.join(dead)}"
 
     def unreadiness(self) -> str | None:
-        """Return what is wrong with the database, or None."""
+        """Return what is wrong with the database or with this process, or None."""
         try:
             self.database.transaction(lambda connection: connection.execute(text("SELECT 1")).scalar_one())
             self.leases()

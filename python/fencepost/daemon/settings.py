@@ -38,8 +38,8 @@ class Settings:
     | section | fields | task |
     |---|---|---|
     | `[recover]` | `recover_every_ms`, `routes` | complete or abort transactions |
-    | `[expire]` | `expire_every_ms`, `ids_after_ms`, `tombstones_after_ms` | `ProducerRegistry.expire`, same bounds |
-    | `[claims]` | `claims_every_ms`, `claims_keep_ms` | delete claims by consumer; other claims are kept |
+    | `[expire]` | `expire_every_ms`, `ids_after_ms`, `tombstones_after_ms` | expire ids, delete tombstones |
+    | `[claims]` | `claims_every_ms`, `claims_keep_ms` | delete old claims of the consumers in `claims_keep_ms` |
     | `[decisions]` | `decisions_every_ms`, `decisions_keep_ms` | delete old decisions; None keeps all |
     | `[requests]` | `requests_every_ms` | delete expired requests |
 

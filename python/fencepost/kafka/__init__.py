@@ -68,15 +68,17 @@ def read_batches(
     | coordinator_epoch | int32 | of markers |
     | compression, leader_epoch | utf8, int32 | |
 
-    Only checksums of control batches are verified: others include the payloads.
+    Only the checksums of control batches are verified. The checksum of any other batch covers its content, which is not
+    read.
 
     Args:
         source: A partition's folder, a segment, or a URI of either.
-        damage: "raise": damage raises SourceError after the rows before it. "report": damage becomes a `Finding` in the
-            stream's `.findings`; the rest of the segment is skipped and the next one read. Offsets that are in no
-            segment are reported too, and local offset indexes are checked against their segments.
-        options: Options of a remote store with obstore's names (`endpoint`, `region`, ...). Others come from the
-            environment.
+        damage: "raise": iteration returns the rows before the damage, then raises SourceError. Other libraries that
+            read the stream raise their own error, except for damage near the beginning. "report": damage becomes a
+            `Finding` in the stream's `.findings`; the rest of the segment is skipped and the next one read. Offsets
+            that are in no segment are reported too, and local offset indexes are checked against their segments.
+        options: Options of a remote store, under the names of the package obstore (`endpoint`, `region`, ...). Options
+            that are not given come from the environment.
 
     Returns:
         An Arrow stream that is read lazily.
@@ -111,8 +113,8 @@ def read_records(
         source: A partition's folder, a segment, or a URI of either.
         isolation: "read_committed" skips records of aborted transactions and stops at the last stable offset: that of
             the first open transaction, or the log's end. It first reads the headers of all segments. For a single
-            segment it uses the transaction index beside it; a transaction that is undecided there raises SourceError.
-            "read_uncommitted" reads everything.
+            segment it uses the transaction index beside the segment. If neither of the two shows the outcome of a
+            transaction, it raises SourceError. "read_uncommitted" reads everything.
         from_offset: The first offset to read. To continue, pass the last record's offset + 1. Earlier segments are
             skipped, except for headers that "read_committed" needs. An offset at or behind the end gives no rows and no
             error.
@@ -190,13 +192,13 @@ def audit(
     Args:
         source: A partition's folder, a folder of such folders (a broker's log directory), a segment, or a URI.
         now_ms: The time for finding hanging transactions: milliseconds since 1970, or "newest" for the partition's
-            newest timestamp. Default: the system's clock. For idle producers, the number counts, otherwise the newest
-            timestamp.
+            newest timestamp. Default: the system's clock. Whether a producer was idle at a snapshot (`max_idle_ms`) is
+            judged by `now_ms` if that is a number, otherwise by the newest timestamp read so far.
         max_idle_ms: The broker's producer.id.expiration.ms.
         cleanup_policy: The topic's cleanup.policy: "delete", "compact" or "unknown", or a mapping from topics to these
             ("*" for other topics). Offsets in no batch are losses under "delete", not under "compact". Under "unknown"
             they are losses unless some batches have fewer records than offsets. Compaction causes this, but so does a
-            broker that lost single records. Kafka's internal topics are compacted, unless the mapping names them.
+            broker that lost single records. Kafka's internal topics count as "compact", unless the mapping names them.
         checksums: Also read the batches' content and check it: checksums and compression. Otherwise only headers are
             read.
         options: As in `read_batches`.

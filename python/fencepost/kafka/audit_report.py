@@ -47,7 +47,7 @@ class PartitionAudit:
     compacted: bool
     """Whether the log counts as compacted: the policy is "compact", or it is "unknown" and some batches have fewer
     records than offsets. In a compacted log, steps in sequence numbers and offsets in no batch are not losses:
-    `missing` and `holes` list them, but `found` does not count them."""
+    `missing` and `holes` list them, but `count_findings` does not count them."""
     removed: int
     """Number of records removed from batches, by compaction or by a loss of single records."""
     checksums: bool

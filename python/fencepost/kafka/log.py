@@ -75,8 +75,8 @@ class PartitionLog:
     A `BrokerTable` judges batches, and the log writes them like a broker. So `read_batches`, `read_records`, `audit`
     and the decoder of any Kafka client can read the folder.
 
-    May be used from several threads, and releases the interpreter. A forked process must open its own log. Opening
-    takes a lock.
+    May be used from several threads. Its calls release the GIL, so other threads run meanwhile. A forked process must
+    open its own log. Opening takes a lock.
 
     | `sync` | when an append returns |
     |---|---|
@@ -172,7 +172,7 @@ class PartitionLog:
                 None). Or an Arrow table with value and optionally key (binary or strings), timestamp (int64 ms or Arrow
                 timestamp) and headers (list of struct key utf8, value binary).
             transactional: Whether the batch belongs to a transaction.
-            now_ms: The timestamp of records without one, and the time for idle producers. Default: the system's clock.
+            now_ms: The timestamp of records without one. Default: the system's clock.
 
         Raises:
             BatchError: The batch is invalid.
@@ -184,7 +184,8 @@ class PartitionLog:
         return self.append_many([Batch(pid, epoch, base_seq, records, transactional)], now_ms=now_ms)[0]
 
     def append_many(self, batches: Iterable[Batch | Sequence[Any]], *, now_ms: int | None = None) -> list[Appended]:
-        """Judge batches in order and write the accepted ones: all of them, or none after an error except PoisonedError.
+        """Judge batches in order, and write all accepted ones. After an error none is written, except that it is
+        unknown after PoisonedError.
 
         Equivalent to one call of `append` per batch, but with one sync. Raises the errors of `append`.
 
@@ -205,8 +206,9 @@ class PartitionLog:
     ) -> Appended:
         """Judge a transaction's end from its coordinator, and write the marker if it is accepted.
 
-        Under `transaction_version` 2 (KIP-890) the epoch must be above that of the transaction's batches, except for a
-        retry when no transaction is open, and for the last epoch, 32767 (4.3). FENCED and COORDINATOR_FENCED are
+        Under `transaction_version` 2 (KIP-890) and `version` 4.2 or later, the epoch of a marker that ends an open
+        transaction must be above that of the transaction's batches. From 4.3 on, 32767 may also be equal. If no
+        transaction is open, the marker is a retry and may have the same epoch. FENCED and COORDINATOR_FENCED are
         verdicts. Raises the errors of `append`.
         """
         if outcome not in ("commit", "abort"):
@@ -242,7 +244,8 @@ class PartitionLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """The first offset of an open transaction or of unsynced data (not with "interval"); else the log's end."""
+        """The lowest first offset of the open transactions and of the data that is not synced to disk; without either,
+        the log's end. With sync="interval", only open transactions count."""
         return self._log.last_stable_offset
 
     def metrics(self) -> dict[str, Any]:

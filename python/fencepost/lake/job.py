@@ -96,9 +96,9 @@ class DedupJob:
         columns: The identity columns: a Columns or the name of a preset (`Columns.preset`). Default: the policy's
             columns. They may be in the names of Hive-style folders, or fields of struct columns ("payload.seq").
         scope: A text that distinguishes data of different origins (a cluster, a topic id). Fixed with the state.
-        order_by: Columns that order the rows of a run before they are judged. Equal rows, and all rows with (), are
-            ordered by file name and row. Required, possibly as (), by policies that depend on the order: with a wrong
-            order they lose good rows.
+        order_by: Columns that order the rows of a run before they are judged. Rows that are equal in these columns are
+            ordered by file name and row. With (), all rows are. Policies that depend on the order require this
+            argument, even if it is (): with a wrong order, they refuse good rows.
 
         rejected_max: Maximum share of refused rows, not counting DUPLICATE and CONFLICT. Above it, the run stops
             before its decision.
@@ -107,8 +107,8 @@ class DedupJob:
         on_reset: What to do if keys seem to restart their numbers: "stop" the run before its decision, or "report".
             This needs timestamps, so it is checked only with `max_idle_ms` (rule: `fencepost.resets`). Applies also if
             unread rows of a Kafka log were deleted: "report" warns and continues with the first available row.
-        reset_rows_min: A key is suspected from this number of repeats whose timestamp differs from that of the row they
-            repeat.
+        reset_rows_min: A key is suspected from this number of repeats that cannot be copies, by their timestamp (rule:
+            `fencepost.resets`).
         compare_content: Compare repeats with the rows they repeat, if both are in files of this run: True for all
             columns outside the identity, or the columns to compare. A repeat that differs is a CONFLICT instead of a
             DUPLICATE. `fencepost.content` defines equality. Leave out columns that differ between copies (offsets,
@@ -123,18 +123,19 @@ class DedupJob:
         max_idle_ms: Forget producers that were idle for this time, by the timestamps of the data (column "timestamp",
             or the one in `columns`). Older rows without a record in the state are then FORGOTTEN and quarantined.
             Cannot be enabled or disabled later; the duration may change.
-        clock_gap_max_ms: Maximum advance of this clock per run. Default: `max_idle_ms`. The clock also never passes the
-            time of this machine by more than half of `max_idle_ms`. So a row with a timestamp in the far future does
-            not make the state forget producers that wrote within the last half of `max_idle_ms`.
+        clock_gap_max_ms: The state has a clock, which follows the newest timestamp of the data, and which tells how
+            long a producer was idle. This is its maximum advance per run. Default: `max_idle_ms`. The clock also never
+            passes the time of this machine by more than half of `max_idle_ms`. So a row with a timestamp in the far
+            future does not make the state forget producers that wrote within the last half of `max_idle_ms`.
 
-        settle_ms: A file with damaged content is deferred to the next run until it has been damaged and unchanged for
-            this time since a run first saw it.
-        on_bad_file: What happens then: "quarantine" reports the file, and later runs skip it until it is replaced or
-            touched; "stop" stops every run until it is repaired or deleted. Files with wrong columns, types or values
-            are treated in the same way under "quarantine", and stop the run at once under "stop". Default: damaged
-            files are quarantined; wrong columns, types or values stop the run. Columns that a Delta or database table
-            does not take stop the run in any case. Under policies that depend on the order, files after a deferred file
-            wait for it.
+        settle_ms: Runs defer a file with damaged content to the next run, for this time at most. The time begins when a
+            run first finds the file damaged, and again whenever the file changes.
+        on_bad_file: What to do with a file that is still damaged after `settle_ms`: "quarantine" reports the file, and
+            later runs skip it until it is replaced or touched; "stop" stops every run until it is repaired or deleted.
+            Files with wrong columns, types or values are treated in the same way under "quarantine", and stop the run
+            at once under "stop". Default: damaged files are quarantined; wrong columns, types or values stop the run.
+            Columns that a Delta or database table does not take stop the run in any case. Under policies that depend on
+            the order, files after a deferred file wait for it; if `order_by` has columns, all files do.
 
         target_file_bytes: Merge small neighboring outputs to about this size, and split larger ones between row groups.
             This, `partition_by` and `sort_by` are supported by folders, prefixes and Delta tables. Without them, every
@@ -159,11 +160,11 @@ class DedupJob:
         driver_state_bytes_max: Maximum bytes of the state of the shards that the driver judges itself.
         layout: "delta" for a Delta table as sink, "run" for folders. Default: the existing sink's layout, or folders.
         schema: "strict" refuses a file whose columns or types differ from those of the sink's files, before the
-            decision (`on_bad_file`). "merge" also accepts new and missing columns, which are null elsewhere, and other
-            widths of a type (`fencepost.lake.schemas`). No file is rewritten; `fencepost.lake.dataset` and
-            `fencepost_spark.read_sink` read all of them with one schema. For Delta and Iceberg tables, "strict" refuses
-            columns and types that the table does not have. "merge" adds or widens them in the transaction that adds the
-            rows (`docs/delta.md`). Database tables define their own columns.
+            decision (`on_bad_file`). "merge" also accepts new columns, missing columns, and other widths of a type
+            (`fencepost.lake.schemas`). A column is null in the rows of files that do not have it. No file is rewritten;
+            `fencepost.lake.dataset` and `fencepost_spark.read_sink` read all of them with one schema. For Delta and
+            Iceberg tables, "strict" refuses columns and types that the table does not have. "merge" adds or widens them
+            in the transaction that adds the rows (`docs/delta.md`). Database tables define their own columns.
         source_immutable: Asserts that files of the source never change, so that outputs equal to their inputs may be
             hard links.
         sync: False does not wait for disks. A power loss may then destroy the state.
@@ -173,8 +174,8 @@ class DedupJob:
 
         keep_versions: Number of newest versions that support rollback (`State.rollback`). Runs remove files of the
             state that only older versions need. The output stays. May change from run to run. None keeps all.
-        keep_versions_ms: Also keep versions that were the newest at any time within these last milliseconds, and at
-            least within the last hour.
+        keep_versions_ms: Also keep versions that were the newest at any time within this period before now. Periods
+            under an hour count as an hour.
 
         files_max: Maximum number of new files per run. The first by name are read, at least one; later runs read the
             others (`RunReport.remaining_files`). Keeps runs over a backlog small. This and the following four arguments
@@ -283,7 +284,7 @@ class DedupJob:
             files=None if files is None else files_of(self.source, files),
         )
         self.source_name = self.source
-        """The source's name in the state. Another name than the folder is for input that was converted for one run."""
+        """The source's name in the state. It differs from the folder if the input was converted for this run."""
         self.source_options = source_options
         self.scope, self.shards = scope, shards
         self.shard_bytes_max = shard_bytes_max if shards is None else None
@@ -372,7 +373,7 @@ class DedupJob:
     def run(self, progress: Progress | None = None) -> RunReport:
         """Finish a decided version, then read new input. Calls `progress(step, done, total)`.
 
-        After an error, output and state are unchanged.
+        An error before the decision leaves no version. An error after it leaves a version that the next run finishes.
 
         Raises:
             BatchError: Invalid values (column, row, file).
@@ -380,8 +381,9 @@ class DedupJob:
             SnapshotError: The state has other settings, or is damaged.
             SinkError, SinkChangedError: The sink is not this job's, or was changed.
             StoreError: The storage of source or state is not available.
-            CapacityError: The state reached its bound.
-            PolicyError: Too many refused rows (`rejected_max`), or suspected resets.
+            CapacityError: The state has the maximum number of holes (`Policy.intervals_max`).
+            PolicyError: Too many refused rows (`rejected_max`), suspected resets (`on_reset`), or rows with other
+                content (`on_conflict`).
             StateConflictError: Another run decided first. Run again.
         """
         return Run(self, progress).run()

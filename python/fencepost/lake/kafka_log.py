@@ -45,9 +45,9 @@ class KafkaLog:
         options: Options of a remote store, with obstore's names.
         batch_bytes_max: Maximum size of a decompressed batch.
         cleanup_policy: The topic's cleanup.policy: "delete", "compact" or "unknown", or a mapping from topics to these,
-            with "*" for all others. Compaction can leave offsets that are in no segment. Otherwise a run stops if a
-            segment between two others is missing. A partition of unknown policy counts as compacted if one of the new
-            batches has fewer records than offsets.
+            with "*" for all others. Compaction can leave offsets that are in no segment. In the log of a topic that is
+            not compacted, a missing segment between two others stops the run (with on_reset="report" it is a warning).
+            A partition of unknown policy counts as compacted if one of the new batches has fewer records than offsets.
     """
 
     path: str | os.PathLike[str]

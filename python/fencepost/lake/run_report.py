@@ -39,7 +39,7 @@ class RunReport(Report):
     state: str
     """The absolute path or URI of the state."""
     sink: str
-    """The absolute path of the sink."""
+    """The location of the sink: an absolute path, a URI, or the name of a table."""
     policy: str
     """The name of the preset, or the rules of another policy."""
     identity: tuple[str, ...]
@@ -59,8 +59,9 @@ class RunReport(Report):
     bytes: int
     """Size of these files on disk, including all columns, compressed."""
     spans: int
-    """Lines of the exchange: the spans that contain `rows`, without rows without identity. A span is rows that follow
-    each other, of one key and epoch, with consecutive numbers. Under the aligned plan: the claims."""
+    """Number of spans that were passed to judging. A span is rows that follow each other, of one key and epoch, with
+    consecutive numbers. Rows without a producer are in no span. Under the aligned plan: the number of ranges of kept
+    rows that tasks passed on."""
     inputs: pa.Table
     """The files read: path (relative to the source), bytes, mtime_ns, inode, rows."""
     source_position: dict[str, Any] | None
@@ -70,12 +71,13 @@ class RunReport(Report):
     """Files that could not be read yet, relative to the source. The next run retries. Excludes files that wait for
     them."""
     blocked: tuple[str, ...]
-    """Files that wait for an earlier deferred file, under a policy that depends on the order."""
+    """Files that wait for a deferred file, under a policy that depends on the order."""
     quarantined: tuple[tuple[str, str], ...]
     """(path relative to the source, reason) of files that this run quarantined. Later runs read such a file only if it
     was replaced or touched."""
     vanished: tuple[str, ...]
-    """Files that were deleted or replaced between listing and reading, relative to the source."""
+    """Files that were deleted or replaced between listing and reading, and files of `files=` that do not exist,
+    relative to the source."""
     remaining_files: int
     """Number of new files left for the next run by `files_max`, `bytes_max` or `rows_max`."""
     ignored: tuple[str, ...]
@@ -97,7 +99,7 @@ class RunReport(Report):
     """Number of lines in the changelog of missing ranges, by kind: OPEN, CLOSED, SPLIT, FINAL."""
     missing_open: int | None
     """Number of rows that are missing in the whole state after the run, including those of earlier runs. None if a
-    shard was last written by a version that did not count them."""
+    shard was last written by a release of fencepost that did not count them."""
     stale_epoch: int
     """Number of rows below the highest epoch of their key, written by zombies."""
     stale: pa.Table
@@ -122,7 +124,8 @@ class RunReport(Report):
     differs), found and kept (its two values, as text). The last five are null if an earlier run kept the row: only its
     checksum is known."""
     border: int
-    """Number of rows whose lap of a wrapped sequence is ambiguous: only the border of the wrap decided it."""
+    """Number of rows that were put into another lap than the highest accepted row, because both are near the end of the
+    number range. A lap is one pass from 0 to wrap - 1."""
     entries: int
     """Number of entries in the state: keys, or keys and epochs."""
     shards: int
@@ -132,7 +135,7 @@ class RunReport(Report):
     state_bytes: int
     """Bytes of all snapshots, deltas and checksums of the state."""
     state_bytes_read: int
-    """Bytes of the previous state of these shards that were read."""
+    """Bytes that were read of the previous state of the judged shards."""
     state_bytes_written: int
     """Bytes of snapshots, deltas and checksums added to the state."""
     outputs: tuple[str, ...]

@@ -61,7 +61,8 @@ class ErrorCode(IntEnum):
 
     @property
     def is_retriable(self) -> bool:
-        """Whether the same batch may succeed later, in any state of the producer."""
+        """Whether the same batch may succeed later, whatever the state of the producer. Other codes, such as
+        OUT_OF_ORDER_SEQUENCE_NUMBER, are retried in some states only."""
         return self in _RETRIABLE
 
     @property

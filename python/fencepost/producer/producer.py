@@ -126,9 +126,10 @@ class SequencedProducer:
         name: Identifies the producer across restarts. The registry assigns it the same pid with the next epoch and
             fences its predecessor. A running producer renews a name that can expire. Without a name the pid is new and
             unique.
-        registry: Assigns identities (`Registry`). Default: the coordinator's.
+        registry: Assigns identities (`Registry`). Default: the coordinator, if it has `init_producer`. A name needs one
+            of the two. Without a name and a registry, the pid is a random number.
         coordinator: Enables transactions. The name is the transactional id.
-        topic: With a coordinator, the name of this transport's output among its routes.
+        topic: With a coordinator: the topic under which the `routes` of the coordinator have this transport.
         resume: A checkpoint of the previous producer of this name.
         position: Enables cursor mode. The column holds each row's position in its source, which serves as its sequence.
             A restarted producer sends the same numbers, and the log drops those it has. Positions must rise within a
@@ -280,7 +281,8 @@ class SequencedProducer:
         Raises:
             FencepostError: The first failure since the last `flush`, mostly a DeliveryError.
             TimeoutError: Not finished after `timeout` seconds. Delivery continues.
-            PolicyError: Called in a callback of the producer, whose end it would wait for.
+            PolicyError: Called in a callback of the producer. `flush` would wait for the end of this callback, and the
+                callback for `flush`.
         """
         self._check_waits("flush()")
         with self._changed:
@@ -348,9 +350,9 @@ class SequencedProducer:
     def close(self, timeout: float | None = None) -> None:
         """Deliver sent rows and stop. Aborts an open transaction.
 
-        Raises the errors of `flush` and `abort`. The producer is closed in any case, except after a PolicyError: in one
-        of its callbacks, in a fork, or while this thread decides a transaction. This error changes nothing. Does not
-        close the transport.
+        Raises PolicyError, and changes nothing, if it is called in a callback of the producer, in a forked process, or
+        by the thread that is in `commit` or `abort` (such as in `work`). Raises the errors of `flush` and `abort`; the
+        producer is closed then, too. Does not close the transport.
         """
         self._check_waits("close()")
         self._check_undecided("close()")

@@ -77,8 +77,8 @@ class TransactionCoordinator:
     The epoch increases with every transaction, so that a transaction cannot be confused with the next one.
 
     Between Prepare and Complete, a marker is written to each partition of the transaction. Any coordinator with a
-    route to the topic may write it. A coordinator neither times out nor completes transactions for which it has no
-    route; other coordinators must do this.
+    route to the topic may write it. If a coordinator has a route to none of the topics that wait for a marker, it
+    neither times out nor completes the transaction; another coordinator must do this.
 
     Args:
         engine: The database.
@@ -161,7 +161,7 @@ class TransactionCoordinator:
         """Add partitions of any topics, as (topic, number), before the first write to them.
 
         Raises:
-            FencedError: Another producer has taken over. Nothing has changed, here and below.
+            FencedError: Another producer has taken over. After this error and the following ones, nothing has changed.
             MappingError: No transactional id currently has this pid.
             ConcurrentTransactionError: The previous transaction is not complete.
             PolicyError: A partition is not (topic, number), or a topic has no route here.
@@ -312,8 +312,8 @@ class TransactionCoordinator:
     def reap(self) -> Recovered:
         """Abort transactions that have been open for longer than their time-out.
 
-        A transaction is unchanged if none of its waiting topics has a route here. If some have a route, the abort is
-        decided, and their markers are written.
+        If topics of a transaction wait for a marker and none of them has a route here, the transaction is unchanged. If
+        some have a route, the abort is decided, and the markers of these topics are written.
 
         Raises:
             ConcurrentTransactionError: Markers of some transactions could not be written. The transactions are aborted
@@ -328,8 +328,8 @@ class TransactionCoordinator:
         periodically. It is safe while others commit: their markers may be written twice.
 
         Raises:
-            ConcurrentTransactionError: Markers of some transactions could not be written. All others are written; call
-                again.
+            ConcurrentTransactionError: Some transactions could not be completed: a marker could not be written, or
+                another session holds the row. All others are done; call again.
         """
         failures: list[ConcurrentTransactionError] = []
         prepared = PRODUCERS.c.state.in_([int(it) for it in PREPARED])

@@ -106,8 +106,9 @@ _LOST = _problem(409, "Another worker has taken the request over", "Repeat it la
 class WsgiIdempotency(_Middleware):
     """WSGI middleware that applies each request with an Idempotency-Key header once.
 
-    Install it behind authentication, because a repeat does not reach the application. Safe methods pass through. Other
-    methods pass through without the header unless they are required. Request and response are held in memory.
+    Install it behind authentication, because a repeat does not reach the application. Requests with a safe method (GET,
+    HEAD, OPTIONS, TRACE) pass through. So do requests without the header, unless `required` lists their method. Other
+    requests and their responses are held in memory.
 
     Args:
         app: The application.
@@ -196,7 +197,8 @@ class AsgiIdempotency(_Middleware):
     """ASGI middleware for asyncio servers that applies each request with an Idempotency-Key header once.
 
     The arguments are those of `WsgiIdempotency`, but `caller` takes the scope. Calls to the database run in threads. In
-    the application, call the claim from a function that the framework runs in a thread, or with `asyncio.to_thread`.
+    the application, call methods of the claim from a function that the framework runs in a thread, or with
+    `asyncio.to_thread`.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

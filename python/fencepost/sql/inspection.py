@@ -175,7 +175,7 @@ def transaction_metrics(engine: Engine) -> dict[str, Any]:
 class TransactionMetrics:
     """Metrics of the registry and the coordinators of a database: `collect()` for `fencepost.metrics`.
 
-    The metrics name the `_NAMED_MAX` oldest late transactions.
+    The metrics name the 20 oldest late transactions.
     """
 
     def __init__(self, engine: Engine) -> None:

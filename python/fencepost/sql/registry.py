@@ -83,15 +83,16 @@ class ProducerRegistry:
     def init_producer(
         self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: ProducerIdentity | None = None
     ) -> ProducerIdentity:
-        """Return a new, unique identity.
+        """Return the identity of a producer: a fresh pid, or the pid of an id with its next epoch.
 
         Args:
             transactional_id: None returns a fresh pid with epoch 0, and stores nothing. An id returns its pid with the
                 next epoch. This fences the previous producer and aborts its open transaction. The pid is fresh if its
                 epochs are used up or the id has expired.
-            timeout_ms: How long a transaction may stay open, in 1..=`timeout_max_ms`.
+            timeout_ms: How long a transaction may stay open, from 1 to `timeout_max_ms` milliseconds.
             expected: The identity of a producer that continues after an error. It gets the next epoch only if no other
-                producer has taken over, and the same identity again if only the response was lost.
+                producer has taken over. If an earlier call with this argument succeeded but its response was lost, it
+                gets the identity of that response.
 
         Raises:
             PolicyError: The id is empty or too long, or the time-out is out of range. Nothing has changed.

@@ -214,7 +214,8 @@ class RequestClaim:
         """Run `work(connection)` and commit its result as a recovery point. Returns the result.
 
         If this or an earlier worker has committed the step, its result is returned and `work` does not run. Results are
-        JSON values. The lease is renewed. `work` may run several times until it commits, and must not commit itself.
+        JSON values. If `work` runs, the lease is renewed. `work` may run several times until it commits, and must not
+        commit itself.
 
         Raises:
             FencedError: The lease expired and another worker has the claim. Nothing of the step is in the database.

@@ -42,8 +42,9 @@ def statements(dialect: str, parts: Iterable[Part] = PARTS, since: Mapping[str, 
 
     Args:
         dialect: "postgresql", "sqlite" or "mariadb".
-        parts: The parts whose tables to create.
-        since: Existing versions by part. With it, the statements upgrade these parts to the current version.
+        parts: The parts (groups of tables with a common version, see docs/databases.md) whose tables to create.
+        since: The existing version of each part, by its name, such as {"producers": 1}. If passed, the statements
+            upgrade these parts to the current version, and create nothing else.
 
     Raises:
         PolicyError: The dialect is not supported, or `since` names a part that is not in `parts`.

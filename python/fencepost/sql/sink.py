@@ -67,7 +67,8 @@ class Applied:
     not_compared: int | None = None
     """Number of duplicates without a row in the table, which cannot be compared. None if content is not compared."""
     identity: str = "sequence"
-    """What identifies a row: "sequence", "message_id", or "redelivery only"."""
+    """What identifies a row: "sequence", "message_id", or "redelivery only": broker offsets, which do not show that a
+    producer sent an event twice."""
     stale_epoch: int | None = None
     """Number of rows, kept or not, whose epoch is below the highest accepted epoch of their key. They come from a
     replaced producer, or are delivered again. None for claims by message id."""
@@ -82,7 +83,7 @@ class Applied:
 
     @property
     def duplicates(self) -> int:
-        """Number of rows that were applied before this call."""
+        """Number of DUPLICATE rows: applied before this call, or repeated within it."""
         return self.counts[Verdict.DUPLICATE]
 
 
@@ -98,19 +99,19 @@ class SqlSink:
         claim: What identifies a row. "sequence": (pid, epoch, partition, seq), judged as in a `StateTable`. The
             database has one row per partition of a producer. "message_id": the columns `message_id`. The database has
             one row per message.
-        policy: A `fencepost.Policy` or the name of one. Only by sequence. The offsets of a broker
+        policy: A `fencepost.Policy` or the name of one. Only with claim="sequence". The offsets of a broker
             (`policy="kafka_offsets"`) detect redelivery only: events that a producer sent twice have two offsets, and
             both are applied.
-        columns: The identity columns: a `Columns`, or the name of a preset. Only by sequence.
+        columns: The identity columns: a `Columns`, or the name of a preset. Only with claim="sequence".
         message_id: The columns with an id that the producer creates, or with (aggregate id, version).
-        timestamp: By message id, the column with the event's own time: int64 ms or Arrow timestamps. By sequence, use
-            `Columns(timestamp=...)`. With timestamps, `reap` can forget by age.
+        timestamp: With claim="message_id": the column with the event's own time, int64 ms or Arrow timestamps. With
+            claim="sequence", use `Columns(timestamp=...)`. With timestamps, `reap` can forget by age.
         insert: The columns that `apply` writes. None: all columns of the rows.
         untracked: "fail" refuses rows without a producer (pid null or -1). "keep" applies them each time they arrive.
         in_log_order: The rows of each producer's partition arrive in the order of the broker's log, as in an export
-            of it. A row with a lower epoch than the newest, or with its epoch and a lower sequence, is then a
-            duplicate. A claim remembers only the newest row, however many transactions raise the epoch. Only by
-            sequence, and with policies that accept rows in any order.
+            of it. A row is then a duplicate if its epoch is lower than that of the newest row, or if its epoch is the
+            same and its sequence is not higher. A claim remembers only the newest row, however many transactions raise
+            the epoch. Only with claim="sequence", and with policies that accept rows in any order (admit="any").
         replay_ms: The maximum age of an event that the slowest path (a replay, a restored backup) delivers again.
             `reap` warns of a shorter retention.
         attempts: How often a call tries its transaction if the database undoes it.
@@ -227,22 +228,25 @@ class SqlSink:
                 its column takes no nulls, the event is refused. If its column has a default, all events of the call
                 must have the key, or none.
             positions: The next position of each source after these rows (see `positions()`). Positions commit with the
-                rows and never decrease. If rows are identified by (topic, partition, offset), the position of a source
-                named `topic-partition` also closes the holes below it, if the call has rows of that partition.
+                rows and never decrease. If rows are identified by (topic, partition, offset), name each source
+                `topic-partition`. If a call has rows of a partition, offsets below its position then no longer count as
+                missing.
             expected: The required position of each source before the call. If two processes read the same source, one
                 of them is refused.
             refused: Receives the rows that are neither kept nor duplicates, with a column `_verdict`, if there are any.
-                It can store them in the same transaction.
+                It receives conflicts only with on_conflict="quarantine". It can store them in the same transaction.
 
         Raises:
-            BatchError: A row cannot be judged or written. Nothing is applied or claimed, here and below.
+            BatchError: A row cannot be judged or written. After this and all other errors except OutcomeUnknownError,
+                nothing is applied or claimed.
             SinkError: The table lacks a column of the rows, or generates it. Or the database refuses a statement, for
                 example because the table was renamed.
             StateConflictError: A source is not at its `expected` position.
             StoreError: The database does not answer, closes the connection, or cannot continue. Call again.
-            OutcomeUnknownError: The connection was lost during the commit. Call again with the same rows: applied
-                rows have a claim and are duplicates (under admit="next" beyond the window: out of order; of a replaced
-                epoch: fenced). Untracked rows have none: they are applied again, unless `expected` refuses the call.
+            OutcomeUnknownError: The connection was lost during the commit. Call again with the same rows: rows that
+                were applied have a claim, so they are DUPLICATE (or, under admit="next", OUT_OF_ORDER if they are older
+                than the window; or FENCED if their epoch was replaced). Untracked rows have no claim: they are applied
+                again, unless `expected` refuses the call.
         """
         if self._target is None:
             raise PolicyError("this sink has no table: name one, or call handle() with an effect")
@@ -338,8 +342,8 @@ class SqlSink:
         own folder.
 
         Raises:
-            PolicyError: The sink has no table, it claims by message id, the state is in an object store, or the
-                engine's URL alone leads to another table.
+            PolicyError: The sink has no table, it claims by message id, the state is in an object store, or a
+                connection with only the engine's URL finds another table (tasks connect in this way).
         """
         if self._target is None or self.identity == "message_id":
             what = "it has no table" if self._target is None else "jobs identify rows by sequence, not by message id"
@@ -369,28 +373,32 @@ class SqlSink:
     ) -> Reaped:
         """Forget claims that are older than the retention, and return their number.
 
-        Warns with RetentionWarning, and in the result, if the retention is shorter than `replay_ms`.
+        If the retention is shorter than `replay_ms`: by event time, warns with RetentionWarning and in the result. By
+        processed time, raises PolicyError, or warns with `force`.
 
         Args:
             retention_ms: The age of the claims to keep, in milliseconds.
             by: What the age is measured by.
 
                 - "event_time": the events' own time, for a sink that keeps timestamps. Unknown rows at or below the
-                  horizon (now - `retention_ms`) are then FORGOTTEN: not kept, and never treated as new. So are rows of
-                  a missing range that such a row left, whatever their own time. The horizon never decreases.
+                  horizon (now - `retention_ms`) are then FORGOTTEN: not kept, and never treated as new. So are rows
+                  that fill a hole, whatever their own time, if the row that opened the hole is at or below the horizon.
+                  The horizon never decreases.
                 - "processed_time": the time since a claim's last new row, by the database's clock, for a sink without
                   timestamps. There is no horizon: an event that is delivered again later is applied again.
             now_ms: The current time. None: the database's clock.
-            force: Accept a retention that is shorter than `replay_ms` or than what is in flight.
+            force: Accept a retention that is shorter than `replay_ms` or than the delay of events (see PolicyError),
+                and a `now_ms` for which claims up to a time after the database's clock would be forgotten.
 
         Claims are deleted in pieces, each in its own transaction. If the call is interrupted, the horizon already
         applies, and the next call deletes the rest.
 
         Raises:
             PolicyError: The retention is not positive, or `now_ms` is not an integer. By event time: the sink keeps no
-                timestamps, the horizon would be after the database's clock, or the retention is shorter than what is in
-                flight (claims were written within it whose newest event is older). By processed time: the sink keeps
-                timestamps, or the retention is shorter than `replay_ms`. Nothing has changed.
+                timestamps, the horizon would be after the database's clock, or events arrive later than the retention
+                allows: a claim was written within the retention, but its newest event is older. By processed time: the
+                sink keeps timestamps, the retention is shorter than `replay_ms`, or claims after the database's clock
+                would be deleted. Nothing has changed.
         """
         storage = self._claims.storage
         if by not in get_args(ReapBy):

@@ -463,7 +463,8 @@ class Decision:
     stale_epoch: int = 0
     """Number of rows below the highest epoch of their key, written by zombies."""
     border: int = 0
-    """Number of rows whose lap of a wrapped sequence is ambiguous: only the border of the wrap decided it."""
+    """Number of rows that were put into another lap than the highest accepted row, because both are near the end of the
+    number range. A lap is one pass from 0 to wrap - 1."""
     plan: dict[str, Any] = field(default_factory=dict)
     """How it was computed: name, reason, figures."""
     report: dict[str, Any] = field(default_factory=dict)

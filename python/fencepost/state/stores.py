@@ -109,7 +109,7 @@ class Store(Protocol):
         """Return whether a complete object of this name exists."""
 
     def writer(self, name: str) -> Writer:
-        """Return a writer for a large object under a unique name."""
+        """Return a writer for a large object. `name` must be one that no other writer uses."""
 
 
 def open_store(uri: str | os.PathLike[str], *, sync: bool = True, options: Mapping[str, Any] | None = None) -> Store:
@@ -127,7 +127,8 @@ def open_store(uri: str | os.PathLike[str], *, sync: bool = True, options: Mappi
             again when credentials expire.
 
     Raises:
-        StoreError: The URI contains a password, has one slash, or an unknown scheme.
+        StoreError: The URI contains a password, has only one slash after the colon, or has an unknown scheme; or a
+            file:// URI has no absolute path.
     """
     text = os.fspath(uri)
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text)

@@ -338,7 +338,7 @@ class State(Report):
             yield shard.shard, self.table(decision, shard.shard, settings)
 
     def table(self, decision: Decision | None, shard: int, settings: Settings | None = None) -> StateTable:
-        """Return a shard's table after a version, ready for `segments.advance`; empty if it has none."""
+        """Return a shard's table after a version, ready for `segment_files.advance`; empty if it has none."""
         settings = settings or self.require_settings()
         found = decision.shards.get(shard) if decision else None
         return load_table(
@@ -358,7 +358,8 @@ class State(Report):
         return self._concat(StateTable.entries)
 
     def ledger(self, decision: Decision | None) -> ArrowTable:
-        """Return the inputs that were read up to a version: path, bytes, mtime_ns, inode, etag."""
+        """Return the inputs up to a version, including quarantined ones: path, bytes, mtime_ns, inode, etag,
+        footer_crc."""
         return ledger.read_ledger(self.store, decision.ledger if decision else None)
 
     def check(self, wanted: Settings) -> None:
@@ -397,7 +398,8 @@ class State(Report):
         return ledger.extend_ledger(self.store, before.ledger if before else None, version, attempt, tables)
 
     def follow(self, version: int, before: Decision | None, attempt: str, **changes: Any) -> Decision:
-        """Return the decision for `version`: that of `before` with these changes. Both must come from one `head`."""
+        """Return the decision for `version`: that of `before` with these changes. `version` and `before` must come from
+        the same call of `head`."""
         carried: dict[str, Any] = {}
         if before is not None:
             carried = {name: getattr(before, name) for name in CARRIED}
@@ -417,7 +419,7 @@ class State(Report):
         return Decision(**fields)
 
     def log_hash(self, version: int) -> str | None:
-        """Return the value of `previous` for decision version + 1."""
+        """Return the hash of a version's log entry, which is `previous` in the next decision. None for version 0."""
         if not version:
             return None
         try:
@@ -480,7 +482,8 @@ class State(Report):
         return {"root": name, "root_sha256": sha256(root)}
 
     def finish(self, version: int, status: str = APPLIED) -> None:
-        """Record that a version is applied to the sink, or abandoned. Raises StateConflictError if it is the other.
+        """Record that a version is applied to the sink, or abandoned. Raises StateConflictError if it is already
+        recorded with the other status.
 
         Does nothing for a folded version.
         """
@@ -511,10 +514,11 @@ class State(Report):
             self.store.replace(HINT, to_json({"format": FORMAT, "done": done}))
 
     def discard(self, version: int, attempt: str) -> bool:
-        """Remove what an attempt has prepared here, unless it has decided the version, and that is not abandoned.
+        """Remove what an attempt has prepared here. If the attempt has decided the version and the version is not
+        abandoned, nothing is removed.
 
-        Returns whether the sink may remove its files of the attempt, too. A driver that gets a StateConflictError may
-        have decided the version: from `finish`, or from a sink's function.
+        Returns whether the sink may remove its files of the attempt, too. After a StateConflictError of `finish` or of
+        a sink's function, the attempt may have decided the version.
         """
         try:
             logged = self.store.read(f"log/{version}.json")
@@ -568,7 +572,7 @@ class State(Report):
         return operations.rollback(self, version, accept_duplicates=accept_duplicates, sink=sink)
 
     def reshard(self, count: int, *, sink: Sink | None = None) -> Decision:
-        """Split the state into `count` shards, as a new version. Verdicts do not change.
+        """Change the number of shards to `count`, as a new version. Verdicts do not change.
 
         More shards are smaller, and allow more parallel judge tasks, each of which holds one shard at a time. Each task
         of this operation handles some shards, with one old and one new shard in memory, and entries in a temporary
@@ -592,13 +596,15 @@ class State(Report):
     def evict(self, now_ms: int | None, max_idle_ms: int, *, sink: Sink | None = None) -> Decision:
         """Forget every key that was idle for `max_idle_ms` before `now_ms`, as a new version.
 
-        Rows at or below the horizon, `now_ms` - `max_idle_ms`, are FORGOTTEN from then on if the state knows nothing
-        about them. The clock advances to `now_ms` and goes back only in a rollback or a rebase: an earlier time counts
-        as the current clock. Runs forget too, but only in the shards of their rows; this operation processes all
-        shards. `StateTable.evict` does the same for one table.
+        Rows at or below the horizon are FORGOTTEN from then on if the state knows nothing about them. The horizon is
+        `now_ms` - `max_idle_ms`, unless it is already higher. The clock of the state advances to `now_ms`. If `now_ms`
+        is before the clock, the time of the clock is used instead: only a rollback or a rebase sets it back. Runs
+        forget too, but only in the shards of their rows; this operation processes all shards. `StateTable.evict` does
+        the same for one table.
 
         Args:
-            now_ms: Milliseconds since 1970, by the timestamps of the data. None: the state's clock, which follows them.
+            now_ms: Milliseconds since 1970, by the timestamps of the data. None: the clock of the state, which follows
+                these timestamps.
             max_idle_ms: Milliseconds.
             sink: The sink. Default: the one in the settings.
 
@@ -634,7 +640,8 @@ class State(Report):
         return operations.collect_garbage(self, keep_versions, sink=sink)
 
     def abandon(self, version: int, *, sink: Sink | None = None) -> None:
-        """Abandon a version that is decided and cannot be applied, so that every run stops at it.
+        """Abandon a version that is decided but can never be applied. As long as it is not abandoned, every run stops
+        at it.
 
         Its rows will never be shown: the sink is fenced first. Its inputs become new again, and the next version builds
         on the one before it. Rows of inputs that are no longer in the source are lost. Does nothing if it is already

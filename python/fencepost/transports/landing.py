@@ -237,7 +237,8 @@ class LandingTransport:
 
     Raises:
         PolicyError: The folder has another number of partitions.
-        StoreError: The store is not available, or lets two writers put the same name.
+        StoreError: The store is not available, or does not support put-if-absent: it lets two writers create the same
+            file.
         SourceError: The log is invalid (path).
     """
 
@@ -628,11 +629,12 @@ def read_landing(
 ) -> Landing:
     """Read a landing folder: only files that its log lists, judged again by a broker's rules.
 
-    Torn and unlisted files do not matter; they are reported.
+    Torn and unlisted files are skipped. `leftovers` of the result names them.
 
     Args:
         folder: A path or URI.
-        after: Skip what was visible up to this number of entries, the `position` of an earlier call.
+        after: Return only what became visible after this number of log entries. Pass `position` of the result of an
+            earlier call.
         options: Options of the object store.
 
     Raises:

@@ -53,8 +53,8 @@ class PartitionLogTransport:
         value: The column of the records' values (binary or text). Default: the row as JSON without the identity, which
             is in the batch headers.
         timestamp: The column of the records' timestamps: int64 in milliseconds, or an Arrow timestamp.
-        options: Options of `PartitionLog`. `first` is "zero", so that a new producer's batch is not accepted after the
-            one before it failed. Open logs must have it too.
+        options: Options of `PartitionLog`. `first` is always "zero": if the first batch of a new producer fails, the
+            log also refuses the second one. Open logs must have first="zero" too.
 
     Raises:
         PolicyError: The folder has another number of partitions or is in an object store, first is "any" (no log is

@@ -73,8 +73,9 @@ class SqlTransport:
 
     Args:
         engine: An SQLAlchemy 2 engine for SQLite, PostgreSQL or MariaDB.
-        table: The name of the table, or a `sqlalchemy.Table`. It has the application's columns and `LOG_COLUMNS`;
-            (partition, log_offset) is unique.
+        table: The name of the table, or a `sqlalchemy.Table`. It has the application's columns and the integer columns
+            pid, epoch, partition, seq and log_offset (seq and log_offset with 64 bits); (partition, log_offset) is
+            unique.
         schema: An Arrow schema of the application's columns. A missing table is created from it. Every batch must match
             it. Batches must match the table's columns in any case.
         partitions: The number of partitions. The tables store it permanently. None uses the stored number (1 for a new

@@ -127,7 +127,7 @@ impl BrokerTable {
     /// - transactional: bool
     /// - control: utf8; null, "commit" or "abort". "empty" and "other" change nothing
     /// - coordinator_epoch: int32
-    /// - transaction_version: int8, of markers. Null: the version before 2
+    /// - transaction_version: int8, of markers. Null: a version below 2
     /// - origin: utf8; "client", "replica" or "coordinator"
     ///
     /// Integers of other widths are accepted if every value fits.

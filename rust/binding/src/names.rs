@@ -47,7 +47,8 @@ pub(crate) fn log_columns(columns: &Bound<'_, PyAny>) -> PyResult<LogColumns> {
     let needed = |role: &str| match columns.getattr(role)?.extract::<Option<String>>()? {
         Some(name) => Ok(name),
         None => {
-            let message = format!("BatchColumns({role}=None): the outcomes of transactions cannot be found without this column");
+            let message =
+                format!("BatchColumns({role}=None): the outcomes of transactions cannot be found without this column");
             Err(Failure::Policy(message).raise(py))
         }
     };

@@ -25,15 +25,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 ///
 /// Args:
 ///     policy: A preset name or a Policy.
-///     keep: Additional data to keep. With ("timestamp",), the table keeps when each entry was last written and when
-///         each hole opened, so that it can evict by age. Rows then need a timestamp.
-///     entries_max: Maximum number of entries. A call that would exceed it raises CapacityError and changes nothing.
+///     keep: Additional data to keep. With ("timestamp",), the table keeps the highest timestamp of each entry, and the
+///     timestamp of the row that opened each hole, so that it can evict by age. Rows then need a timestamp.
+///     entries_max: Maximum number of entries. A call that could exceed it raises CapacityError and changes nothing.
 ///     untracked: What to do with rows without a producer (pid null or -1). "keep": they get the verdict UNTRACKED.
 ///         "fail": they raise BatchError.
-///     partitions: How many partitions each producer writes to, "one" or "many". By default, the table chooses its memory
-///         layout while it grows. A large table is built in a third to two thirds of the time if it need not choose.
-///         Verdicts do not depend on it. "many" takes 80 bytes per entry instead of 30 if producers write to one
-///         partition each. Snapshots do not contain it.
+///     partitions: How many partitions each producer writes to, "one" or "many". By default, the table chooses its
+///         memory layout while it grows. A large table is built in a third to two thirds of the time if it need not
+///         choose. If producers write to one partition each, "many" takes 80 bytes per entry instead of 30. Verdicts do
+///         not depend on this argument, and snapshots do not contain it.
 ///
 /// Raises:
 ///     PolicyError: Invalid policy or options.
@@ -239,7 +239,7 @@ impl StateTable {
     ///     columns: As for ``apply``.
     ///
     /// Returns:
-    ///     Verdicts with one verdict per *row*: the sum of all lengths, one byte each.
+    ///     Verdicts with one verdict (one byte) per *row*, not per line: as many as the sum of all lengths.
     ///
     /// Raises:
     ///     BatchError, CapacityError, PolicyError, TypeError: As for ``apply``. Row numbers in errors are line numbers.
@@ -322,7 +322,8 @@ impl StateTable {
     /// - ``first``, ``last``: int64 positions. Under admit="next", the sequence numbers of the oldest and newest row in
     ///   the window
     /// - ``holes``: list of struct (first, last, timestamp)
-    /// - ``final_first``, ``final_last``: int64 positions, null if no positions are final
+    /// - ``final_first``, ``final_last``: int64: the range from the first to the last position that was given up as
+    ///   missing (``Policy.reach``, ``evict``); null if there is none
     /// - ``last_timestamp``: int64 ms
     ///
     /// Timestamps are null unless the table keeps them. The schema metadata has the policy, the options and the
@@ -334,8 +335,8 @@ impl StateTable {
 
     /// Return all open holes as an Arrow table, in key order.
     ///
-    /// The columns are the key columns, epoch (int16), first_seq, last_seq and count (int64). The table is empty if the
-    /// policy has gaps="normal".
+    /// The columns are the key columns, epoch (int16), first_seq, last_seq and count (int64). The result is empty if
+    /// the policy has gaps="normal".
     fn missing(&self, py: Python<'_>) -> PyResult<PyTable> {
         let batches = self.with(py, |table| Ok(missing_batches(table)))?;
         PyTable::try_new(batches.clone(), batches[0].schema())
@@ -393,7 +394,7 @@ impl StateTable {
     /// Add the entries of another table to this one. The other table does not change.
     ///
     /// The result contains every position that either table accepted. Horizons and last timestamps become the later of
-    /// the two. Final ranges become their convex hull.
+    /// the two. Two final ranges of an entry become the smallest range that contains both.
     ///
     /// Returns:
     ///     The overlap, as an Arrow table with the columns of ``missing()``: positions that both tables had accepted
@@ -512,7 +513,8 @@ impl StateTable {
         })
     }
 
-    /// Write the changes to a file, as ``snapshot_delta`` and ``save`` do. If that fails, the next delta contains them.
+    /// Write the bytes of ``snapshot_delta`` to a file, in the way of ``save``. If that fails, the next delta contains
+    /// these changes, too.
     fn save_delta(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.with(py, |table| {
             let delta = table.delta()?;
@@ -552,8 +554,8 @@ impl StateTable {
     ///     BatchError: A value cannot be part of an entry (column, row).
     ///     SnapshotError: An entry contradicts itself, the policy or another entry (row), or the metadata has other
     ///         rules.
-    ///     PolicyError: Neither the metadata nor ``policy`` gives a policy, or there is a horizon, but the table keeps no
-    ///         timestamps.
+    ///     PolicyError: Neither the metadata nor ``policy`` gives a policy, or there is a horizon, but the table keeps
+    ///         no timestamps.
     #[staticmethod]
     #[pyo3(signature = (rows, policy=None, *, keep=None, horizon_ms=None))]
     fn from_entries(

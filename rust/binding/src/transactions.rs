@@ -11,9 +11,10 @@ use std::sync::Mutex;
 
 /// Follows Kafka's logs call by call, and decides which of their rows are committed, aborted or still open.
 ///
-/// A transaction is what a producer writes to a partition up to its next marker there, whatever the epochs of both. A
-/// follower replays its log in the same way. The index stores a number per partition and an entry per open transaction.
-/// For ``aborted`` it also stores 32 bytes per aborted transaction, which ``forget_aborted`` frees.
+/// A transaction is what a producer writes to a partition up to its next marker there, even if rows and marker have
+/// different epochs. A follower replays its log in the same way. The index stores a number per partition and an entry
+/// per open transaction. For ``aborted`` it also stores 32 bytes per aborted transaction, which ``forget_aborted``
+/// frees.
 ///
 /// Partitions are integers, strings, binary, or tuples of them if they have several columns. None is the partition of
 /// rows without one: the column is null, or ``BatchColumns(partition=None)``.

@@ -61,7 +61,8 @@ impl Verdicts {
         PyTable::try_new(self.0.stale.clone(), self.0.stale[0].schema())
     }
 
-    /// Number of rows whose lap only the border of the wrap could decide.
+    /// Number of rows that were put into another lap than the highest accepted row, because both are near the end of
+    /// the number range. A lap is one pass from 0 to wrap - 1.
     #[getter]
     fn border(&self) -> u64 {
         self.0.border
