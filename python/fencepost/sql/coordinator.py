@@ -627,7 +627,7 @@ def _is_pair(pair: object) -> bool:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         return False
     numbers = [pair[1]] if pair[0] is None else pair
-    return all(is_integer(it, high=2**63 - 1) for it in numbers)
+    return all(is_integer(it, most=2**63 - 1) for it in numbers)
 
 
 def _checked_offsets(group: str, offsets: Offsets) -> list[tuple[str, int, int]]:
