@@ -8,7 +8,7 @@ from typing import Any
 import fencepost as fp
 import pytest
 from fencepost_spark import deduplicate, from_headers
-from fencepost_spark.kafka import KafkaSource, Topic, are_the_same, discontinuities, last_positions
+from fencepost_spark.kafka import KafkaSource, Topic, are_the_same, discontinuities, last_positions, positions_of
 from pyspark.errors import SparkRuntimeException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -182,10 +182,10 @@ def test_a_new_partition_that_begins_at_zero_is_accepted() -> None:
 
 def test_a_topic_that_is_away_for_a_while_stays_known() -> None:
     away = KafkaSource({}, {"a": {"0": 5}}, {"a": {"0": 9}})
-    said = away.position({"a": Topic("x", {0: 0})}, BEFORE["kafka"][0], same=True)
+    [said] = positions_of([away], {"a": Topic("x", {0: 0})}, BEFORE, same=True)
     assert said == {"start": {"a": {"0": 5}}, "end": {"a": {"0": 9}, "b": {"0": 7}}, "ids": {"a": "x", "b": "y"}}
     again = KafkaSource({}, {"a": {"0": 9}}, {"a": {"0": 9}, "b": {"0": 3}})
     [found] = discontinuities("state", [again], {}, {"kafka": [said]}, same=True)
     assert re.search(r"topic b, partition 0: ends at offset 3, .*up to 7 ", str(found))
-    elsewhere = away.position({}, BEFORE["kafka"][0], same=False)
+    [elsewhere] = positions_of([away], {}, BEFORE, same=False)
     assert (elsewhere["end"], elsewhere["ids"]) == ({"a": {"0": 9}}, {"a": "x", "b": "y"})
