@@ -345,7 +345,7 @@ def test_a_recreated_topic_that_has_grown_is_recognized_by_its_id(tmp_path: Path
     }
     lay("clicks-0", "clicks-0", "second")
     for on_reset in ("stop", "report"):
-        with pytest.raises(fp.SourceError, match=r"topic id is first, .* of clicks has second"):
+        with pytest.raises(fp.SourceError, match=r"clicks-1: .* id is first, .*clicks-0 is second"):
             make_job(tmp_path, on_reset=on_reset).run()
     lay("clicks-2", "clicks-1", "second")
     with pytest.raises(fp.SourceError, match="topic was recreated"):
