@@ -616,7 +616,7 @@ def test_a_rollback_does_not_trust_a_version_without_rows(tmp_path: Path) -> Non
     newest = table_of(tmp_path).version()
     restore(tmp_path, 1)
     for version in (3, 4):
-        with pytest.raises(fp.SinkError, match="a time before version 3 of this state"):
+        with pytest.raises(fp.SinkError, match="time before version 3 "):
             state_of(tmp_path).rollback(version)
     restore(tmp_path, newest)
     state_of(tmp_path).rollback(4)

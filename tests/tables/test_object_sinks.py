@@ -445,7 +445,7 @@ def test_a_state_that_was_taken_back_before_versions_that_are_folded(
     bucket.land("day=0/another.parquet", rows(9000, 700))
     if not is_checked:
         monkeypatch.setattr(RunPrefixes, "check", lambda *_: None)
-    wanted = "older than the sink" if is_checked else f"run={first}/_SUCCESS: not the list of files"
+    wanted = "older than the sink" if is_checked else f"run={first}/_SUCCESS: not the list"
     for _ in range(2):
         with pytest.raises(fp.SinkChangedError, match=wanted):
             bucket.job().run()
