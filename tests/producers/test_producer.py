@@ -816,7 +816,7 @@ def test_calls_out_of_turn_are_refused() -> None:
         ({"name": ""}, "at least one character"),
         ({"coordinator": object()}, "coordinator= needs name="),
         ({"position": "p"}, "position='p' needs a name"),
-        ({"coordinator": object(), "name": "a"}, "topic=None is not a topic of the coordinator"),
+        ({"coordinator": object(), "name": "a"}, "topic=None is not a topic"),
         ({"topic": "out"}, "topic='out' needs a coordinator"),
         (
             {"position": "p", "name": "a", "coordinator": object(), "topic": "out"},
