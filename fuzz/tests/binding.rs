@@ -9,7 +9,7 @@ use fencepost_columns::{ColumnNames, missing_batches, restore, without_panic};
 use fencepost_core::Epochs;
 use fencepost_fuzz::binding::{apply, scan};
 use fencepost_fuzz::{Named, POLICIES, binding, bounded};
-use fencepost_lake::{ParquetFile, ReadAt};
+use fencepost_lake::ParquetFile;
 use fencepost_testkit::pair::Rules;
 use fencepost_testkit::workload::Random;
 use inputs::{corpus, folder, run};
@@ -17,7 +17,6 @@ use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, Encoding};
 use parquet::file::properties::{WriterProperties, WriterVersion};
-use std::io;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -61,21 +60,6 @@ fn a_panic_behind_a_stream_of_arrow_is_an_error() {
     assert_eq!(reader.next().expect("rows").expect("rows"), rows());
 }
 
-struct Memory(Vec<u8>);
-
-impl ReadAt for Memory {
-    fn bytes(&self) -> io::Result<u64> {
-        Ok(self.0.len() as u64)
-    }
-
-    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        let rest = self.0.get(position as usize..).unwrap_or_default();
-        let count = rest.len().min(buffer.len());
-        buffer[..count].copy_from_slice(&rest[..count]);
-        Ok(count)
-    }
-}
-
 /// What is read at all shows that the corpus reaches behind the checks.
 #[test]
 fn the_corpus_is_read() {
@@ -90,7 +74,7 @@ fn the_corpus_is_read() {
     let committed = corpus("binding_parquet");
     for bytes in files() {
         assert!(committed.contains(&bytes), "write the corpus anew: make fuzz-corpus");
-        let file = Arc::new(Memory(bytes[binding::OPTIONS..].to_vec()));
+        let file = Arc::new(bytes[binding::OPTIONS..].to_vec());
         let file = ParquetFile::of_reader(Path::new("file"), file).expect("a file");
         let scanned = scan(&file, &columns, vec![], false, 4).expect("a file");
         assert!(scanned.is_end && scanned.untracked == 2, "{} rows", file.rows());

@@ -4,8 +4,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::{UInt32Type, UInt64Type};
 use arrow_array::{BooleanArray, RecordBatch};
 use fencepost_columns::{ColumnNames, Failure};
-use fencepost_lake::{Arranging, ParquetFile, ReadAt, RowRanges, Rows, Target, arrange, rewrite};
-use std::io;
+use fencepost_lake::{Arranging, ParquetFile, RowRanges, Rows, Target, arrange, rewrite};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,8 +27,7 @@ pub const OPTIONS: usize = 3;
 pub fn parquet(bytes: &[u8]) {
     let Some((options, file)) = bytes.split_first_chunk::<OPTIONS>() else { return };
     let limit = BYTES_FREE + BYTES_PER_BYTE * file.len();
-    let Ok(opened) = bounded(limit, || ParquetFile::of_reader(Path::new("file"), Arc::new(Memory(file.to_vec()))))
-    else {
+    let Ok(opened) = bounded(limit, || ParquetFile::of_reader(Path::new("file"), Arc::new(file.to_vec()))) else {
         return;
     };
     let of = Of::read(options[0]);
@@ -162,21 +160,6 @@ pub fn end_at_panics_of_ours() {
             std::process::abort();
         }
     }));
-}
-
-struct Memory(Vec<u8>);
-
-impl ReadAt for Memory {
-    fn bytes(&self) -> io::Result<u64> {
-        Ok(self.0.len() as u64)
-    }
-
-    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        let rest = self.0.get(usize::try_from(position).unwrap_or(usize::MAX)..).unwrap_or_default();
-        let count = rest.len().min(buffer.len());
-        buffer[..count].copy_from_slice(&rest[..count]);
-        Ok(count)
-    }
 }
 
 /// A file that goes with the input; in memory where the system has a folder for that.
