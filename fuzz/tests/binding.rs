@@ -12,7 +12,7 @@ use fencepost_fuzz::{Named, POLICIES, binding, bounded};
 use fencepost_lake::ParquetFile;
 use fencepost_testkit::pair::Rules;
 use fencepost_testkit::workload::Random;
-use inputs::{corpus, folder, run};
+use inputs::{corpus, run, write};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, Encoding};
@@ -242,15 +242,8 @@ fn programs(seed: u64) -> Vec<Vec<u8>> {
 #[test]
 #[ignore = "writes files"]
 fn write_the_corpus() {
-    for (name, inputs) in [
-        ("binding_rows", programs(1)),
-        ("binding_spans", programs(2)),
-        ("binding_restore", snapshots()),
-        ("binding_parquet", files()),
-    ] {
-        std::fs::create_dir_all(folder(name)).expect("a folder to write to");
-        for (number, bytes) in inputs.iter().enumerate() {
-            std::fs::write(folder(name).join(format!("seed-{number:02}")), bytes).expect("a folder to write to");
-        }
-    }
+    write("binding_rows", &programs(1));
+    write("binding_spans", &programs(2));
+    write("binding_restore", &snapshots());
+    write("binding_parquet", &files());
 }

@@ -4,7 +4,7 @@ mod inputs;
 
 use fencepost_core::{BrokerOptions, BrokerTable, KeyKind, PartKind, ProducerEntry, WindowBatch, encode_bytes};
 use fencepost_fuzz::{broker, seal};
-use inputs::{corpus, folder, run};
+use inputs::{corpus, run, write};
 
 #[test]
 fn no_bytes_break_the_decoder() {
@@ -83,7 +83,5 @@ fn entry(number: i64) -> ProducerEntry {
 #[test]
 #[ignore = "writes files"]
 fn write_the_corpus() {
-    for (number, bytes) in snapshots().iter().enumerate() {
-        std::fs::write(folder("broker").join(format!("seed-{number:02}")), bytes).expect("a folder to write to");
-    }
+    write("broker", &snapshots());
 }

@@ -5,7 +5,7 @@ mod inputs;
 use fencepost_core::{Batch, KeyKind, PRESETS, PartKind, Policy, Seqs, StateTable};
 use fencepost_fuzz::{FOLLOWED, Named, POLICIES, operations, operations_with, seal, snapshot};
 use fencepost_testkit::workload::{Random, Shape, stream};
-use inputs::{corpus, folder, run};
+use inputs::{corpus, run, write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
@@ -173,9 +173,6 @@ fn batch_of_rows(random: &mut Random) -> Vec<u8> {
 #[test]
 #[ignore = "writes files"]
 fn write_the_corpus() {
-    for (target, inputs) in [("snapshot", snapshots()), ("operations", programs())] {
-        for (number, bytes) in inputs.iter().enumerate() {
-            std::fs::write(folder(target).join(format!("seed-{number:02}")), bytes).expect("a folder to write to");
-        }
-    }
+    write("snapshot", &snapshots());
+    write("operations", &programs());
 }

@@ -4,7 +4,7 @@ mod inputs;
 
 use fencepost_fuzz::log;
 use fencepost_testkit::log::{Batch, CONTROL, Compression, Record, TRANSACTIONAL, crc32c};
-use inputs::{folder, run};
+use inputs::{run, write};
 use std::io::Write;
 
 type Target = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
@@ -123,9 +123,6 @@ fn indexes() -> Vec<Vec<u8>> {
 #[ignore = "writes files"]
 fn write_the_corpus() {
     for (name, _, inputs) in TARGETS {
-        std::fs::create_dir_all(folder(name)).expect("a folder to write to");
-        for (number, bytes) in inputs().iter().enumerate() {
-            std::fs::write(folder(name).join(format!("seed-{number:02}")), bytes).expect("a folder to write to");
-        }
+        write(name, &inputs());
     }
 }

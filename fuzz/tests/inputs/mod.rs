@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 const MUTATIONS: usize = 2_000;
 
-pub(crate) fn folder(target: &str) -> PathBuf {
+fn folder(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target)
 }
 
@@ -16,6 +16,14 @@ pub(crate) fn corpus(target: &str) -> Vec<Vec<u8>> {
     paths.sort();
     assert!(paths.len() >= 6, "a corpus of {} inputs", paths.len());
     paths.iter().map(|path| std::fs::read(path).expect("a file")).collect()
+}
+
+/// Writes inputs of a target to its corpus.
+pub(crate) fn write(target: &str, inputs: &[Vec<u8>]) {
+    std::fs::create_dir_all(folder(target)).expect("a folder to write to");
+    for (number, bytes) in inputs.iter().enumerate() {
+        std::fs::write(folder(target).join(format!("seed-{number:02}")), bytes).expect("a folder to write to");
+    }
 }
 
 /// Some bytes replaced, removed, repeated, or taken from another input.
