@@ -1,4 +1,4 @@
-use crate::memory::peak_of;
+use crate::memory::decode_within;
 use crate::seal;
 use fencepost_core::BrokerTable;
 
@@ -15,10 +15,8 @@ pub fn broker(bytes: &[u8]) {
 }
 
 fn decode(bytes: &[u8]) {
-    let (table, peak) = peak_of(|| BrokerTable::restore(bytes));
     let allowed = BYTES_FREE + BYTES_PER_BYTE * bytes.len();
-    assert!(peak <= allowed, "{} bytes made decoding hold {peak}, at most {allowed} are allowed", bytes.len());
-    let Ok(mut table) = table else { return };
+    let Ok(mut table) = decode_within(allowed, bytes.len(), || BrokerTable::restore(bytes)) else { return };
     let encoded = table.snapshot();
     let again = BrokerTable::restore(&encoded).expect("its own snapshot");
     assert!(again.entries().eq(table.entries()), "an entry was lost or changed");

@@ -1,7 +1,7 @@
 //! Kafka's files: whatever their bytes, each decoder refuses or decodes them without a panic and without memory that
 //! they do not justify. The boundaries of calls do not matter.
 
-use crate::memory::peak_of;
+use crate::memory::decode_within;
 use fencepost_kafka as kafka;
 use fencepost_testkit::log::{seal, segment_with_payload};
 use kafka::{BatchColumns, Error, PartitionScan, RecordColumns, RecordScan, Segment, SegmentScan, View};
@@ -148,8 +148,5 @@ pub fn index(bytes: &[u8]) {
 
 /// Runs work on this many bytes. They justify a proportional amount of memory, and `more`.
 fn bounded<T>(bytes: usize, more: usize, decode: impl FnOnce() -> T) -> T {
-    let (result, peak) = peak_of(decode);
-    let allowed = BYTES_FREE + BYTES_PER_BYTE * (bytes + more);
-    assert!(peak <= allowed, "{bytes} bytes made decoding hold {peak}, at most {allowed} are allowed");
-    result
+    decode_within(BYTES_FREE + BYTES_PER_BYTE * (bytes + more), bytes, decode)
 }

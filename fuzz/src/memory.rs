@@ -18,12 +18,14 @@ thread_local! {
     static REFUSED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Returns the result of the work, and the maximum number of bytes it had allocated.
-pub(crate) fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
+/// Decodes this many bytes. Panics if more than `allowed` bytes are allocated at once.
+pub(crate) fn decode_within<T>(allowed: usize, bytes: usize, decode: impl FnOnce() -> T) -> T {
     let before = HELD.get();
     PEAK.set(before);
-    let result = work();
-    (result, (PEAK.get() - before) as usize)
+    let result = decode();
+    let peak = (PEAK.get() - before) as usize;
+    assert!(peak <= allowed, "{bytes} bytes made decoding hold {peak}, at most {allowed} are allowed");
+    result
 }
 
 /// Runs work that may allocate this many more bytes, and refuses further requests.

@@ -1,4 +1,4 @@
-use crate::memory::peak_of;
+use crate::memory::decode_within;
 use fencepost_core::{Entry, KeyKind, KeySpace, StateTable};
 
 /// Bytes that decoding may allocate in addition to those per input byte: an empty table and buffers of one frame.
@@ -43,10 +43,7 @@ fn follow(table: &mut StateTable, delta: &[u8], bytes: usize) {
 
 /// Decodes this many bytes. They justify a proportional amount of memory.
 fn bounded<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
-    let (result, peak) = peak_of(decode);
-    let allowed = BYTES_FREE + BYTES_PER_BYTE * bytes;
-    assert!(peak <= allowed, "{bytes} bytes made decoding hold {peak}, at most {allowed} are allowed");
-    result
+    decode_within(BYTES_FREE + BYTES_PER_BYTE * bytes, bytes, decode)
 }
 
 fn check_stable(table: &StateTable) {
