@@ -83,12 +83,8 @@ impl Form {
         let detail = usize::from(self.detail);
         match self.kind {
             0..=5 => to(&INTEGERS[detail % 8]),
-            6 => dictionary::<Int8Type>(values, detail),
-            7 => {
-                let narrow = to(&DataType::Int32);
-                let keys = PrimitiveArray::<Int32Type>::from_iter((0..narrow.len()).map(|at| Some(at as i32)));
-                Arc::new(DictionaryArray::new(keys, narrow))
-            }
+            6 => narrow_keys(values, detail),
+            7 => dictionary(to(&DataType::Int32)),
             8 if !values.is_empty() => {
                 let ends = Int32Array::from_iter_values((1..=values.len()).map(|end| end as i32));
                 Arc::new(RunArray::<Int32Type>::try_new(&ends, &array).expect("a run a value"))
@@ -96,11 +92,7 @@ impl Form {
             8 => array,
             9 => Arc::new(NullArray::new(values.len())),
             10 | 11 => cast(&to(&DataType::Utf8), &TEXTS[detail % 6]).expect("a text"),
-            12 => {
-                let texts = to(&DataType::Utf8);
-                let keys = PrimitiveArray::<Int32Type>::from_iter((0..texts.len()).map(|at| Some(at as i32)));
-                Arc::new(DictionaryArray::new(keys, texts))
-            }
+            12 => dictionary(to(&DataType::Utf8)),
             13 => fixed(values, detail % 20),
             14 => {
                 let unit = DataType::Timestamp(UNITS[detail % 4], (detail > 127).then(|| "+02:00".into()));
@@ -111,16 +103,20 @@ impl Form {
     }
 }
 
-/// A key a value, as long as there are keys.
-fn dictionary<K: arrow_array::types::ArrowDictionaryKeyType<Native = i8>>(
-    values: &Int64Array,
-    detail: usize,
-) -> ArrayRef {
+/// A key a value. Nulls are in the values.
+fn dictionary(values: ArrayRef) -> ArrayRef {
+    let keys = PrimitiveArray::<Int32Type>::from_iter((0..values.len()).map(|at| Some(at as i32)));
+    Arc::new(DictionaryArray::new(keys, values))
+}
+
+/// A key a value, as long as there are keys of 8 bits. Nulls are in the keys.
+fn narrow_keys(values: &Int64Array, detail: usize) -> ArrayRef {
     let narrow = cast(values, &INTEGERS[detail % 8]).expect("a cast that Arrow has");
     if values.len() > 100 {
         return narrow;
     }
-    let keys = PrimitiveArray::<K>::from_iter((0..values.len()).map(|at| values.is_valid(at).then_some(at as i8)));
+    let key = |at: usize| values.is_valid(at).then_some(at as i8);
+    let keys = PrimitiveArray::<Int8Type>::from_iter((0..values.len()).map(key));
     Arc::new(DictionaryArray::new(keys, narrow))
 }
 
