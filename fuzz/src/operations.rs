@@ -144,7 +144,7 @@ impl Side {
     }
 
     fn catch_up(&mut self) -> &mut StateTable {
-        let judged = self.whole.apply(&[self.pending.batch(&self.rules)]);
+        let judged = self.whole.apply(&[self.pending.batch(&self.rules.core)]);
         assert_eq!(judged.expect("valid rows").verdicts, self.verdicts, "a cut shows");
         (self.pending, self.verdicts) = (Columns::default(), Vec::new());
         &mut self.whole

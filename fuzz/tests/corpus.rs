@@ -2,8 +2,9 @@
 
 mod inputs;
 
-use fencepost_core::{Batch, KeyKind, PRESETS, PartKind, Policy, Seqs, StateTable};
+use fencepost_core::{KeyKind, PRESETS, PartKind, Policy, StateTable};
 use fencepost_fuzz::{FOLLOWED, Named, POLICIES, operations, operations_with, seal, snapshot};
+use fencepost_testkit::pair::Columns;
 use fencepost_testkit::workload::{Random, Shape, stream};
 use inputs::{corpus, run, write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -113,12 +114,8 @@ fn delta(table: &mut StateTable) -> Vec<u8> {
 fn feed(table: &mut StateTable, seed: u64, rows: usize, now: i64) {
     let policy = table.policy();
     let rows = stream(seed, rows, &Shape::mixed(policy.wrap));
-    let (pid, partition): (Vec<_>, Vec<_>) = rows.iter().map(|row| (row.pid, row.partition)).unzip();
-    let (epoch, seq): (Vec<_>, Vec<_>) = rows.iter().map(|row| (row.epoch, row.seq)).unzip();
-    let timestamp: Vec<_> = (0..rows.len() as i64).map(|row| now + row).collect();
-    let epoch = (policy.epochs != fencepost_core::Epochs::Ignore).then_some(&epoch[..]);
-    let (seq, timestamp) = (Seqs::I64(&seq), Some(&timestamp[..]));
-    table.apply(&[Batch { pid: &pid, partition: &partition, epoch, seq, timestamp }]).expect("valid rows");
+    let columns = Columns::of(rows.into_iter().zip(now..));
+    table.apply(&[columns.batch(&policy)]).expect("valid rows");
 }
 
 /// Operations of every policy, long enough to meet every rule, and what chance does not come to.

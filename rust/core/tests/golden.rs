@@ -5,9 +5,10 @@
 //! written again, because it represents the files of users.
 
 use fencepost_core::{
-    Batch, Entry, Epochs, Hole, KeyKind, KeySpace, PRESETS, PartKind, PartValue, Policy, Seqs, StateTable,
-    decode_parts, encode_bytes, encode_int,
+    Entry, Hole, KeyKind, KeySpace, PRESETS, PartKind, PartValue, Policy, StateTable, decode_parts, encode_bytes,
+    encode_int,
 };
+use fencepost_testkit::pair::Columns;
 use fencepost_testkit::workload::{Shape, stream};
 use std::fmt::Write as _;
 use std::fs;
@@ -60,14 +61,8 @@ fn key(space: &KeySpace, number: i64) -> String {
 fn feed(table: &mut StateTable, seed: u64, rows: usize, now: i64) {
     let policy = table.policy();
     let rows = stream(seed, rows, &Shape::mixed(policy.wrap));
-    let (pid, partition): (Vec<_>, Vec<_>) = rows.iter().map(|row| (row.pid, row.partition)).unzip();
-    let (epoch, seq): (Vec<_>, Vec<_>) = rows.iter().map(|row| (row.epoch, row.seq)).unzip();
-    let timestamp: Vec<i64> = (0..rows.len() as i64).map(|row| now + 10 * row).collect();
-    let epoch = (policy.epochs != Epochs::Ignore).then_some(&epoch[..]);
-    let timestamp = Some(&timestamp[..]);
-    table
-        .apply(&[Batch { pid: &pid, partition: &partition, epoch, seq: Seqs::I64(&seq), timestamp }])
-        .expect("valid rows");
+    let columns = Columns::of(rows.into_iter().zip((now..).step_by(10)));
+    table.apply(&[columns.batch(&policy)]).expect("valid rows");
 }
 
 fn table(policy: &str, keeps_timestamp: bool) -> StateTable {

@@ -115,7 +115,7 @@ fn check_agrees_with_apply_for_many_keys_and_epochs() {
             let rows = many_keys(&mut random, count);
             let (head, tail) = rows.split_at(count / 3);
             let pieces = [columns(head), columns(tail)];
-            let batches: Vec<_> = pieces.iter().map(|piece| piece.batch(&rules)).collect();
+            let batches: Vec<_> = pieces.iter().map(|piece| piece.batch(&rules.core)).collect();
             let before = table.snapshot();
             let checked = table.check(&batches).expect("valid rows");
             assert!(table.snapshot() == before, "{}: a check leaves a trace", preset.name);

@@ -1,9 +1,10 @@
 //! Snapshots: round trips, equal bytes of equal tables, and refused damage.
 
 use fencepost_core::{
-    Batch, Entry, Epochs, Error, Hole, KeyKind, PRESETS, PartKind, Policy, Seqs, StateTable, encode_bytes, encode_int,
+    Batch, Entry, Error, Hole, KeyKind, PRESETS, PartKind, Policy, Seqs, StateTable, encode_bytes, encode_int,
 };
-use fencepost_testkit::workload::{Random, Shape, stream};
+use fencepost_testkit::pair::Columns;
+use fencepost_testkit::workload::{Random, Row, Shape, stream};
 use std::io::{self, Write};
 
 fn preset(name: &str) -> Policy {
@@ -13,15 +14,10 @@ fn preset(name: &str) -> Policy {
 /// Applies a seeded stream. Timestamps increase by ten per row from `now`.
 fn feed(table: &mut StateTable, seed: u64, rows: usize, pid_from: i64, now: i64) {
     let policy = table.policy();
-    let rows = stream(seed, rows, &Shape::mixed(policy.wrap));
-    let pid: Vec<i64> = rows.iter().map(|row| if row.pid < 0 { -1 } else { row.pid + pid_from }).collect();
-    let (partition, epoch): (Vec<_>, Vec<_>) = rows.iter().map(|row| (row.partition, row.epoch)).unzip();
-    let seq: Vec<i64> = rows.iter().map(|row| row.seq).collect();
-    let timestamp: Vec<i64> = (0..rows.len() as i64).map(|row| now + 10 * row).collect();
-    let epoch = (policy.epochs != Epochs::Ignore).then_some(&epoch[..]);
-    table
-        .apply(&[Batch { pid: &pid, partition: &partition, epoch, seq: Seqs::I64(&seq), timestamp: Some(&timestamp) }])
-        .expect("valid rows");
+    let rows = stream(seed, rows, &Shape::mixed(policy.wrap)).into_iter();
+    let rows = rows.map(|row| Row { pid: if row.pid < 0 { -1 } else { row.pid + pid_from }, ..row });
+    let columns = Columns::of(rows.zip((now..).step_by(10)));
+    table.apply(&[columns.batch(&policy)]).expect("valid rows");
 }
 
 fn table(name: &str, keeps_timestamp: bool) -> StateTable {

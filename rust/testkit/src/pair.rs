@@ -94,11 +94,11 @@ impl Columns {
 
     /// The batch for the core. It has timestamps even if the table does not keep them, because they must not matter
     /// then.
-    pub fn batch(&self, rules: &Rules) -> Batch<'_> {
+    pub fn batch(&self, policy: &Policy) -> Batch<'_> {
         Batch {
             pid: &self.pid,
             partition: &self.partition,
-            epoch: (rules.core.epochs != Epochs::Ignore).then_some(&self.epoch),
+            epoch: (policy.epochs != Epochs::Ignore).then_some(&self.epoch),
             seq: self.narrow.as_deref().map_or(Seqs::I64(&self.seq), Seqs::I32),
             timestamp: Some(&self.timestamp),
         }
@@ -133,7 +133,7 @@ impl Pair {
     /// of holes.
     pub fn apply(&mut self, batches: &[Columns]) -> Result<Vec<u8>, String> {
         let rows: Vec<_> = batches.iter().flat_map(|columns| columns.tracked(&self.rules)).collect();
-        let batches: Vec<_> = batches.iter().map(|columns| columns.batch(&self.rules)).collect();
+        let batches: Vec<_> = batches.iter().map(|columns| columns.batch(&self.rules.core)).collect();
         let (checked, judged) = (self.table.check(&batches), self.table.apply(&batches));
         self.agree("check and apply", &checked, &judged)?;
         match judged {
