@@ -5,6 +5,7 @@
 
 pub mod rulebook;
 
+pub use crate::rulebook::Refusal;
 use std::collections::BTreeMap;
 
 /// The largest sequence number, after which comes 0.
@@ -40,15 +41,6 @@ pub struct Answer {
     pub expected: Option<i64>,
     /// The first offset of the accepted batch, or of the first copy.
     pub offset: Option<i64>,
-}
-
-/// The column and the row, from 0, for which a whole call is refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// The column's name.
-    pub column: String,
-    /// The row; `None` if the whole column is invalid.
-    pub row: Option<usize>,
 }
 
 /// A batch of a window. Sequences are -1 if it has none.

@@ -168,6 +168,11 @@ pub fn folder() -> PathBuf {
 
 /// Every case of every page, in order.
 pub fn cases(folder: &Path) -> Result<Vec<Case>> {
+    cases_of(folder, read_page)
+}
+
+/// The cases of all pages of a folder, in order.
+pub(crate) fn cases_of<C>(folder: &Path, read_page: fn(&str, &str) -> Result<Vec<C>>) -> Result<Vec<C>> {
     let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
     let mut cases = Vec::new();
     for path in pages(folder).map_err(failed)? {
@@ -319,7 +324,7 @@ fn last_call(cases: &mut [Case]) -> Result<&mut Call> {
     cases.last_mut().and_then(|case| case.calls.last_mut()).ok_or_else(|| "no table above".to_string())
 }
 
-fn cells(line: &str) -> Vec<&str> {
+pub(crate) fn cells(line: &str) -> Vec<&str> {
     let line = line.trim();
     line.strip_prefix('|').and_then(|line| line.strip_suffix('|')).unwrap_or(line).split('|').map(str::trim).collect()
 }
@@ -381,7 +386,7 @@ fn expect(call: &mut Call, item: &str) -> Result<()> {
     Ok(())
 }
 
-fn parse_refusal(text: &str) -> Result<Refusal> {
+pub(crate) fn parse_refusal(text: &str) -> Result<Refusal> {
     let (column, row) = text.split_once(", row ").map_or((text, None), |(column, row)| (column, Some(row)));
     let row = row.map(|row| row.parse().map_err(|_| format!("'{row}' is not a row"))).transpose()?;
     Ok(Refusal { column: column.to_string(), row })

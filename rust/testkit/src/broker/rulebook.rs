@@ -3,10 +3,8 @@
 //! `spec/broker/README.md` explains the format. A misspelt line fails instead of being ignored.
 
 use super::{Answer, Entry, Kept, MAX, Open, Refusal, Row};
+use crate::rulebook::{Result, cases_of, cells, parse_refusal};
 use std::path::{Path, PathBuf};
-
-/// The result of reading. The error has the page, the line and the reason.
-pub type Result<T> = std::result::Result<T, String>;
 
 /// An operation on a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,19 +72,7 @@ pub fn folder() -> PathBuf {
 
 /// Every case of every page, in order.
 pub fn cases(folder: &Path) -> Result<Vec<Case>> {
-    let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
-    let mut paths = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        paths.push(entry.map_err(failed)?.path());
-    }
-    paths.retain(|path| path.extension().is_some_and(|ending| ending == "md"));
-    paths.sort();
-    let mut cases = Vec::new();
-    for path in paths {
-        let page = path.file_stem().unwrap_or_default().to_string_lossy();
-        cases.extend(read_page(&page, &std::fs::read_to_string(&path).map_err(failed)?)?);
-    }
-    if cases.is_empty() { Err(format!("{}: no page", folder.display())) } else { Ok(cases) }
+    cases_of(folder, read_page)
 }
 
 /// The cases of one page. A page without cases is an error.
@@ -253,11 +239,6 @@ fn last_step(cases: &mut [Case]) -> Result<&mut Step> {
     cases.last_mut().and_then(|case| case.steps.last_mut()).ok_or_else(|| "no table above".to_string())
 }
 
-fn cells(line: &str) -> Vec<&str> {
-    let line = line.trim();
-    line.strip_prefix('|').and_then(|line| line.strip_suffix('|')).unwrap_or(line).split('|').map(str::trim).collect()
-}
-
 fn add_row<'a>(step: &mut Step, cell: &dyn Fn(&str) -> &'a str, header: &[&str]) -> Result<()> {
     let int = |name: &str| Some(cell(name)).filter(|text| !text.is_empty()).map(parse_int).transpose();
     // A page's table without these columns has their defaults.
@@ -344,11 +325,7 @@ fn expect(step: &mut Step, item: &str) -> Result<()> {
             step.log_ends = value.split("; ").map(pair).collect::<Result<_>>()?;
         }
         "dropped" if !is_call => step.dropped = value.parse().map_err(|_| format!("'{value}' is not a count"))?,
-        "error" => {
-            let (column, row) = value.split_once(", row ").map_or((value, None), |(column, row)| (column, Some(row)));
-            let row = row.map(|row| row.parse().map_err(|_| format!("'{row}' is not a row"))).transpose()?;
-            step.error = Some(Refusal { column: column.to_string(), row });
-        }
+        "error" => step.error = Some(parse_refusal(value)?),
         _ => return Err(format!("unknown expectation '{label}'")),
     }
     Ok(())
