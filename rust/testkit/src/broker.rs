@@ -126,6 +126,27 @@ fn known_version(text: &str) -> Option<(u32, u32)> {
     matches!(version, (2, 4..=8) | (3, 0..=9) | (4, 0..=5)).then_some(version)
 }
 
+/// One table behind an API.
+pub trait Door {
+    /// Judges the rows, or refuses the call and changes nothing.
+    fn apply(&mut self, rows: &[Row]) -> Result<Vec<Answer>, Refusal>;
+
+    /// Drops producers that are idle at this time, and returns their number; or refuses the call.
+    fn evict(&mut self, now: i64) -> Result<usize, Refusal>;
+
+    /// Restarts the broker at this time.
+    fn restart(&mut self, now: i64);
+
+    /// Sets the end of a partition's log, or refuses the call.
+    fn set_log_end(&mut self, partition: i64, offset: i64) -> Result<(), Refusal>;
+
+    /// The next offset of a partition.
+    fn log_end(&self, partition: i64) -> i64;
+
+    /// All entries, in key order.
+    fn entries(&self) -> Vec<Entry>;
+}
+
 /// An event of a producer in a partition.
 #[derive(Clone, Debug)]
 enum Event {
@@ -188,27 +209,14 @@ impl Oracle {
         Oracle { options, histories: BTreeMap::new(), log_ends: BTreeMap::new(), has_times: false }
     }
 
-    /// The next offset of a partition.
-    pub fn log_end(&self, partition: i64) -> i64 {
-        self.log_ends.get(&partition).copied().unwrap_or(0)
+    /// Whether the rules need the ends of logs.
+    fn follows_logs(&self) -> bool {
+        self.options.assigns || self.options.version >= (4, 5)
     }
+}
 
-    /// All entries, in key order.
-    pub fn entries(&self) -> Vec<Entry> {
-        let entry = |(&(pid, partition), history): (_, &Vec<Event>)| Entry {
-            pid,
-            partition,
-            epoch: epoch(history),
-            window: window(history, self.options.window),
-            open: open(history),
-            coordinator_epoch: coordinator_epoch(history),
-            last_timestamp: last_timestamp(history),
-        };
-        self.histories.iter().map(entry).collect()
-    }
-
-    /// Judges the rows in order, or none of them.
-    pub fn apply(&mut self, rows: &[Row]) -> Result<Vec<Answer>, Refusal> {
+impl Door for Oracle {
+    fn apply(&mut self, rows: &[Row]) -> Result<Vec<Answer>, Refusal> {
         let read = |(number, row)| {
             self.read(row).map_err(|column: &str| Refusal { column: column.to_string(), row: Some(number) })
         };
@@ -220,8 +228,8 @@ impl Oracle {
         Ok(answers)
     }
 
-    /// Drops idle producers, and returns their number. Without any timestamp, none is known to be idle.
-    pub fn evict(&mut self, now: i64) -> Result<usize, Refusal> {
+    /// Without any timestamp, no producer is known to be idle.
+    fn evict(&mut self, now: i64) -> Result<usize, Refusal> {
         let before = self.histories.len();
         if before > 0 && !self.has_times {
             return Err(policy_refused());
@@ -234,15 +242,13 @@ impl Oracle {
         Ok(before - self.histories.len())
     }
 
-    /// Simulates a clean restart of the broker.
-    pub fn restart(&mut self, now: i64) {
+    fn restart(&mut self, now: i64) {
         // If no producer is known to be idle, none is dropped.
         self.evict(now).unwrap_or(0);
         self.histories.values_mut().for_each(|history| history.push(Event::Restart));
     }
 
-    /// Sets the end of a log.
-    pub fn set_log_end(&mut self, partition: i64, offset: i64) -> Result<(), Refusal> {
+    fn set_log_end(&mut self, partition: i64, offset: i64) -> Result<(), Refusal> {
         if !self.follows_logs() || offset < 0 {
             return Err(policy_refused());
         }
@@ -250,9 +256,21 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether the rules need the ends of logs.
-    pub fn follows_logs(&self) -> bool {
-        self.options.assigns || self.options.version >= (4, 5)
+    fn log_end(&self, partition: i64) -> i64 {
+        self.log_ends.get(&partition).copied().unwrap_or(0)
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let entry = |(&(pid, partition), history): (_, &Vec<Event>)| Entry {
+            pid,
+            partition,
+            epoch: epoch(history),
+            window: window(history, self.options.window),
+            open: open(history),
+            coordinator_epoch: coordinator_epoch(history),
+            last_timestamp: last_timestamp(history),
+        };
+        self.histories.iter().map(entry).collect()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tests the naive oracle with the broker's rule book, and the reader of the book. A broken oracle must be detected.
 
-use fencepost_testkit::broker::rulebook::{Action, Door, Spelling, cases, differences, folder, read_page};
-use fencepost_testkit::broker::{Answer, Entry, Kept, MAX, Open, Options, Oracle, Refusal, Row};
+use fencepost_testkit::broker::rulebook::{Action, Spelling, cases, differences, folder, read_page};
+use fencepost_testkit::broker::{Answer, Door, Entry, Kept, MAX, Open, Options, Oracle, Refusal, Row};
 
 /// The differences between the book and an API made of the options of a case.
 fn differences_of<D: Door>(door: impl Fn(Options) -> D) -> Vec<String> {

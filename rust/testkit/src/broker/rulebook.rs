@@ -2,7 +2,7 @@
 //!
 //! `spec/broker/README.md` explains the format. A misspelt line fails instead of being ignored.
 
-use super::{Answer, Entry, Kept, MAX, Open, Refusal, Row};
+use super::{Answer, Door, Entry, Kept, MAX, Open, Refusal, Row};
 use crate::rulebook::{Result, cases_of, cells, parse_refusal};
 use std::path::{Path, PathBuf};
 
@@ -364,53 +364,6 @@ fn parse_kept(text: &str) -> Result<Kept> {
     let (seqs, offsets) = text.split_once('@').map_or((text, None), |(seqs, offsets)| (seqs, Some(offsets)));
     let (first, last) = if seqs == "none" { (-1, -1) } else { parse_range(seqs)? };
     Ok(Kept { first, last, offsets: offsets.map(parse_range).transpose()? })
-}
-
-/// One table behind an API.
-pub trait Door {
-    /// Judges the rows, or refuses the call and changes nothing.
-    fn apply(&mut self, rows: &[Row]) -> std::result::Result<Vec<Answer>, Refusal>;
-
-    /// Drops producers that are idle at this time, and returns their number; or refuses the call.
-    fn evict(&mut self, now: i64) -> std::result::Result<usize, Refusal>;
-
-    /// Restarts the broker at this time.
-    fn restart(&mut self, now: i64);
-
-    /// Sets the end of a partition's log, or refuses the call.
-    fn set_log_end(&mut self, partition: i64, offset: i64) -> std::result::Result<(), Refusal>;
-
-    /// The next offset of a partition.
-    fn log_end(&self, partition: i64) -> i64;
-
-    /// All entries, in key order.
-    fn entries(&self) -> Vec<Entry>;
-}
-
-impl Door for super::Oracle {
-    fn apply(&mut self, rows: &[Row]) -> std::result::Result<Vec<Answer>, Refusal> {
-        super::Oracle::apply(self, rows)
-    }
-
-    fn evict(&mut self, now: i64) -> std::result::Result<usize, Refusal> {
-        super::Oracle::evict(self, now)
-    }
-
-    fn restart(&mut self, now: i64) {
-        super::Oracle::restart(self, now);
-    }
-
-    fn set_log_end(&mut self, partition: i64, offset: i64) -> std::result::Result<(), Refusal> {
-        super::Oracle::set_log_end(self, partition, offset)
-    }
-
-    fn log_end(&self, partition: i64) -> i64 {
-        super::Oracle::log_end(self, partition)
-    }
-
-    fn entries(&self) -> Vec<Entry> {
-        super::Oracle::entries(self)
-    }
 }
 
 /// Compares an API with the rule book. The result is empty if they agree.
