@@ -71,21 +71,21 @@ impl StateTable {
     /// `bytes`: the size of the input, 0 if unknown. It limits the memory that is reserved for the entries declared in
     /// the header.
     pub fn read_snapshot(input: &mut impl Read, bytes: u64) -> Result<StateTable> {
-        let (mut input, header) = Incoming::open(input, WHOLE)?;
+        let (mut input, header) = Reader::open(input, WHOLE)?;
         let mut table = header.options.empty_table()?;
         let (pid, partition) = input.dictionaries(header.pid, header.partition)?;
         let bounds = KeyBounds::new(&pid, &partition);
         let (mut done, mut rows, mut before) = (0, Rows::default(), Before::default());
         let mut has_room = false;
         while done < header.entries {
-            done += rows.read(input.frames.next_frame()?, header.entries - done)?;
+            done += rows.read(input.next_frame()?, header.entries - done)?;
             table.append(Frame { rows: &rows, before: &mut before, bounds: &bounds })?;
             if !has_room {
                 has_room = table.reserve_for(header.entries.min(bytes / ENTRY_BYTES_MIN as u64))?;
             }
         }
         (table.keys_mut().pid, table.keys_mut().partition) = (pid, partition);
-        table.begin_changes(input.frames.checksum());
+        table.begin_changes(input.checksum());
         Ok(table)
     }
 
@@ -102,7 +102,7 @@ impl StateTable {
     /// Returns `Error::Snapshot` if the bytes are not a delta, if they do not follow the snapshot or delta from which
     /// this table was read, or if the table has changed since.
     pub fn apply_delta(&mut self, mut bytes: &[u8]) -> Result<()> {
-        let (mut input, header) = Incoming::open(&mut bytes, DELTA)?;
+        let (mut input, header) = Reader::open(&mut bytes, DELTA)?;
         if self.changes().since() != header.follows || !self.changes().is_none() {
             return refuse(
                 "the delta follows another snapshot than the one of this table: pass each delta once, in the order in \
@@ -118,14 +118,14 @@ impl StateTable {
         gone.iter().try_for_each(|&(pid, partition)| bounds.check(pid, partition))?;
         let (mut entries, mut rows, mut before) = (Vec::new(), Rows::default(), Before::default());
         while (entries.len() as u64) < header.entries {
-            rows.read(input.frames.next_frame()?, header.entries - entries.len() as u64)?;
+            rows.read(input.next_frame()?, header.entries - entries.len() as u64)?;
             Frame { rows: &rows, before: &mut before, bounds: &bounds }.try_for_each(|entry| {
                 self.check_appended(&entry)?;
                 entries.push(entry);
                 Ok(())
             })?;
         }
-        let checksum = input.frames.checksum();
+        let checksum = input.checksum();
         no_more(bytes)?;
         let keys = Keys { pid, partition };
         if !header.everything {
@@ -385,13 +385,8 @@ struct Header {
 /// A type of keys, and their number in the dictionary that follows.
 type KeyType = (Option<KeyKind>, u64);
 
-/// A snapshot that is being read.
-struct Incoming<'a, R> {
-    frames: Reader<'a, R>,
-}
-
-impl<'a, R: Read> Incoming<'a, R> {
-    fn open(input: &'a mut R, kind: u8) -> Result<(Incoming<'a, R>, Header)> {
+impl<'a, R: Read> Reader<'a, R> {
+    fn open(input: &'a mut R, kind: u8) -> Result<(Reader<'a, R>, Header)> {
         let mut frames = Reader::new(input);
         if frames.head()? != MAGIC {
             return refuse("not a fencepost snapshot: wrong magic");
@@ -414,7 +409,7 @@ impl<'a, R: Read> Incoming<'a, R> {
         {
             return damaged("a delta does not name what it follows, or a whole snapshot has fields of a delta");
         }
-        Ok((Incoming { frames }, header))
+        Ok((frames, header))
     }
 
     fn dictionaries(&mut self, pid: KeyType, partition: KeyType) -> Result<(KeySpace, KeySpace)> {
@@ -427,7 +422,7 @@ impl<'a, R: Read> Incoming<'a, R> {
         let mut lengths = Vec::new();
         while (space.dictionary.len() as u64) < keys {
             let left = keys - space.dictionary.len() as u64;
-            let mut payload = self.frames.next_frame()?;
+            let mut payload = self.next_frame()?;
             let count = payload.number()?;
             if count == 0 || count > left.min(FRAME_KEYS_MAX as u64) {
                 return damaged(format!(
@@ -449,7 +444,7 @@ impl<'a, R: Read> Incoming<'a, R> {
         let (mut gone, mut before, mut is_sorted) = (Vec::new(), KeyRow::NONE, true);
         let mut rows = KeyRows::default();
         while (gone.len() as u64) < count {
-            let mut payload = self.frames.next_frame()?;
+            let mut payload = self.next_frame()?;
             rows.read(&mut payload, count - gone.len() as u64)?;
             payload.end()?;
             rows.try_for_each(&mut before, |key, order| {

@@ -1,7 +1,7 @@
 //! A [`BrokerTable`] as bytes. Frames are those of other tables; entries are different.
 
 use super::frames::{Payload, Reader, Writer, as_damage, damaged, refuse};
-use super::{Incoming, KeyBounds, columns, key_type, no_more, number, read_key_type, text, write_dictionary};
+use super::{KeyBounds, columns, key_type, no_more, number, read_key_type, text, write_dictionary};
 use crate::order::Renumbering;
 use crate::{BrokerOptions, BrokerTable, Error, ProducerEntry, Result, WindowBatch};
 use std::io::{self, Read, Write};
@@ -74,13 +74,12 @@ impl BrokerTable {
         let (ends, entries) = (payload.number()?, payload.number()?);
         payload.end()?;
         let mut table = BrokerTable::new(options)?;
-        let mut input = Incoming { frames };
         let pid = table.keys().pid.clone();
-        let partition = input.dictionary(partition)?;
+        let partition = frames.dictionary(partition)?;
         let bounds = KeyBounds::new(&pid, &partition);
         table.keys_mut().partition = partition;
-        read_ends(&mut input, ends, &bounds, &mut table)?;
-        read_entries(&mut input, entries, &bounds, &mut table)?;
+        read_ends(&mut frames, ends, &bounds, &mut table)?;
+        read_entries(&mut frames, entries, &bounds, &mut table)?;
         table.set_has_times(has_times);
         Ok(table)
     }
@@ -147,7 +146,7 @@ fn write_entries(out: &mut Vec<u8>, entries: &[ProducerEntry]) {
 }
 
 fn read_ends<R: Read>(
-    input: &mut Incoming<'_, R>,
+    frames: &mut Reader<'_, R>,
     count: u64,
     bounds: &KeyBounds,
     table: &mut BrokerTable,
@@ -155,7 +154,7 @@ fn read_ends<R: Read>(
     let (mut partitions, mut ends, mut before) = (Vec::new(), Vec::new(), -1);
     let mut left = count;
     while left > 0 {
-        let mut payload = input.frames.next_frame()?;
+        let mut payload = frames.next_frame()?;
         let rows = left.min(FRAME_ENTRIES_MAX as u64) as usize;
         columns::read(&mut payload, rows, 1, &mut partitions)?;
         columns::read(&mut payload, rows, 0, &mut ends)?;
@@ -177,7 +176,7 @@ fn read_ends<R: Read>(
 }
 
 fn read_entries<R: Read>(
-    input: &mut Incoming<'_, R>,
+    frames: &mut Reader<'_, R>,
     count: u64,
     bounds: &KeyBounds,
     table: &mut BrokerTable,
@@ -185,7 +184,7 @@ fn read_entries<R: Read>(
     let mut before = None;
     let mut left = count;
     while left > 0 {
-        let mut payload = input.frames.next_frame()?;
+        let mut payload = frames.next_frame()?;
         let rows = payload.number()?;
         if rows == 0 || rows > left.min(FRAME_ENTRIES_MAX as u64) {
             return damaged(format!(

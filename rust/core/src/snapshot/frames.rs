@@ -45,13 +45,8 @@ impl<'a, W: Write> Writer<'a, W> {
         &mut self.frame
     }
 
-    /// Number of bytes in the current frame.
-    pub(super) fn payload_bytes(&self) -> usize {
-        self.frame.len() - LENGTH_BYTES
-    }
-
     pub(super) fn end_frame(&mut self) -> io::Result<()> {
-        let length = self.payload_bytes() as u64;
+        let length = (self.frame.len() - LENGTH_BYTES) as u64;
         self.frame[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
         self.checksum.update(&self.frame);
         let checksum = self.checksum();
@@ -79,7 +74,7 @@ impl<'a, R: Read> Reader<'a, R> {
         Reader { input, checksum: crc32fast::Hasher::new(), frame: Vec::new() }
     }
 
-    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut bytes = [0; N];
         self.input.read_exact(&mut bytes).map_err(unreadable)?;
         Ok(bytes)
@@ -100,7 +95,7 @@ impl<'a, R: Read> Reader<'a, R> {
         self.frame.clear();
         let found = self.input.take(length).read_to_end(&mut self.frame).map_err(unreadable)?;
         if (found as u64) < length {
-            return truncated();
+            return Err(unreadable(io::ErrorKind::UnexpectedEof.into()));
         }
         self.checksum.update(&self.frame);
         if u32::from_le_bytes(self.array()?) != self.checksum() {
@@ -120,10 +115,6 @@ fn unreadable(error: io::Error) -> Error {
         io::ErrorKind::UnexpectedEof => Error::Snapshot("the snapshot is truncated".into()),
         _ => Error::Snapshot(format!("the snapshot cannot be read: {error}")),
     }
-}
-
-fn truncated<T>() -> Result<T> {
-    refuse("the snapshot is truncated")
 }
 
 /// The unread bytes of a frame.
