@@ -253,7 +253,7 @@ impl<'a> ProduceBatches<'a> {
     /// The error of a row that is known to be invalid.
     #[cold]
     fn explain(&self, row: usize, needs_partitions: bool, has_offset: bool) -> Error {
-        let at = |column, text: String| problem(column, Some(row), text);
+        let at = |column, problem: String| Error::Batch { column, row: Some(row), problem };
         let (pid, control) = (self.pid[row], self.control(row));
         let origin = self.origin(row, control);
         if pid < -1 {
@@ -281,7 +281,7 @@ impl<'a> ProduceBatches<'a> {
     }
 
     fn explain_numbers(&self, row: usize, origin: Origin, has_offset: bool, moves_end: bool) -> Error {
-        let at = |column, text: String| problem(column, Some(row), text);
+        let at = |column, problem: String| Error::Batch { column, row: Some(row), problem };
         let (base_seq, last_seq) = (self.base_seq[row], self.last_seq(row));
         if self.control(row) == Control::Data && self.pid[row] >= 0 && !self.has_sequences(row, origin) {
             if base_seq < -1 {
@@ -422,10 +422,6 @@ impl<'a> ProduceBatches<'a> {
         }
         self.count(row).max(1) - 1
     }
-}
-
-fn problem(column: Column, row: Option<usize>, text: impl Into<String>) -> Error {
-    Error::Batch { column, row, problem: text.into() }
 }
 
 /// The sequence number `more` after another: modulo 2^31, as `DefaultRecordBatch.incrementSequence`.
