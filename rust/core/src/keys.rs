@@ -228,21 +228,19 @@ impl KeySpace {
     }
 
     fn fix(&mut self, column: Column, kind: KeyKind) -> Result<()> {
-        match &self.kind {
+        let problem = match &self.kind {
             None if matches!(&kind, KeyKind::Parts(parts) if parts.len() > KEY_PARTS_MAX) => {
-                let problem = format!("is of type {kind}: a key has at most {KEY_PARTS_MAX} parts");
-                Err(Error::Batch { column, row: None, problem })
+                format!("is of type {kind}: a key has at most {KEY_PARTS_MAX} parts")
             }
-            Some(fixed) if *fixed != kind => Err(Error::Batch {
-                column,
-                row: None,
-                problem: format!("is of type {kind}, but this table's keys are of type {fixed} since its first use"),
-            }),
+            Some(fixed) if *fixed != kind => {
+                format!("is of type {kind}, but this table's keys are of type {fixed} since its first use")
+            }
             _ => {
                 self.kind = Some(kind);
-                Ok(())
+                return Ok(());
             }
-        }
+        };
+        Err(Error::Batch { column, row: None, problem })
     }
 }
 
