@@ -67,11 +67,11 @@ fn table_of(pids: std::ops::Range<i64>) -> StateTable {
     table
 }
 
-/// The result of a call while memory is refused.
-fn refused<T>(call: impl FnOnce() -> T) -> T {
-    REFUSES.store(true, Ordering::Relaxed);
+/// The result of a call while memory is refused: that of lines, or any large allocation.
+fn refused<T>(memory: &AtomicBool, call: impl FnOnce() -> T) -> T {
+    memory.store(true, Ordering::Relaxed);
     let given = call();
-    REFUSES.store(false, Ordering::Relaxed);
+    memory.store(false, Ordering::Relaxed);
     given
 }
 
@@ -86,9 +86,7 @@ fn a_call_of_many_rows() {
         let epoch = vec![0; pid.len()];
         let batch =
             Batch { pid: &pid, partition: &partition, epoch: Some(&epoch), seq: Seqs::I32(&seq), timestamp: None };
-        REFUSES_LARGE.store(true, Ordering::Relaxed);
-        let error = table.apply(&[batch]);
-        REFUSES_LARGE.store(false, Ordering::Relaxed);
+        let error = refused(&REFUSES_LARGE, || table.apply(&[batch]));
         assert!(matches!(error, Err(Error::Memory { .. })) && !table.is_half_done(), "{error:?}");
         assert!(table.snapshot() == before);
         assert_eq!(table.apply(&[batch]).map(|judged| judged.verdicts.len()), Ok(pid.len()));
@@ -119,9 +117,7 @@ fn a_call_of_many_batches() {
         origin: Origins::All(Origin::Client),
     };
     let before = table.snapshot();
-    REFUSES_LARGE.store(true, Ordering::Relaxed);
-    let error = table.apply(&[batches]);
-    REFUSES_LARGE.store(false, Ordering::Relaxed);
+    let error = refused(&REFUSES_LARGE, || table.apply(&[batches]));
     assert!(matches!(error, Err(Error::Memory { .. })) && !table.is_half_done(), "{error:?}");
     assert!(table.snapshot() == before);
     assert_eq!(table.apply(&[batches]).map(|judged| judged.counts[0]), Ok(LARGE as u64));
@@ -133,13 +129,12 @@ fn keys() {
     let text = KeyKind::Parts(vec![PartKind::Utf8]);
     table.keys_mut().fix(text, KeyKind::Plain).expect("a table that was not used yet");
     let before = table.keys().mark();
-    REFUSES_LARGE.store(true, Ordering::Relaxed);
-    let error = (0..LARGE).find_map(|name| {
+    let mut add = |name: usize| {
         let mut key = Vec::new();
         encode_bytes(&mut key, format!("producer-{name}").as_bytes());
         table.keys_mut().pid.dictionary.intern(&key).err()
-    });
-    REFUSES_LARGE.store(false, Ordering::Relaxed);
+    };
+    let error = refused(&REFUSES_LARGE, || (0..LARGE).find_map(&mut add));
     assert!(matches!(error, Some(Error::Memory { .. })), "{error:?}");
     let known = table.keys().pid.dictionary.len();
     assert!(known > 1000 && table.keys().pid.dictionary.get(b"producer-7\0\0") == Some(7));
@@ -150,17 +145,17 @@ fn keys() {
 fn a_merge() {
     let mut table = table_of(0..1000);
     let mut next = 1000;
-    while refused(|| apply_new(&mut table, next..next + 10)).is_ok() {
+    while refused(&REFUSES, || apply_new(&mut table, next..next + 10)).is_ok() {
         next += 10;
     }
     let (before, other) = (table.snapshot(), table_of(next - 5..next + 5));
-    let error = refused(|| table.merge(&other));
+    let error = refused(&REFUSES, || table.merge(&other));
     assert!(matches!(error, Err(Error::Memory { .. })) && !table.is_half_done(), "{error:?}");
     assert!(table.snapshot() == before && table.len() as i64 == next);
     assert_eq!(table.merge(&other).map(|overlap| overlap.len()), Ok(5));
     assert_eq!(table.len() as i64, next + 5, "with memory the same merge goes on");
     let many = table_of(0..100_000);
-    let error = refused(|| table.merge(&many));
+    let error = refused(&REFUSES, || table.merge(&many));
     assert!(matches!(error, Err(Error::Memory { .. })) && table.is_half_done(), "{error:?}");
 }
 
@@ -174,7 +169,7 @@ fn a_delta() {
     let mut delta = Vec::new();
     table.delta().expect("tracking").write(&mut delta).expect("a vector takes everything");
     let mut back = StateTable::restore(&bytes).expect("memory");
-    let error = refused(|| back.apply_delta(&delta));
+    let error = refused(&REFUSES, || back.apply_delta(&delta));
     assert!(matches!(error, Err(Error::Memory { .. })), "{error:?}");
     assert!(back.is_half_done() || back.snapshot() == bytes);
     let mut back = StateTable::restore(&bytes).expect("memory");
@@ -194,7 +189,7 @@ fn a_renumbering() {
     apply_new(&mut table, 0..100).expect("memory");
     (0..90).for_each(|pid| assert_eq!(table.forget(pid, None), 1));
     let before = table.snapshot();
-    refused(|| table.drop_unused_keys());
+    refused(&REFUSES, || table.drop_unused_keys());
     assert!(table.keys().pid.dictionary.len() == 100 && table.snapshot() == before);
     table.drop_unused_keys();
     assert!(table.keys().pid.dictionary.len() == 10 && table.snapshot() == before);
@@ -227,13 +222,13 @@ fn a_call() {
     // A call in progress that needs more than the reserved lines cannot be undone: the table reports this.
     let mut other = StateTable::restore(&before).expect("memory");
     assert_eq!(apply_new(&mut other, 0..10), Ok(0), "repeats of what was restored");
-    REFUSES.store(true, Ordering::Relaxed);
-    let refused = loop {
-        match apply_new(&mut other, next..next + 10_000) {
-            Ok(_) => next += 10_000,
-            Err(error) => break error,
+    let error = refused(&REFUSES, || {
+        loop {
+            match apply_new(&mut other, next..next + 10_000) {
+                Ok(_) => next += 10_000,
+                Err(error) => break error,
+            }
         }
-    };
-    REFUSES.store(false, Ordering::Relaxed);
-    assert!(matches!(refused, Error::Memory { .. }) && other.is_half_done(), "{refused}");
+    });
+    assert!(matches!(error, Error::Memory { .. }) && other.is_half_done(), "{error}");
 }
