@@ -153,7 +153,6 @@ fn reported_and_allocated(rows: &[Row]) -> (f64, f64) {
     (index.memory_bytes() as f64, allocated as f64)
 }
 
-/// Hash tables have memory beyond their capacity, which is not reported.
 /// A table that only merges others, as a standby does with deltas.
 #[test]
 fn entries_that_lose_their_holes_in_merges_leave_no_memory() {
@@ -179,6 +178,7 @@ fn entries_that_lose_their_holes_in_merges_leave_no_memory() {
     assert!(bytes[19] <= bytes[2], "{bytes:?}");
 }
 
+/// Hash tables have memory beyond their capacity, which is not reported.
 #[test]
 fn a_transaction_index_reports_its_memory() {
     assert_eq!(TransactionIndex::default().memory_bytes(), size_of::<TransactionIndex>());
