@@ -84,16 +84,8 @@ fn the_index_of_kafka_own_test() {
 
 /// One row per call: pid, epoch, first and last offset, control.
 fn step(index: &mut TransactionIndex, (pid, epoch, offset, control): (i64, i16, i64, Control)) -> Result<Outcomes> {
-    index.apply(&[LogRows {
-        pid: &[pid],
-        epoch: &[epoch],
-        partition: &[0],
-        offset: &[offset],
-        last_offset: None,
-        transactional: None,
-        control: &[control as u8],
-        timestamp: None,
-    }])
+    let (pid, epoch, offset, control) = (&[pid], &[epoch], &[offset], &[control as u8]);
+    index.apply(&[LogRows { pid, epoch, offset, control, ..plain_row() }])
 }
 
 #[test]
@@ -305,16 +297,7 @@ fn plain_row() -> LogRows<'static> {
 #[test]
 fn an_error_in_a_later_batch_undoes_earlier_ones() {
     let mut index = TransactionIndex::default();
-    let rows = |offset| LogRows {
-        pid: &[7],
-        epoch: &[0],
-        partition: &[0],
-        offset,
-        last_offset: None,
-        transactional: None,
-        control: &[0],
-        timestamp: None,
-    };
+    let rows = |offset| LogRows { pid: &[7], epoch: &[0], offset, ..plain_row() };
     let error = index.apply(&[rows(&[4]), rows(&[5]), rows(&[5])]).expect_err("an offset twice");
     assert!(error.to_string().starts_with("column 'offset', row 2: value 5 is below 6, "), "{error}");
     assert!(index.is_empty());
