@@ -290,8 +290,7 @@ fn name_and_apply(table: &mut StateTable, names: std::ops::Range<u32>, timestamp
 
 #[test]
 fn names_of_forgotten_producers_go_too() {
-    let any_order = Policy::preset("any_order").expect("a preset");
-    let mut table = StateTable::new(any_order).expect("valid").with_keep_timestamp(true);
+    let mut table = Rules::new("any_order", &[], true).table();
     name_and_apply(&mut table, 0..1_000, 10);
     name_and_apply(&mut table, 700..1_000, 30);
     name_and_apply(&mut table, 990..1_100, 30);
@@ -309,9 +308,8 @@ fn names_of_forgotten_producers_go_too() {
 /// Their lines are still there, but their numbers are those of later producers.
 #[test]
 fn a_table_without_entries_forgets_the_names_of_refused_producers() {
-    let any_order = Policy::preset("any_order").expect("a preset");
     for names in [0..1, 3..5, 0..5] {
-        let mut table = StateTable::new(any_order).expect("valid").with_keep_timestamp(true);
+        let mut table = Rules::new("any_order", &[], true).table();
         table.evict(20, 0).expect("timestamps are kept");
         let before = table.keys().mark();
         assert_eq!(name_and_apply(&mut table, 0..5, 20), [Verdict::Forgotten as u8; 5]);
@@ -325,22 +323,20 @@ fn a_table_without_entries_forgets_the_names_of_refused_producers() {
 
 #[test]
 fn an_empty_table_forgets_nothing() {
-    let any_order = Policy::preset("any_order").expect("a preset");
-    let mut table = StateTable::new(any_order).expect("valid").with_keep_timestamp(true);
+    let mut table = Rules::new("any_order", &[], true).table();
     assert_eq!(table.evict(20, 0).expect("timestamps are kept"), 0);
     assert_eq!(name_and_apply(&mut table, 0..1, 30), [Verdict::Accepted as u8]);
 }
 
 #[test]
 fn a_table_that_keeps_timestamps_needs_them() {
-    let any_order = Policy::preset("any_order").expect("a preset");
     let batch = Batch { pid: &[1], partition: &[0], epoch: Some(&[0]), seq: Seqs::I32(&[0]), timestamp: None };
-    let mut table = StateTable::new(any_order).expect("valid").with_keep_timestamp(true);
+    let mut table = Rules::new("any_order", &[], true).table();
     let error = table.apply(&[batch]).expect_err("a row without its timestamp");
     assert_eq!(error.to_string(), "column 'timestamp': is missing, but this table keeps timestamps");
     let error = table.evict(0, -1).expect_err("a negative age");
     assert_eq!(error.to_string(), "max_idle_ms=-1 is below 0");
-    let mut table = StateTable::new(any_order).expect("valid");
+    let mut table = Rules::new("any_order", &[], false).table();
     table.apply(&[batch]).expect("nothing is missing");
     let error = table.evict(0, 1).expect_err("nothing to tell age by");
     assert!(error.to_string().starts_with("evict needs timestamps"), "{error}");

@@ -163,8 +163,7 @@ fn golden_snapshots_are_read_and_written_back() {
             chain.iter().enumerate().for_each(|(link, bytes)| fs::write(file(&name, link), bytes).expect("a file"));
             fs::write(&text, listing(&rebuilt(&chain))).expect("a file");
         }
-        let files = (0..chain.len()).map(|link| fs::read(file(&name, link)).expect("a golden file"));
-        let files: Vec<Vec<u8>> = files.collect();
+        let files: Vec<_> = (0..chain.len()).map(|link| fs::read(file(&name, link)).expect("a golden file")).collect();
         let expected = fs::read_to_string(&text).expect("a listing");
         assert!(listing(&rebuilt(&files)) == expected, "{name}: another content");
         let base = StateTable::restore(&files[0]).expect("a golden file");

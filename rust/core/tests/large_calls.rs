@@ -65,12 +65,8 @@ fn large_calls_are_judged_as_small_ones() {
             verdicts.extend(small.apply(&[rows.batch(from, count.min(from + 5_000))]).expect("valid rows").verdicts);
         }
         assert!(verdicts == judged.verdicts, "spans of up to {span_max}");
-        let bytes = |table: &StateTable| {
-            let mut bytes = Vec::new();
-            table.write_snapshot(&mut bytes).expect("a Vec takes every write");
-            bytes
-        };
-        assert!(bytes(&large) == bytes(&small) && bytes(&pieces) == bytes(&small), "spans of up to {span_max}");
+        let bytes = small.snapshot();
+        assert!(large.snapshot() == bytes && pieces.snapshot() == bytes, "spans of up to {span_max}");
         assert_eq!(large.check(&[rows.batch(0, count)]).expect("valid rows").counts[0], 0);
     }
 }

@@ -43,11 +43,6 @@ impl Rules {
     pub fn table(&self) -> StateTable {
         StateTable::new(self.core).expect("a valid policy").with_keep_timestamp(self.keeps_timestamp)
     }
-
-    /// Whether entries have positions.
-    fn has_positions(&self) -> bool {
-        self.core.admit != Admit::Next
-    }
 }
 
 /// Rows and their timestamps, by column.
@@ -198,8 +193,8 @@ impl Pair {
         self.agree("the number of entries", &self.table.len(), &self.oracle.len())?;
         let open: Vec<_> = self.table.missing().iter().map(of_core).collect();
         self.agree("what is missing", &open, &self.oracle.missing().iter().map(of_oracle).collect())?;
-        if !self.rules.has_positions() {
-            return Ok(());
+        if self.rules.core.admit == Admit::Next {
+            return Ok(()); // its entries have no positions
         }
         let entries: Vec<_> = self.table.entries().map(|it| remembered(&it)).collect();
         self.agree("what is remembered", &entries, &self.oracle.remembered())
