@@ -117,11 +117,9 @@ fn bytes_do_not_depend_on_the_history_of_a_table() {
 
 #[test]
 fn partitions_of_any_type_round_trip() {
-    let (mut table, mut other) =
-        (BrokerTable::new(BrokerOptions::default()), BrokerTable::new(BrokerOptions::default()));
     let kind = KeyKind::Parts(vec![PartKind::Utf8]);
-    for (table, names) in [(&mut table, ["orders", "clicks"]), (&mut other, ["clicks", "orders"])] {
-        let table = table.as_mut().expect("default options");
+    let [table, other] = [["orders", "clicks"], ["clicks", "orders"]].map(|names| {
+        let mut table = BrokerTable::new(BrokerOptions::default()).expect("default options");
         table.keys_mut().fix(KeyKind::Plain, kind.clone()).expect("an empty table");
         let number = |table: &mut BrokerTable, name: &str| {
             let mut bytes = Vec::new();
@@ -129,8 +127,8 @@ fn partitions_of_any_type_round_trip() {
             table.keys_mut().partition.dictionary.intern(&bytes).expect("memory") as i32
         };
         // The numbers have another order; an unused key is not written.
-        let numbers = names.map(|name| number(table, name));
-        number(table, "unused");
+        let numbers = names.map(|name| number(&mut table, name));
+        number(&mut table, "unused");
         let mut columns = Columns::new(2, 1);
         let is_clicks = |at: usize| names[at] == "clicks";
         columns.partition = vec![numbers[0], numbers[1]];
@@ -141,8 +139,8 @@ fn partitions_of_any_type_round_trip() {
         columns.coordinator_epoch = vec![-1; 2];
         columns.transactional = vec![0; 2];
         table.apply(&[columns.batches(true)]).expect("valid batches");
-    }
-    let (table, other) = (table.expect("made above"), other.expect("made above"));
+        table
+    });
     assert_eq!(table.snapshot(), other.snapshot());
     let restored = BrokerTable::restore(&table.snapshot()).expect("just written");
     assert_eq!(restored.keys().partition.kind(), &kind);
