@@ -15,7 +15,7 @@ const FRAME_ENTRIES_MAX: usize = 4096;
 impl BrokerTable {
     /// Writes the table. Equal tables have equal bytes.
     pub fn write_snapshot(&self, out: &mut impl Write) -> io::Result<()> {
-        let mut keys: Vec<_> = self.sorted_keys();
+        let keys = self.sorted_keys();
         let mut ends = self.log_ends();
         let numbers = Renumbering::new(self.keys(), |visit| {
             keys.iter().for_each(|&(pid, partition)| visit(pid, partition));
@@ -33,7 +33,7 @@ impl BrokerTable {
             frames.end_frame()?;
         }
         let mut entries = Vec::with_capacity(FRAME_ENTRIES_MAX.min(keys.len()));
-        for keys in keys.chunks_mut(FRAME_ENTRIES_MAX) {
+        for keys in keys.chunks(FRAME_ENTRIES_MAX) {
             entries.clear();
             entries.extend(keys.iter().map(|&(pid, partition)| {
                 let entry = self.get(pid, partition).expect("a known key");
@@ -59,11 +59,9 @@ impl BrokerTable {
         if frames.head::<8>()? != MAGIC {
             return refuse("these bytes are not a snapshot of a BrokerTable");
         }
-        match u16::from_le_bytes(frames.head()?) {
-            VERSION => {}
-            other => {
-                return refuse(format!("the snapshot has version {other}, but this fencepost reads version {VERSION}"));
-            }
+        let version = u16::from_le_bytes(frames.head()?);
+        if version != VERSION {
+            return refuse(format!("the snapshot has version {version}, but this fencepost reads version {VERSION}"));
         }
         if frames.head()? != [0, 0] {
             return refuse("the kind of the snapshot is unknown");
