@@ -262,36 +262,12 @@ fn the_book_is_read_whole() {
 #[test]
 fn a_policy_field_that_is_ignored_is_found_out() {
     let mutants: [(&str, Change); 19] = [
-        ("gap accepted", |policy| {
-            if policy.admit == Admit::Next {
-                policy.admit = Admit::Forward;
-            }
-        }),
-        ("late is new", |policy| {
-            if policy.admit == Admit::Forward {
-                policy.admit = Admit::Any;
-            }
-        }),
-        ("late is refused", |policy| {
-            if policy.admit == Admit::Any {
-                policy.admit = Admit::Forward;
-            }
-        }),
-        ("fence is key", |policy| {
-            if policy.epochs == Epochs::Fence {
-                policy.epochs = Epochs::Key;
-            }
-        }),
-        ("fence ignores epochs", |policy| {
-            if policy.epochs == Epochs::Fence {
-                policy.epochs = Epochs::Ignore;
-            }
-        }),
-        ("key is fence", |policy| {
-            if policy.epochs == Epochs::Key {
-                policy.epochs = Epochs::Fence;
-            }
-        }),
+        ("gap accepted", |policy| replace(&mut policy.admit, Admit::Next, Admit::Forward)),
+        ("late is new", |policy| replace(&mut policy.admit, Admit::Forward, Admit::Any)),
+        ("late is refused", |policy| replace(&mut policy.admit, Admit::Any, Admit::Forward)),
+        ("fence is key", |policy| replace(&mut policy.epochs, Epochs::Fence, Epochs::Key)),
+        ("fence ignores epochs", |policy| replace(&mut policy.epochs, Epochs::Fence, Epochs::Ignore)),
+        ("key is fence", |policy| replace(&mut policy.epochs, Epochs::Key, Epochs::Fence)),
         ("first is anything", |policy| policy.first_is_zero = false),
         ("first is zero", |policy| policy.first_is_zero = true),
         ("window one too long", |policy| policy.window += 1),
@@ -308,6 +284,12 @@ fn a_policy_field_that_is_ignored_is_found_out() {
     ];
     for (name, mutant) in mutants {
         assert!(!differences_of(mutant, position).is_empty(), "nobody noticed: {name}");
+    }
+}
+
+fn replace<T: PartialEq>(field: &mut T, from: T, to: T) {
+    if *field == from {
+        *field = to;
     }
 }
 
