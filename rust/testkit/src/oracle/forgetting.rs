@@ -66,14 +66,10 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
         before - self.len()
     }
 
-    /// Number of open holes.
-    pub fn hole_count(&self) -> usize {
-        self.entries().map(|(_, _, entry)| self.holes(entry).len()).sum()
-    }
-
     /// Whether no more rows are accepted, because too many holes are open.
     pub fn is_full(&self) -> bool {
-        self.policy.intervals_max.is_some_and(|limit| self.hole_count() as i64 >= limit)
+        let holes = || self.entries().map(|(_, _, entry)| self.holes(entry).len()).sum::<usize>();
+        self.policy.intervals_max.is_some_and(|limit| holes() as i64 >= limit)
     }
 
     /// All entries, in the order of key and epoch. Not under `Next`, which has no positions.
