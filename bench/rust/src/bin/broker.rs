@@ -167,7 +167,6 @@ fn measure(producers: usize, columns: Columns, rounds: usize, rows: usize) {
     let mut stream = Stream::new(producers);
     let mut table = BrokerTable::new(BrokerOptions::default()).expect("default options");
     stream.first().judge(&mut table, columns);
-    // Five batches of each, so that windows are full.
     let mut spent: Vec<f64> = Vec::new();
     for round in 0..=rounds {
         let calls: Vec<Rows> = (0..rows.div_ceil(CALL)).map(|_| stream.random(CALL)).collect();
