@@ -99,18 +99,23 @@ impl BatchBuilder {
     }
 
     /// Finishes the batch. Its offset is 0 until [`place`].
-    pub fn finish(self, stamp: &Stamp, compression: Compression) -> io::Result<Vec<u8>> {
-        let mut batch = match compression {
-            Compression::None => self.bytes,
-            _ => compress(compression, &self.bytes[HEADER_BYTES..], vec![0; HEADER_BYTES])?,
-        };
+    pub fn finish(mut self, stamp: &Stamp, compression: Compression) -> io::Result<Vec<u8>> {
+        if compression != Compression::None {
+            self.bytes = compress(compression, &self.bytes[HEADER_BYTES..], vec![0; HEADER_BYTES])?;
+        }
+        Ok(self.seal(stamp, compression as u8))
+    }
+
+    /// Writes the header with the checksum before the records. `attributes`: the bits besides that of transactions.
+    fn seal(self, stamp: &Stamp, attributes: u8) -> Vec<u8> {
+        let mut batch = self.bytes;
         let header = BatchHeader {
             base_offset: 0,
             length: (batch.len() - LENGTH_END) as i32,
             leader_epoch: 0,
             magic: 2,
             crc: 0,
-            attributes: compression as u8 | if stamp.is_transactional { TRANSACTIONAL } else { 0 },
+            attributes: attributes | if stamp.is_transactional { TRANSACTIONAL } else { 0 },
             last_offset_delta: self.count.max(1) - 1,
             base_timestamp: self.base_timestamp,
             max_timestamp: self.max_timestamp,
@@ -119,8 +124,10 @@ impl BatchBuilder {
             base_seq: stamp.base_seq,
             count: self.count,
         };
-        seal(&mut batch, &header);
-        Ok(batch)
+        batch[..HEADER_BYTES].copy_from_slice(&header.encode());
+        let crc = crc32c::crc32c(&batch[CHECKED_FROM..]);
+        batch[CRC_AT..CHECKED_FROM].copy_from_slice(&crc.to_be_bytes());
+        batch
     }
 }
 
@@ -129,37 +136,13 @@ pub fn marker(pid: i64, epoch: i16, is_commit: bool, coordinator_epoch: i32, tim
     let (key, value) = Control::encode(is_commit, coordinator_epoch);
     let mut builder = BatchBuilder::default();
     builder.push(timestamp, Some(&key), Some(&value), std::iter::empty());
-    let mut batch = builder.bytes;
-    let header = BatchHeader {
-        base_offset: 0,
-        length: (batch.len() - LENGTH_END) as i32,
-        leader_epoch: 0,
-        magic: 2,
-        crc: 0,
-        attributes: TRANSACTIONAL | CONTROL,
-        last_offset_delta: 0,
-        base_timestamp: timestamp,
-        max_timestamp: timestamp,
-        pid,
-        epoch,
-        base_seq: -1,
-        count: 1,
-    };
-    seal(&mut batch, &header);
-    batch
+    builder.seal(&Stamp { pid, epoch, base_seq: -1, is_transactional: true }, CONTROL)
 }
 
 /// Sets the offset of a batch and the epoch of its leader. The checksum does not include them.
 pub fn place(batch: &mut [u8], base_offset: i64, leader_epoch: i32) {
     batch[..8].copy_from_slice(&base_offset.to_be_bytes());
     batch[LENGTH_END..MAGIC_AT].copy_from_slice(&leader_epoch.to_be_bytes());
-}
-
-/// Writes the header with the checksum before the records.
-fn seal(batch: &mut [u8], header: &BatchHeader) {
-    batch[..HEADER_BYTES].copy_from_slice(&header.encode());
-    let crc = crc32c::crc32c(&batch[CHECKED_FROM..]);
-    batch[CRC_AT..CHECKED_FROM].copy_from_slice(&crc.to_be_bytes());
 }
 
 fn nullable_bytes(value: Option<&[u8]>) -> usize {
