@@ -181,6 +181,16 @@ impl BatchHeader {
         self.attributes & CONTROL != 0
     }
 
+    /// Verifies the checksum of the whole batch, which begins at this position of its file.
+    pub(crate) fn check_crc(&self, batch: &[u8], position: u64) -> Result<(), Error> {
+        let (found, declared) = (crc32c::crc32c(&batch[CHECKED_FROM..]), self.crc);
+        if found != declared {
+            let reason = format!("the batch has the CRC-32C {found:08x}, but declares {declared:08x}: damaged");
+            return Err(Error::new(Kind::Checksum, position, reason));
+        }
+        Ok(())
+    }
+
     /// Whether the header can follow `last_offset` in a file with `rest` remaining bytes.
     #[inline]
     pub(crate) fn can_be(&self, last_offset: i64, rest: u64) -> bool {

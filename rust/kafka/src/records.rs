@@ -2,7 +2,7 @@
 
 use crate::compression::Decompressor;
 use crate::error::{Error, Kind, Result};
-use crate::header::{BatchHeader, CHECKED_FROM, Compression, HEADER_BYTES, RECORD_BYTES_MIN};
+use crate::header::{BatchHeader, Compression, HEADER_BYTES, RECORD_BYTES_MIN};
 use crate::isolation::View;
 use crate::partition::PartitionScan;
 use crate::record::Record;
@@ -218,11 +218,7 @@ fn checked<'a>(scan: &'a mut SegmentScan, header: &BatchHeader, bytes_max: usize
         return Err(Error::new(Kind::TooLarge, position, reason));
     }
     let batch = scan.batch(header)?;
-    let (found, declared) = (crc32c::crc32c(&batch[CHECKED_FROM..]), header.crc);
-    if found != declared {
-        let reason = format!("the batch has the CRC-32C {found:08x}, but declares {declared:08x}: damaged");
-        return Err(Error::new(Kind::Checksum, position, reason));
-    }
+    header.check_crc(batch, position)?;
     Ok(&batch[HEADER_BYTES..])
 }
 

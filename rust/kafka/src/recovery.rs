@@ -54,11 +54,7 @@ impl RecoveryScan {
                 let reason = format!("offset {} follows {last}: compacted, or damaged", header.base_offset);
                 return Err(Error::new(Kind::Offsets, position, reason));
             }
-            let found = crc32c::crc32c(&self.scan.batch(&header)?[CHECKED_FROM..]);
-            if found != header.crc {
-                let reason = format!("the batch has the CRC-32C {found:08x}, but declares {:08x}: damaged", header.crc);
-                return Err(Error::new(Kind::Checksum, position, reason));
-            }
+            header.check_crc(self.scan.batch(&header)?, position)?;
             if header.is_control() {
                 let (control, coordinator_epoch) = self.scan.control(&header)?;
                 columns.markers.push(Marker { row: columns.len() as u32, control, coordinator_epoch });

@@ -8,7 +8,7 @@
 use crate::columns::{BatchColumns, Marker};
 use crate::control::Control;
 use crate::error::{Error, Kind, Result};
-use crate::header::{BatchHeader, CHECKED_FROM, Compression, HEADER_BYTES, LENGTH_END, MAGIC_AT, check_magic};
+use crate::header::{BatchHeader, Compression, HEADER_BYTES, LENGTH_END, MAGIC_AT, check_magic};
 use crate::read_at::ReadAt;
 use crate::record::Record;
 use std::panic::resume_unwind;
@@ -209,14 +209,10 @@ impl SegmentScan {
         }
         let length = header.bytes() as usize;
         self.window.fill(self.position, length, length)?;
-        let batch = self.window.get(self.position).unwrap_or_default();
+        let batch = &self.window.get(self.position).unwrap_or_default()[..length];
         // Readers of other batches rely on it: one changed bit makes a commit an abort.
-        let (found, declared) = (crc32c::crc32c(&batch[CHECKED_FROM..length]), header.crc);
-        if found != declared {
-            let reason = format!("the batch has the CRC-32C {found:08x}, but declares {declared:08x}: damaged");
-            return Err(Error::new(Kind::Checksum, self.position, reason));
-        }
-        let record = match Record::decode(&batch[HEADER_BYTES..length]) {
+        header.check_crc(batch, self.position)?;
+        let record = match Record::decode(&batch[HEADER_BYTES..]) {
             Ok((record, _)) => record,
             Err(complaint) => return fail(format!("the record of a control batch: {complaint}")),
         };
