@@ -534,13 +534,13 @@ impl Shared {
     fn segments(&self, inner: &Inner, from: i64, visible: Synced) -> PartitionScan {
         let first = inner.bases.partition_point(|&base| base <= from).saturating_sub(1);
         let bases = &inner.bases[first..];
+        // Finished segments are completely visible.
+        let bytes = if visible.base == inner.active.base { visible.bytes } else { 0 };
         let start = match bases {
-            [_] => inner.active.position_of(from),
+            [_] => inner.active.position_of(from).min(bytes),
             [closed, ..] => self.position_in(*closed, from),
             [] => 0,
         };
-        // Finished segments are completely visible.
-        let bytes = if visible.base == inner.active.base { visible.bytes } else { 0 };
         let segment = |&base: &i64| {
             let name = name_of(base, LOG);
             let path = self.disk.path(&name);
@@ -553,9 +553,7 @@ impl Shared {
             let open = move || Ok(Box::new(disk.open(&name)? as Arc<dyn ReadAt>) as Box<dyn ReadAt>);
             Segment { path, base_offset: Some(base), open: Box::new(open) }
         };
-        PartitionScan::new(bases.iter().map(segment).collect::<Vec<_>>())
-            .without_gaps()
-            .starting_at(start.min(bytes_max(bases, bytes)))
+        PartitionScan::new(bases.iter().map(segment)).without_gaps().starting_at(start)
     }
 
     /// The position of an offset by the index of a finished segment, or the beginning if there is no valid index. An
@@ -618,12 +616,6 @@ impl Inner {
     fn written(&self) -> Synced {
         Synced { end: self.end, base: self.active.base, bytes: self.active.bytes }
     }
-}
-
-/// Reading of a finished segment begins at the position in its index, and that of the last one not after the visible
-/// part.
-fn bytes_max(bases: &[i64], visible: u64) -> u64 {
-    if bases.len() == 1 { visible } else { u64::MAX }
 }
 
 fn appended_of(judged: &BrokerJudged) -> Vec<Appended> {
