@@ -13,7 +13,7 @@ use crate::log::Options;
 use crate::producers::of_kafka;
 use crate::repair::{self, Cut};
 use crate::segment::{
-    Active, INDEX, LOG, SNAPSHOT, STATE, TIME_INDEX, TXN_INDEX, name_of, offset_of, offsets_of, refused, unopened,
+    Active, INDEX, LOG, SNAPSHOT, STATE, TIME_INDEX, TXN_INDEX, name_of, offset_of, offsets_of, unopened,
 };
 use crate::transactions::Transactions;
 use fencepost_core::{self as core, BrokerTable, KeyKind, Origin, Origins, ProduceBatches, ProducerEntry};
@@ -378,7 +378,7 @@ impl<'a> Replay<'a> {
         let name = name_of(active.base, TXN_INDEX);
         let is_right = found.as_ref().map_or(bytes.is_empty(), |found| *found == bytes && !self.is_after_state());
         if !is_right {
-            self.disk.put(&name, &bytes).map_err(|error| refused(self.disk, &name, error, "the log was not opened"))?;
+            unopened(self.disk, &name, self.disk.put(&name, &bytes))?;
         }
         if found.is_some() || !bytes.is_empty() {
             active.set_aborted(unopened(self.disk, &name, self.disk.open(&name))?, bytes.len() as u64);
