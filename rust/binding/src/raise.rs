@@ -1,6 +1,7 @@
 //! Converts errors to exceptions of Python. `fencepost.errors` has one class per way of recovery.
 
 use fencepost_columns::Failure;
+use fencepost_kafka::reason;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -46,18 +47,11 @@ impl Raise for Failure {
             }
             Failure::PoisonedLog(message) => error_of(py, "PoisonedError", message, |_| Ok(())),
             Failure::Locked(message) => error_of(py, "LockedError", message, |_| Ok(())),
-            Failure::Refused { error, path, state } => {
-                os_error(&error, format!("{}; {state}", reason_of(&error)), path)
-            }
-            Failure::Io(error, path) => os_error(&error, reason_of(&error), path),
+            Failure::Refused { error, path, state } => os_error(&error, format!("{}; {state}", reason(&error)), path),
+            Failure::Io(error, path) => os_error(&error, reason(&error), path),
             Failure::Arrow(message) => error_of(py, "BatchError", message, |_| Ok(())),
         }
     }
-}
-
-/// The message of the system, without its code.
-fn reason_of(error: &std::io::Error) -> String {
-    error.to_string().split(" (os error").next().unwrap_or_default().to_string()
 }
 
 /// Python derives the class of the exception from the code. Windows has its own codes, in the fourth argument.

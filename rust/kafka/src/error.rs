@@ -78,8 +78,7 @@ impl Error {
 
     /// Converts an error of the system, without its number in the text.
     pub(crate) fn io(error: &io::Error) -> Error {
-        let text = error.to_string();
-        let text = text.split(" (os error").next().unwrap_or_default();
+        let text = reason(error);
         let kind = match error.kind() {
             io::ErrorKind::NotFound => Kind::Unreadable,
             _ => Kind::Storage(error.raw_os_error()),
@@ -99,6 +98,12 @@ impl Error {
         }
         self
     }
+}
+
+/// The text of an error of the system, without its number.
+pub fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or_default().into()
 }
 
 impl fmt::Display for Error {

@@ -26,7 +26,7 @@ mod varint;
 pub use batch::{BatchBuilder, Stamp, marker, place};
 pub use columns::{BatchColumns, Marker};
 pub use control::Control;
-pub use error::{Error, Kind, Result};
+pub use error::{Error, Kind, Result, reason};
 pub use header::{BatchHeader, Compression, HEADER_BYTES, LOG_APPEND_TIME};
 pub use isolation::{AbortedRange, Outcomes, View};
 pub use partition::{PartitionScan, Segment};

@@ -1,5 +1,5 @@
 use fencepost_core as core;
-use fencepost_kafka as kafka;
+use fencepost_kafka::{self as kafka, reason};
 use std::fmt;
 use std::io;
 
@@ -36,12 +36,6 @@ impl Error {
     pub(crate) fn io(error: io::Error, path: String, state: impl Into<String>) -> Error {
         Error::Io { error, path, state: state.into() }
     }
-}
-
-/// The text of an error of the system, without its number.
-pub(crate) fn reason(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or_default().into()
 }
 
 impl From<kafka::Error> for Error {

@@ -1,5 +1,5 @@
 use crate::disk::{Disk, Lock, LogFile};
-use crate::error::{Error, Result, reason};
+use crate::error::{Error, Result};
 use crate::producers::to_kafka;
 use crate::recovery::{self, Recovered};
 use crate::segment::{Active, Extent, INDEX, LOG, Prefix, SNAPSHOT, STATE, name_of, offset_of, position_of, refused};
@@ -8,7 +8,7 @@ use crate::transactions::Transactions;
 use fencepost_core::{BrokerJudged, BrokerOptions, BrokerTable, Control, Origin, Origins, ProduceBatches, Verdict};
 use fencepost_kafka::aborted::{self, AbortedTxn};
 use fencepost_kafka::{
-    AbortedRange, BatchHeader, HEADER_BYTES, PartitionScan, ReadAt, Segment, View, index, place, snapshot,
+    AbortedRange, BatchHeader, HEADER_BYTES, PartitionScan, ReadAt, Segment, View, index, place, reason, snapshot,
 };
 use std::io;
 use std::process;
