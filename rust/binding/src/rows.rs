@@ -2,7 +2,8 @@
 
 use crate::raise::Raise;
 use arrow_schema::DataType;
-use fencepost_columns::{Column, Failure, Rows, caught};
+use fencepost_columns::{Column, Failure, Rows};
+use fencepost_lake::caught;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyMapping, PyMemoryView};

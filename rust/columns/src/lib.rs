@@ -30,7 +30,7 @@ pub use judging::{Call, apply_and_keep, entries_batches, insert_entries, judge_a
 pub use kafka_columns::{BatchArrays, RecordArrays};
 pub use log_rows::{LogChunk, LogColumns, NO_PARTITION};
 pub use outcomes::{aborted_batch, follow, open_batches, outcome_batches, resolved_batches};
-pub use panics::{caught, without_panic};
+pub use panics::without_panic;
 pub use records::{HEADERS, KEY, RECORD_COLUMNS, VALUE, build_records};
 pub use rows::{Batches, Column, Rows};
 pub use scan::{Constant, Scan, ScanOptions};

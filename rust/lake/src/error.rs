@@ -103,14 +103,19 @@ fn describe(error: &io::Error) -> String {
     text.split(" (os error").next().unwrap_or_default().into()
 }
 
+/// Returns the result of `work`, or the message of its panic.
+pub fn caught<T>(work: impl FnOnce() -> T) -> std::result::Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+        let message = panic.downcast_ref::<String>().map(String::as_str);
+        message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given").to_owned()
+    })
+}
+
 /// Runs a decoder, which can panic on bytes of a file.
 ///
 /// Decoders replace or ignore errors of the system. If a read failed, that error is the result.
 pub(crate) fn guard<T>(path: &Path, source: &Source, decode: impl FnOnce() -> Result<T>) -> Result<T> {
-    let decoded = catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|panic| {
-        let message = panic.downcast_ref::<String>().map(String::as_str);
-        let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-        Err(Error::decoding(path, None, &format!("the decoder failed: {message}")))
-    });
+    let failed = |message: String| Err(Error::decoding(path, None, &format!("the decoder failed: {message}")));
+    let decoded = caught(decode).unwrap_or_else(failed);
     source.failure().map_or(decoded, |error| Err(Error::Read { path: path.into(), error }))
 }

@@ -29,7 +29,7 @@ mod thrift;
 pub use arrange::{Arranged, Arranging, Rows, Target, arrange};
 pub use bounds::Bounds;
 pub use columns::Columns;
-pub use error::{Error, Result};
+pub use error::{Error, Result, caught};
 pub use file::ParquetFile;
 pub use ranges::RowRanges;
 pub use read_at::ReadAt;
