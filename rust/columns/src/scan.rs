@@ -80,8 +80,6 @@ enum Origin {
 struct Order {
     name: String,
     origin: Origin,
-    /// Whether it replaces an identity column of the same name: that of the timestamp, which is rounded there.
-    replaces: bool,
 }
 
 /// Columns of spans.
@@ -143,9 +141,7 @@ impl Scan {
                 || names.keys().contains(&name.as_str())
                 || names.epoch.as_ref() == Some(name);
             if !is_known {
-                let origin = origin(name, &mut file_columns);
-                let replaces = names.timestamp.as_ref() == Some(name) || names.seq == *name;
-                order.push(Order { name: name.clone(), origin, replaces });
+                order.push(Order { name: name.clone(), origin: origin(name, &mut file_columns) });
             }
         }
         let read: Vec<&str> = file_columns.iter().map(String::as_str).collect();
@@ -377,24 +373,21 @@ impl Scan {
             Seqs::I32(values) => SourceColumn::I32(values),
             Seqs::I64(values) => SourceColumn::I64(values),
         });
-        let is_replaced = self.order.iter().any(|it| it.replaces && names.timestamp.as_ref() == Some(&it.name));
-        columns.extend(batch.timestamp.filter(|_| !is_replaced).map(SourceColumn::I64));
-        let is_given = |it: &&(&Order, &ArrayRef)| it.0.name != names.seq;
-        columns.extend(
-            self.order
-                .iter()
-                .zip(order)
-                .filter(|it| is_given(&it))
-                .map(|(_, array)| SourceColumn::Array(array.clone())),
-        );
+        columns.extend(batch.timestamp.filter(|_| !self.replaces_timestamp()).map(SourceColumn::I64));
+        let others = self.order.iter().zip(order).filter(|(it, _)| it.name != names.seq);
+        columns.extend(others.map(|(_, array)| SourceColumn::Array(array.clone())));
         columns
+    }
+
+    /// Whether the timestamps are also an `order_by` column. That column is returned, because the other one is rounded.
+    fn replaces_timestamp(&self) -> bool {
+        self.order.iter().any(|it| self.options.names.timestamp.as_ref() == Some(&it.name))
     }
 
     fn names(&self) -> Vec<&str> {
         let names = &self.options.names;
-        let is_replaced = self.order.iter().any(|it| it.replaces && names.timestamp.as_ref() == Some(&it.name));
         let mut all = names.all();
-        if is_replaced {
+        if self.replaces_timestamp() {
             all.pop();
         }
         all.extend(self.order.iter().map(|it| it.name.as_str()).filter(|&name| name != names.seq));
