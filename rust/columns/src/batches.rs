@@ -1,7 +1,7 @@
 //! Converts the columns of produce batches and markers to the types of the core.
 
 use crate::failure::Failure;
-use crate::identity::{IntReader, Parts, cast, is_null_type, never, value_type, wrong_type};
+use crate::identity::{IntReader, PIDS, Parts, cast, is_null_type, never, value_type, wrong_type};
 use crate::rows::Rows;
 use crate::verdicts::Verdicts;
 use arrow_array::cast::AsArray;
@@ -184,7 +184,6 @@ impl Chunk {
     }
 }
 
-const PIDS: &str = "0..=9223372036854775807 (-1 or null: untracked)";
 const SEQS: &str = "0..=2147483647";
 const OFFSETS: &str = "0..=9223372036854775807";
 

@@ -355,6 +355,9 @@ impl KeyColumns for Chunk {
     }
 }
 
+/// The valid pids, in errors.
+pub(crate) const PIDS: &str = "0..=9223372036854775807 (-1 or null: untracked)";
+
 fn convert_pid(names: &[String], columns: &[ArrayRef], rows_before: usize) -> Result<Parts<i64>, Failure> {
     if columns.iter().any(is_null_type) {
         return Ok(Parts::Plain(vec![-1; columns[0].len()].into()));
@@ -362,13 +365,12 @@ fn convert_pid(names: &[String], columns: &[ArrayRef], rows_before: usize) -> Re
     if let ([name], [column]) = (names, columns)
         && is_integer(column)
     {
-        const RANGE: &str = "0..=9223372036854775807 (-1 or null: untracked)";
-        return Ok(Parts::Plain(IntReader::read_or::<Int64Type>(name, column, rows_before, RANGE, -1)?));
+        return Ok(Parts::Plain(IntReader::read_or::<Int64Type>(name, column, rows_before, PIDS, -1)?));
     }
     let parts = names.iter().zip(columns).map(|(name, column)| Part::convert(name, column, rows_before, &never));
     let parts = parts.collect::<Result<Vec<_>, _>>()?;
     for (name, part) in names.iter().zip(&parts) {
-        if let Some((row, value)) = part.first_int(|value| value < -1) {
+        if let Some((row, value)) = part.ints().find(|&(_, value)| value < -1) {
             let problem = format!("value {value} is outside 0..=9223372036854775807 (-1 or null: untracked)");
             return Err(Failure::batch(name, Some(rows_before + row), problem));
         }
@@ -919,9 +921,5 @@ impl Part {
             _ => None,
         };
         ints.into_iter().flatten().enumerate().filter_map(|(row, value)| Some((row, value?)))
-    }
-
-    fn first_int(&self, is_wanted: impl Fn(i64) -> bool) -> Option<(usize, i64)> {
-        self.ints().find(|&(_, value)| is_wanted(value))
     }
 }
