@@ -10,8 +10,8 @@ use crate::error::{Error, Fault, Result, guard};
 use crate::file::ParquetFile;
 use crate::pages::Pages;
 use crate::rewrite::{
-    Chunk, Output, WriteError, copy_bloom_filter, copy_chunk, group_of, has_every_offset_index, indexes_of,
-    write_bloom_filter, write_footer, writing,
+    Chunk, Groups, Output, WriteError, copy_bloom_filter, copy_chunk, has_every_offset_index, write_bloom_filter,
+    writing,
 };
 use parquet::basic::Type;
 use parquet::column::reader::{get_column_reader, get_typed_column_reader};
@@ -20,9 +20,8 @@ use parquet::data_type::{
     BoolType, ByteArrayType, DataType, DoubleType, FixedLenByteArrayType, FloatType, Int32Type, Int64Type, Int96Type,
 };
 use parquet::errors::ParquetError;
-use parquet::file::metadata::{ColumnChunkMetaData, FileMetaData, KeyValue, RowGroupMetaData};
+use parquet::file::metadata::{ColumnChunkMetaData, FileMetaData, KeyValue};
 use parquet::file::page_index::column_index::ColumnIndexMetaData;
-use parquet::file::page_index::offset_index::OffsetIndexMetaData;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::{SerializedPageWriter, TrackedWrite};
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type as SchemaType};
@@ -409,18 +408,11 @@ impl<'a> Shared<'a> {
     }
 
     fn add_group(&self, file: &mut NewFile<'_>, rows: u64, start: usize, chunks: Vec<Chunk>) -> Result<()> {
-        let group = group_of(self.schema.clone(), rows, start, file.groups.len(), None, &chunks);
-        let group = group.map_err(|error| file.writing(&error))?;
-        file.groups.push(group);
-        let (column_index, offset_index) = indexes_of(chunks);
-        file.column_indexes.push(column_index);
-        file.offset_indexes.push(offset_index);
-        Ok(())
+        file.groups.add(self.schema.clone(), rows, start, None, chunks).map_err(|error| file.writing(&error))
     }
 
     fn finish(&self, mut file: NewFile<'_>) -> Result<Arranged> {
         file.out.flush().map_err(|error| file.writing(&error.into()))?;
-        let rows = file.groups.iter().map(RowGroupMetaData::num_rows).sum();
         let metadata = self.sources[0].metadata().file_metadata();
         let created_by = metadata.created_by();
         // Readers work around errors of certain writers by this field. With several writers, none is named.
@@ -428,16 +420,14 @@ impl<'a> Shared<'a> {
         let orders = metadata.column_orders().map(|all| self.columns.iter().map(|&it| all[it]).collect());
         let metadata = FileMetaData::new(
             metadata.version(),
-            rows,
+            file.groups.rows(),
             created_by.filter(|_| is_one).map(String::from),
             self.metadata.clone(),
             self.schema.clone(),
             orders,
         );
-        let column_indexes = self.has_column_index.then_some(file.column_indexes);
-        let offset_indexes = self.has_offset_index.then_some(file.offset_indexes);
         let path = &file.target.path;
-        let written = write_footer(metadata, file.groups, column_indexes, offset_indexes, file.out);
+        let written = file.groups.write_footer(metadata, self.has_column_index, self.has_offset_index, file.out);
         if let Some(error) = file.failed.take() {
             return Err(Error::Sink { path: path.clone(), error });
         }
@@ -736,9 +726,7 @@ struct NewFile<'t> {
     target: &'t Target,
     out: TrackedWrite<Output>,
     failed: WriteError,
-    groups: Vec<RowGroupMetaData>,
-    column_indexes: Vec<Vec<ColumnIndexMetaData>>,
-    offset_indexes: Vec<Vec<OffsetIndexMetaData>>,
+    groups: Groups,
     copied: u64,
     gathered: u64,
 }
@@ -747,8 +735,7 @@ impl<'t> NewFile<'t> {
     fn create(target: &'t Target) -> Result<NewFile<'t>> {
         let (mut out, failed) = Output::create(&target.path)?;
         out.write_all(b"PAR1").map_err(|error| Error::Sink { path: target.path.clone(), error })?;
-        let (groups, column_indexes, offset_indexes) = (vec![], vec![], vec![]);
-        Ok(NewFile { target, out, failed, groups, column_indexes, offset_indexes, copied: 0, gathered: 0 })
+        Ok(NewFile { target, out, failed, groups: Groups::default(), copied: 0, gathered: 0 })
     }
 
     /// The error of a writer: the original error of the system, if writers replaced it.

@@ -72,9 +72,7 @@ pub fn rewrite(
             file: &file,
             target,
             out,
-            groups: vec![],
-            column_indexes: vec![],
-            offset_indexes: vec![],
+            groups: Groups::default(),
             has_column_index: file.metadata().column_index().is_some(),
             has_offset_index: has_every_offset_index(&file),
             groups_copied: 0,
@@ -122,9 +120,7 @@ struct Rewrite<'a> {
     file: &'a ParquetFile,
     target: &'a Path,
     out: TrackedWrite<Output>,
-    groups: Vec<RowGroupMetaData>,
-    column_indexes: Vec<Vec<ColumnIndexMetaData>>,
-    offset_indexes: Vec<Vec<OffsetIndexMetaData>>,
+    groups: Groups,
     has_column_index: bool,
     has_offset_index: bool,
     groups_copied: u64,
@@ -180,13 +176,8 @@ impl Rewrite<'_> {
             copy_bloom_filter(self.file, source.column(column), chunk, &mut self.out, self.target)?;
         }
         *(if is_whole { &mut self.groups_copied } else { &mut self.groups_rewritten }) += 1;
-        let ordinal = self.groups.len();
-        let group = group_of(source.schema_descr_ptr(), rows, start, ordinal, source.sorting_columns(), &chunks);
-        self.groups.push(group.map_err(|error| self.file.decoding(None, &error))?);
-        let (column_index, offset_index) = indexes_of(chunks);
-        self.column_indexes.push(column_index);
-        self.offset_indexes.push(offset_index);
-        Ok(())
+        let added = self.groups.add(source.schema_descr_ptr(), rows, start, source.sorting_columns(), chunks);
+        added.map_err(|error| self.file.decoding(None, &error))
     }
 
     /// Writes a chunk with these of its rows.
@@ -231,10 +222,9 @@ impl Rewrite<'_> {
     fn finish(self) -> Result<(u64, u64)> {
         let target = self.target;
         let metadata = self.file.metadata().file_metadata();
-        let rows = self.groups.iter().map(RowGroupMetaData::num_rows).sum();
         let metadata = FileMetaData::new(
             metadata.version(),
-            rows,
+            self.groups.rows(),
             // Some readers work around errors of certain writers by this field, and most pages are still from that
             // writer.
             metadata.created_by().map(String::from),
@@ -242,10 +232,8 @@ impl Rewrite<'_> {
             metadata.schema_descr_ptr(),
             metadata.column_orders().cloned(),
         );
-        let column_indexes = self.has_column_index.then_some(self.column_indexes);
-        let offset_indexes = self.has_offset_index.then_some(self.offset_indexes);
-        write_footer(metadata, self.groups, column_indexes, offset_indexes, self.out)
-            .map_err(|error| writing(target, &error))?;
+        let written = self.groups.write_footer(metadata, self.has_column_index, self.has_offset_index, self.out);
+        written.map_err(|error| writing(target, &error))?;
         Ok((self.groups_copied, self.groups_rewritten))
     }
 
@@ -320,51 +308,65 @@ pub(crate) fn write_bloom_filter<W: Write>(
     Ok(())
 }
 
-/// The footer entry of a row group. `start`: its first byte; `ordinal`: number of row groups before it.
-pub(crate) fn group_of(
-    schema: SchemaDescPtr,
-    rows: u64,
-    start: usize,
-    ordinal: usize,
-    sorting: Option<&Vec<SortingColumn>>,
-    chunks: &[Chunk],
-) -> std::result::Result<RowGroupMetaData, ParquetError> {
-    let bytes = chunks.iter().map(|it| it.metadata.uncompressed_size()).sum();
-    let mut group = RowGroupMetaData::builder(schema)
-        .set_num_rows(rows as i64)
-        .set_total_byte_size(bytes)
-        .set_sorting_columns(sorting.cloned())
-        .set_file_offset(start as i64);
-    if let Ok(ordinal) = i16::try_from(ordinal) {
-        group = group.set_ordinal(ordinal);
-    }
-    group.set_column_metadata(chunks.iter().map(|it| it.metadata.clone()).collect()).build()
-}
-
-/// The page indexes of a row group.
-pub(crate) fn indexes_of(chunks: Vec<Chunk>) -> (Vec<ColumnIndexMetaData>, Vec<OffsetIndexMetaData>) {
-    let (mut column_index, mut offset_index) = (vec![], vec![]);
-    for chunk in chunks {
-        column_index.push(chunk.column_index.unwrap_or(ColumnIndexMetaData::NONE));
-        offset_index.extend(chunk.offset_index);
-    }
-    (column_index, offset_index)
-}
-
-/// Writes page indexes and footer.
-pub(crate) fn write_footer<W: Write>(
-    metadata: FileMetaData,
+/// The written row groups of a file.
+#[derive(Default)]
+pub(crate) struct Groups {
     groups: Vec<RowGroupMetaData>,
-    column_indexes: Option<Vec<Vec<ColumnIndexMetaData>>>,
-    offset_indexes: Option<Vec<Vec<OffsetIndexMetaData>>>,
-    out: TrackedWrite<W>,
-) -> std::result::Result<(), ParquetError> {
-    let metadata = ParquetMetaDataBuilder::new(metadata)
-        .set_row_groups(groups)
-        .set_column_index(column_indexes)
-        .set_offset_index(offset_indexes)
-        .build();
-    ParquetMetaDataWriter::new_with_tracked(out, &metadata).finish()
+    column_indexes: Vec<Vec<ColumnIndexMetaData>>,
+    offset_indexes: Vec<Vec<OffsetIndexMetaData>>,
+}
+
+impl Groups {
+    /// Number of rows.
+    pub(crate) fn rows(&self) -> i64 {
+        self.groups.iter().map(RowGroupMetaData::num_rows).sum()
+    }
+
+    /// Adds the footer entry of a row group that begins at the byte `start`, and its page indexes.
+    pub(crate) fn add(
+        &mut self,
+        schema: SchemaDescPtr,
+        rows: u64,
+        start: usize,
+        sorting: Option<&Vec<SortingColumn>>,
+        chunks: Vec<Chunk>,
+    ) -> std::result::Result<(), ParquetError> {
+        let bytes = chunks.iter().map(|it| it.metadata.uncompressed_size()).sum();
+        let mut group = RowGroupMetaData::builder(schema)
+            .set_num_rows(rows as i64)
+            .set_total_byte_size(bytes)
+            .set_sorting_columns(sorting.cloned())
+            .set_file_offset(start as i64);
+        if let Ok(ordinal) = i16::try_from(self.groups.len()) {
+            group = group.set_ordinal(ordinal);
+        }
+        let (mut columns, mut column_index, mut offset_index) = (vec![], vec![], vec![]);
+        for chunk in chunks {
+            columns.push(chunk.metadata);
+            column_index.push(chunk.column_index.unwrap_or(ColumnIndexMetaData::NONE));
+            offset_index.extend(chunk.offset_index);
+        }
+        self.groups.push(group.set_column_metadata(columns).build()?);
+        self.column_indexes.push(column_index);
+        self.offset_indexes.push(offset_index);
+        Ok(())
+    }
+
+    /// Writes page indexes and footer.
+    pub(crate) fn write_footer<W: Write>(
+        self,
+        metadata: FileMetaData,
+        has_column_index: bool,
+        has_offset_index: bool,
+        out: TrackedWrite<W>,
+    ) -> std::result::Result<(), ParquetError> {
+        let metadata = ParquetMetaDataBuilder::new(metadata)
+            .set_row_groups(self.groups)
+            .set_column_index(has_column_index.then_some(self.column_indexes))
+            .set_offset_index(has_offset_index.then_some(self.offset_indexes))
+            .build();
+        ParquetMetaDataWriter::new_with_tracked(out, &metadata).finish()
+    }
 }
 
 pub(crate) fn writing(target: &Path, error: &ParquetError) -> Error {
