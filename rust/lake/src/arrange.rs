@@ -5,7 +5,7 @@
 //! reader of a column's physical type reads its values, and the typed writer writes them with their levels, as in
 //! `chunk.rs`. Logical types and nesting therefore cannot change.
 
-use crate::chunk::{BATCH_ROWS, Batch, Decoded, Form, Outcome, Rewriting, is_writable, without_bounds};
+use crate::chunk::{BATCH_ROWS, Batch, Decoded, Form, Outcome, Rewriting, without_bounds};
 use crate::error::{Error, Fault, Result, guard};
 use crate::file::ParquetFile;
 use crate::pages::Pages;
@@ -21,7 +21,6 @@ use parquet::data_type::{
 };
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ColumnChunkMetaData, FileMetaData, KeyValue};
-use parquet::file::page_index::column_index::ColumnIndexMetaData;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::{SerializedPageWriter, TrackedWrite};
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type as SchemaType};
@@ -377,25 +376,9 @@ impl<'a> Shared<'a> {
     /// Reads the rows of a row group that a round needs.
     fn load<'b, T: DataType>(&'b self, piece: &'b Piece, column: usize, room: usize) -> Result<Loaded<'b, T>> {
         let file = &self.sources[piece.source as usize];
-        let group = file.metadata().row_group(piece.group as usize);
-        let chunk = group.column(column);
-        let (start, _) = chunk.byte_range();
-        if !is_writable(chunk.compression()) {
-            let problem =
-                format!("column {} has the codec {}, which is not supported", chunk.column_path(), chunk.compression());
-            return Err(Error::source(file.path(), Some(start), problem));
-        }
-        let at = piece.group as usize;
-        let column_index = file.metadata().column_index().filter(|_| self.has_column_index).map(|it| &it[at][column]);
-        let offset_index = file.metadata().offset_index().filter(|_| self.has_offset_index).map(|it| &it[at][column]);
-        let reading = Rewriting {
-            source: file.source(),
-            column: chunk,
-            rows: group.num_rows() as u64,
-            kept: &piece.needed,
-            column_index: column_index.filter(|it| !matches!(it, ColumnIndexMetaData::NONE)),
-            offset_index,
-        };
+        let has_indexes = (self.has_column_index, self.has_offset_index);
+        let reading = Rewriting::of(file, (piece.group as usize, column), &piece.needed, has_indexes)?;
+        let (start, _) = reading.column.byte_range();
         guard(file.path(), file.source(), || {
             Loaded::read(&reading, room).map_err(|fault| match fault {
                 Fault::Source(error) | Fault::Sink(error) => file.decoding(Some(start), &error),

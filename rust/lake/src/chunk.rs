@@ -4,7 +4,8 @@
 //! writer of the same type. Logical types and nesting therefore cannot change.
 
 use crate::cut;
-use crate::error::Fault;
+use crate::error::{Error, Fault};
+use crate::file::ParquetFile;
 use crate::pages::{Pages, is_dense};
 use crate::read_at::Source;
 use parquet::basic::{Compression, Encoding, PageType, Type};
@@ -49,7 +50,28 @@ pub(crate) struct Rewriting<'a> {
     pub(crate) offset_index: Option<&'a OffsetIndexMetaData>,
 }
 
-impl Rewriting<'_> {
+impl<'a> Rewriting<'a> {
+    /// A chunk of a file. `has_indexes`: whether column indexes and offset indexes are written.
+    pub(crate) fn of(
+        file: &'a ParquetFile,
+        (group, column): (usize, usize),
+        kept: &'a [Range<u64>],
+        has_indexes: (bool, bool),
+    ) -> crate::error::Result<Rewriting<'a>> {
+        let metadata = file.metadata();
+        let rows = metadata.row_group(group).num_rows() as u64;
+        let chunk = metadata.row_group(group).column(column);
+        if chunk.compression() == Compression::LZO {
+            let problem =
+                format!("column {} has the codec {}, which is not supported", chunk.column_path(), chunk.compression());
+            return Err(Error::source(file.path(), Some(chunk.byte_range().0), problem));
+        }
+        let column_index = metadata.column_index().filter(|_| has_indexes.0).map(|it| &it[group][column]);
+        let column_index = column_index.filter(|it| !matches!(it, ColumnIndexMetaData::NONE));
+        let offset_index = metadata.offset_index().filter(|_| has_indexes.1).map(|it| &it[group][column]);
+        Ok(Rewriting { source: file.source(), column: chunk, rows, kept, column_index, offset_index })
+    }
+
     /// Writes the rows that stay, as similar to the source as possible.
     pub(crate) fn write<W: Write + Send>(&self, out: &mut TrackedWrite<W>) -> Outcome<ColumnCloseResult> {
         let survey = self.pages().and_then(Pages::survey).map_err(Fault::Source)?;
@@ -401,9 +423,4 @@ pub(crate) fn moved(column: &ColumnChunkMetaData, by: i64) -> Result<ColumnChunk
         moved = moved.set_page_encoding_stats(pages.clone());
     }
     moved.build()
-}
-
-/// Whether chunks with this codec can be written.
-pub(crate) fn is_writable(codec: Compression) -> bool {
-    codec != Compression::LZO
 }

@@ -5,7 +5,7 @@
 //! itself. The file writer of the crate `parquet` has one set of properties for all row groups, and panics if copied
 //! row groups without an offset index are beside written ones.
 
-use crate::chunk::{Rewriting, is_writable, moved};
+use crate::chunk::{Rewriting, moved};
 use crate::error::{Error, Fault, Result, guard};
 use crate::file::ParquetFile;
 use crate::ranges::RowRanges;
@@ -182,27 +182,11 @@ impl Rewrite<'_> {
 
     /// Writes a chunk with these of its rows.
     fn write_anew(&mut self, group: usize, column: usize, kept: &[Range<u64>], rows: u64) -> Result<Chunk> {
-        let source = self.file.metadata().row_group(group);
-        let chunk = source.column(column);
+        let has_indexes = (self.has_column_index, self.has_offset_index);
+        let rewriting = Rewriting::of(self.file, (group, column), kept, has_indexes)?;
+        let chunk = rewriting.column;
         let (start, _) = chunk.byte_range();
-        if !is_writable(chunk.compression()) {
-            let problem =
-                format!("column {} has the codec {}, which is not supported", chunk.column_path(), chunk.compression());
-            return Err(Error::source(self.file.path(), Some(start), problem));
-        }
-        let metadata = self.file.metadata();
-        let column_index = metadata.column_index().map(|it| &it[group][column]);
-        let offset_index = metadata.offset_index().map(|it| &it[group][column]);
-        let rewriting = Rewriting {
-            source: self.file.source(),
-            column: chunk,
-            rows: source.num_rows() as u64,
-            kept,
-            column_index: column_index.filter(|it| !matches!(it, ColumnIndexMetaData::NONE)),
-            offset_index: offset_index.filter(|_| self.has_offset_index),
-        };
-        let closed = rewriting.write(&mut self.out);
-        let closed = closed.map_err(|fault| match fault {
+        let closed = rewriting.write(&mut self.out).map_err(|fault| match fault {
             Fault::Source(error) => self.file.decoding(Some(start), &error),
             Fault::Sink(error) => self.writing(&error),
         })?;
