@@ -29,8 +29,7 @@ impl ParquetFile {
         let file = open(ParquetStatisticsPolicy::SkipAll)?;
         let schema = file.metadata().file_metadata().schema_descr();
         let leaves = columns.iter().map(|&name| {
-            let is_it = |column: &&std::sync::Arc<ColumnDescriptor>| column.path().parts() == [name];
-            schema.columns().iter().position(|column| is_it(&column)).ok_or_else(|| Error::Column {
+            schema.columns().iter().position(|column| column.path().parts() == [name]).ok_or_else(|| Error::Column {
                 path: path.into(),
                 name: name.into(),
                 problem: "missing, or not a plain column".into(),

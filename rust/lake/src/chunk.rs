@@ -5,6 +5,7 @@
 
 use crate::cut;
 use crate::error::{Error, Fault};
+use crate::facts::is_dictionary;
 use crate::file::ParquetFile;
 use crate::pages::{Pages, is_dense};
 use crate::read_at::Source;
@@ -293,7 +294,6 @@ impl Form {
             .flatten()
             .filter(|it| matches!(it.page_type, PageType::DATA_PAGE | PageType::DATA_PAGE_V2) && it.count > 0)
             .collect();
-        let is_dictionary = |it: Encoding| matches!(it, Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY);
         let (version, encodings) = if data_pages.is_empty() {
             let is_second = has_second_version(chunk)?;
             // All encodings are listed together: those of levels and those of values.

@@ -440,7 +440,6 @@ impl Iterator for Pages {
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
-    use crate::read_at::ReadAt;
     use parquet::basic::Compression;
     use parquet::column::writer::ColumnWriter;
     use parquet::data_type::ByteArray;
@@ -448,7 +447,6 @@ mod tests {
     use parquet::file::reader::{FileReader, SerializedFileReader, SerializedPageReader};
     use parquet::file::writer::SerializedFileWriter;
     use parquet::schema::parser::parse_message_type;
-    use std::io;
     use std::sync::Arc;
 
     const SCHEMA: &str = "
@@ -525,21 +523,6 @@ mod tests {
         forms
     }
 
-    struct Memory(Bytes);
-
-    impl ReadAt for Memory {
-        fn bytes(&self) -> io::Result<u64> {
-            Ok(self.0.len() as u64)
-        }
-
-        fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
-            let rest = &self.0[position as usize..];
-            let count = rest.len().min(buffer.len());
-            buffer[..count].copy_from_slice(&rest[..count]);
-            Ok(count)
-        }
-    }
-
     /// The fields of a page besides its bytes.
     fn fields(page: &Page) -> (i32, u32, Encoding, Vec<u8>, String) {
         let more = match page {
@@ -560,9 +543,9 @@ mod tests {
     fn pages_are_those_that_the_crate_reads() {
         let mut count = 0;
         for form in forms() {
-            let bytes = Bytes::from(write(form));
-            let theirs = SerializedFileReader::new(bytes.clone()).unwrap();
-            let source = Source::new(Arc::new(Memory(bytes))).unwrap();
+            let bytes = write(form);
+            let theirs = SerializedFileReader::new(Bytes::from(bytes.clone())).unwrap();
+            let source = Source::new(Arc::new(bytes)).unwrap();
             let group = theirs.metadata().row_group(0);
             for column in group.columns() {
                 let mut pages = Pages::open(&source, column, ROWS as u64).unwrap();
