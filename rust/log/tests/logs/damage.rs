@@ -1,7 +1,7 @@
 //! `on_damage="cut"`: everything from the first damage on is removed, in any segment.
 
 use crate::simulated::{Fault, SimDisk};
-use crate::{Writer, batch, open, options, read};
+use crate::{batch, open, options, read};
 use fencepost_log::{Disk, Error, LogFile, Options, Policy};
 use fencepost_testkit::workload::Random;
 use std::collections::BTreeMap;
@@ -14,19 +14,11 @@ struct Sample {
 }
 
 fn sample() -> Sample {
-    let disk = SimDisk::new();
-    let log = open(&disk, &options(Policy::Group, 500)).expect("a disk that works");
-    let (mut random, mut writer) = (Random::new(3), Writer { pid: 7, seq: 0, acknowledged: Vec::new() });
-    for _ in 0..14 {
-        let values = writer.next(&mut random);
-        let appended = log.append(&mut [batch(7, 0, writer.seq, false, &values)]).expect("a disk that works");
-        writer.note(appended[0], values);
-    }
-    log.close().expect("a disk that works");
+    let (disk, records) = crate::sample(14, true);
     let mut segments = disk.names().expect("in memory");
     segments.retain(|name| name.ends_with(".log"));
     assert!(segments.len() >= 4, "{segments:?}");
-    Sample { disk, records: writer.acknowledged, segments }
+    Sample { disk, records, segments }
 }
 
 fn cuts() -> Options {
@@ -39,12 +31,12 @@ fn files(disk: &SimDisk) -> BTreeMap<String, Vec<u8>> {
 
 /// Opens with "cut": the records before the damage are there, and the log continues after them, now and after a
 /// restart.
-fn check_cut(disk: &SimDisk, records: &[(i64, Vec<u8>)], bytes_before: u64, case: &str) -> usize {
+fn check_cut(disk: &SimDisk, records: &[(i64, Vec<u8>)], case: &str) -> usize {
+    let bytes_before = log_bytes(disk);
     let log = open(disk, &cuts()).unwrap_or_else(|error| panic!("{case}: {error}"));
     let found = read(&log, 0, false);
     assert!(records.starts_with(&found), "{case}");
-    let left: usize = files(disk).iter().filter(|(name, _)| name.ends_with(".log")).map(|(_, it)| it.len()).sum();
-    assert_eq!(log.recovered().cut_bytes, bytes_before - left as u64, "{case}");
+    assert_eq!(log.recovered().cut_bytes, bytes_before - log_bytes(disk), "{case}");
     let seq = log.log_end().expect("open") as i32;
     assert_eq!(seq as usize, found.len(), "{case}");
     log.append(&mut [batch(7, 0, seq, false, &[vec![1]])]).unwrap_or_else(|error| panic!("{case}: {error}"));
@@ -92,8 +84,7 @@ fn damage_is_cut_with_everything_after_it() {
                         refused += 1;
                     }
                 }
-                let bytes_before = log_bytes(&bent);
-                counts.insert(check_cut(&bent, &records, bytes_before, &case));
+                counts.insert(check_cut(&bent, &records, &case));
             }
         }
     }
@@ -120,8 +111,7 @@ fn a_segment_that_is_missing_or_short_or_twice_is_cut_with_everything_behind_it(
                     without_states(&bent);
                 }
                 let case = format!("{} is {what}, states: {keeps_states}", name);
-                let bytes_before = log_bytes(&bent);
-                assert_eq!(check_cut(&bent, &records, bytes_before, &case), base, "{case}");
+                assert_eq!(check_cut(&bent, &records, &case), base, "{case}");
             }
         }
     }

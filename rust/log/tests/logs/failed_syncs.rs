@@ -63,7 +63,7 @@ fn a_sync_that_failed_fails_every_thread_that_waits() {
             let options = options(Policy::Group, 700);
             let disk = SimDisk::new();
             let log = open(&disk, &options).expect("a disk that works");
-            let mut writer = Writer { pid: 7, seq: 0, acknowledged: Vec::new() };
+            let mut writer = Writer::new();
             let first = values("first", 1);
             let appended = log.append(&mut [batch(7, 0, 0, false, &first)]).expect("a disk that works");
             writer.note(appended[0], first);

@@ -83,6 +83,17 @@ struct Writer {
 }
 
 impl Writer {
+    fn new() -> Writer {
+        Writer { pid: 7, seq: 0, acknowledged: Vec::new() }
+    }
+
+    /// Appends the next values, to a log whose disk works.
+    fn append(&mut self, log: &PartitionLog, random: &mut Random) {
+        let values = self.next(random);
+        let appended = log.append(&mut [batch(self.pid, 0, self.seq, false, &values)]).expect("a disk that works");
+        self.note(appended[0], values);
+    }
+
     fn next(&self, random: &mut Random) -> Vec<Vec<u8>> {
         let count = 1 + random.below(4);
         let value = |number: u64| {
@@ -118,16 +129,14 @@ fn a_power_loss_takes_nothing_that_was_acknowledged() {
         let policy = if random.chance(50) { Policy::Each } else { Policy::Group };
         let options = options(policy, 600 + random.below(1500));
         let mut disk = SimDisk::new();
-        let mut writer = Writer { pid: 7, seq: 0, acknowledged: Vec::new() };
+        let mut writer = Writer::new();
         for _ in 0..8 {
             let log = open(&disk, &options).expect("what a power loss leaves is a log");
             cuts += u32::from(log.recovered().cut_bytes > 0);
             states += u32::from(log.recovered().state.is_some());
             check(&log, &writer, &[]);
             for _ in 0..random.below(30) {
-                let values = writer.next(&mut random);
-                let appended = log.append(&mut [batch(7, 0, writer.seq, false, &values)]).expect("a disk that works");
-                writer.note(appended[0], values);
+                writer.append(&log, &mut random);
             }
             // A batch that is written, and whose sync fails with the power.
             let values = writer.next(&mut random);
@@ -164,11 +173,9 @@ fn an_interval_loses_nothing_of_finished_segments() {
         let options = options(Policy::Interval(Duration::from_secs(3600)), 600);
         let disk = SimDisk::new();
         let log = open(&disk, &options).expect("a disk that works");
-        let mut writer = Writer { pid: 7, seq: 0, acknowledged: Vec::new() };
+        let mut writer = Writer::new();
         for _ in 0..random.below(20) {
-            let values = writer.next(&mut random);
-            let appended = log.append(&mut [batch(7, 0, writer.seq, false, &values)]).expect("a disk that works");
-            writer.note(appended[0], values);
+            writer.append(&log, &mut random);
         }
         let after = disk.after_power_loss(&mut random);
         let cuts = Options { cuts_damage: true, ..options };
@@ -193,11 +200,9 @@ fn several_unsynced_batches_are_refused_or_cut_but_never_mixed() {
         let options = options(Policy::Group, 1 << 20);
         let disk = SimDisk::new();
         let log = open(&disk, &options).expect("a disk that works");
-        let mut writer = Writer { pid: 7, seq: 0, acknowledged: Vec::new() };
+        let mut writer = Writer::new();
         for _ in 0..random.below(5) {
-            let values = writer.next(&mut random);
-            let appended = log.append(&mut [batch(7, 0, writer.seq, false, &values)]).expect("a disk that works");
-            writer.note(appended[0], values);
+            writer.append(&log, &mut random);
         }
         let mut seq = writer.seq;
         let mut call: Vec<Batch> = (0..6)
@@ -249,7 +254,7 @@ fn an_append_that_fails_leaves_no_trace() {
                     assert_eq!(log.log_end().expect("open"), 0);
                     continue;
                 };
-                let mut writer = Writer { pid: 7, seq: 0, acknowledged: Vec::new() };
+                let mut writer = Writer::new();
                 let (mut random, mut log, mut failures) = (Random::new(5), log, 0);
                 for _ in 0..12 {
                     let values = writer.next(&mut random);
@@ -330,15 +335,12 @@ fn an_abort_that_fails_can_be_tried_again() {
 }
 
 /// A log that was closed, or not, and all its files.
-fn sample(closes: bool) -> (SimDisk, Vec<(i64, Vec<u8>)>) {
+fn sample(batches: usize, closes: bool) -> (SimDisk, Vec<(i64, Vec<u8>)>) {
     let disk = SimDisk::new();
     let log = open(&disk, &options(Policy::Group, 500)).expect("a disk that works");
-    let mut writer = Writer { pid: 7, seq: 0, acknowledged: Vec::new() };
-    let mut random = Random::new(3);
-    for _ in 0..12 {
-        let values = writer.next(&mut random);
-        let appended = log.append(&mut [batch(7, 0, writer.seq, false, &values)]).expect("a disk that works");
-        writer.note(appended[0], values);
+    let (mut random, mut writer) = (Random::new(3), Writer::new());
+    for _ in 0..batches {
+        writer.append(&log, &mut random);
     }
     if closes {
         log.close().expect("a disk that works");
@@ -359,7 +361,7 @@ fn last_segment(disk: &SimDisk) -> String {
 
 #[test]
 fn every_truncation_opens_with_the_whole_batches_before_it() {
-    let (disk, acknowledged) = sample(false);
+    let (disk, acknowledged) = sample(12, false);
     let name = last_segment(&disk);
     let whole = disk.bytes(&name);
     let mut counts = std::collections::BTreeSet::new();
@@ -377,7 +379,7 @@ fn every_truncation_opens_with_the_whole_batches_before_it() {
 
 #[test]
 fn a_log_that_was_closed_and_is_shorter_now_is_refused() {
-    let (disk, acknowledged) = sample(true);
+    let (disk, acknowledged) = sample(12, true);
     let name = last_segment(&disk);
     let whole = disk.bytes(&name);
     for length in 0..whole.len() {
@@ -395,7 +397,7 @@ fn a_log_that_was_closed_and_is_shorter_now_is_refused() {
 
 #[test]
 fn a_flipped_bit_is_refused_or_cut_if_nothing_follows() {
-    let (disk, acknowledged) = sample(false);
+    let (disk, acknowledged) = sample(12, false);
     let name = last_segment(&disk);
     let whole = disk.bytes(&name);
     let (mut refused, mut cut) = (0, 0);
@@ -424,7 +426,7 @@ fn a_flipped_bit_is_refused_or_cut_if_nothing_follows() {
 /// Whatever is in the folder, opening it results in an error at worst.
 #[test]
 fn any_bytes_can_be_opened() {
-    let (disk, _) = sample(true);
+    let (disk, _) = sample(12, true);
     let mut opened = 0;
     for seed in 0..3000 {
         let mut random = Random::new(seed);
@@ -461,7 +463,7 @@ fn any_bytes_can_be_opened() {
 
 #[test]
 fn damaged_states_are_skipped() {
-    let (disk, acknowledged) = sample(true);
+    let (disk, acknowledged) = sample(12, true);
     let names = |ending: &str| {
         let mut names = disk.names().expect("in memory");
         names.retain(|name| name.ends_with(ending));
@@ -574,7 +576,7 @@ fn unsynced_batches_are_neither_visible_nor_acknowledged() {
 
 #[test]
 fn reads_begin_within_batches_and_segments() {
-    let (disk, acknowledged) = sample(true);
+    let (disk, acknowledged) = sample(12, true);
     let log = open(&disk, &options(Policy::Group, 500)).expect("works");
     for from in 0..=acknowledged.len() {
         assert_eq!(read(&log, from as i64, true), acknowledged[from..]);
@@ -609,7 +611,7 @@ fn a_flipped_bit_of_an_index_hides_no_record() {
 
 #[test]
 fn segments_that_were_removed_are_not_passed_over() {
-    let (disk, records) = sample(true);
+    let (disk, records) = sample(12, true);
     let names = disk.names().expect("in memory");
     let mut bases: Vec<i64> = names.iter().filter_map(|it| it.strip_suffix(".log")?.parse().ok()).collect();
     bases.sort_unstable();
@@ -638,7 +640,7 @@ fn segments_that_were_removed_are_not_passed_over() {
 
 #[test]
 fn a_log_that_was_closed_does_nothing_more() {
-    let (disk, _) = sample(false);
+    let (disk, _) = sample(12, false);
     let log = open(&disk, &options(Policy::Group, 500)).expect("works");
     log.close().expect("works");
     log.close().expect("again");
@@ -650,7 +652,7 @@ fn a_log_that_was_closed_does_nothing_more() {
 
 #[test]
 fn segments_without_the_log_before_a_state_are_refused() {
-    let (disk, _) = sample(true);
+    let (disk, _) = sample(12, true);
     for name in disk.names().expect("in memory").iter().filter(|name| name.ends_with(".log")) {
         disk.remove(name).expect("in memory");
     }
