@@ -4,7 +4,7 @@ use crate::files::{READ_BYTES, read_snapshot, replace};
 use crate::keys::KeyValue;
 use crate::names::batch_names;
 use crate::raise::Raise;
-use crate::rows::take_rows;
+use crate::rows::{table_of, take_rows};
 use crate::verdicts::Verdicts;
 use fencepost_columns::{BatchCall, Failure, Produced, judge_batches, producers_batches};
 use fencepost_core::{self as core, BrokerOptions, KeyKind, ProducerEntry};
@@ -248,8 +248,7 @@ impl BrokerTable {
     /// - ``batches``: list of struct, oldest first. Its fields are ``first_seq`` and ``last_seq`` (int32, null for
     ///   batches without sequence numbers), ``first_offset`` and ``last_offset`` (int64, null if unknown)
     fn entries(&self, py: Python<'_>) -> PyResult<PyTable> {
-        let batches = self.with(py, |table| Ok(producers_batches(table.keys(), table.entries())))?;
-        PyTable::try_new(batches.clone(), batches[0].schema())
+        self.with(py, |table| Ok(producers_batches(table.keys(), table.entries()))).and_then(table_of)
     }
 
     /// Return the table as bytes with a checksum. Equal tables have equal bytes. Options and log ends are included.

@@ -2,8 +2,9 @@
 
 use crate::objects::{Blocks, Object, interrupt_again};
 use crate::raise::Raise;
-use arrow_array::{Int16Array, Int32Array, Int64Array, RecordBatch, RecordBatchReader};
-use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
+use crate::rows::table_of;
+use arrow_array::{ArrayRef, Int16Array, Int32Array, Int64Array, RecordBatch, RecordBatchReader};
+use arrow_schema::{ArrowError, SchemaRef};
 use fencepost_columns::Failure;
 use fencepost_columns::{BatchArrays, RecordArrays, without_panic};
 use fencepost_kafka as kafka;
@@ -525,13 +526,7 @@ pub(crate) fn kafka_aborted(py: Python<'_>, bytes: PyBackedBytes, path: &str) ->
     ])
 }
 
-fn table(columns: Vec<(&str, arrow_array::ArrayRef)>) -> PyResult<PyTable> {
-    let field = |(name, array): &(&str, arrow_array::ArrayRef)| {
-        let kind: &DataType = array.data_type();
-        Field::new(*name, kind.clone(), false)
-    };
-    let schema = Arc::new(Schema::new(columns.iter().map(field).collect::<Vec<_>>()));
-    let arrays = columns.into_iter().map(|(_, array)| array).collect();
-    let batch = RecordBatch::try_new(schema.clone(), arrays).expect("columns of one length");
-    PyTable::try_new(vec![batch], schema)
+fn table(columns: Vec<(&str, ArrayRef)>) -> PyResult<PyTable> {
+    let columns = columns.into_iter().map(|(name, array)| (name, array, false));
+    table_of(vec![RecordBatch::try_from_iter_with_nullable(columns).expect("columns of one length")])
 }

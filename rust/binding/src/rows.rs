@@ -1,14 +1,15 @@
 //! Tabular data: a stream or a batch by the PyCapsule protocol, or a mapping of names to arrays.
 
 use crate::raise::Raise;
+use arrow_array::RecordBatch;
 use arrow_schema::DataType;
 use fencepost_columns::{Column, Failure, Rows};
 use fencepost_lake::caught;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyMapping, PyMemoryView};
-use pyo3_arrow::PyArray;
 use pyo3_arrow::input::{AnyArray, AnyRecordBatch};
+use pyo3_arrow::{PyArray, PyTable};
 
 /// Takes rows from Python. `needed`: the columns that are read, all if `None`. Other columns may have any type.
 pub(crate) fn take_rows(rows: &Bound<'_, PyAny>, needed: Option<&[&str]>) -> PyResult<Rows> {
@@ -27,6 +28,12 @@ pub(crate) fn take_rows(rows: &Bound<'_, PyAny>, needed: Option<&[&str]>) -> PyR
         columns.push((name, column));
     }
     Ok(Rows::Mapping(columns))
+}
+
+/// A table of batches with one schema, at least one.
+pub(crate) fn table_of(batches: Vec<RecordBatch>) -> PyResult<PyTable> {
+    let schema = batches[0].schema();
+    PyTable::try_new(batches, schema)
 }
 
 fn take_stream(rows: &Bound<'_, PyAny>) -> PyResult<Rows> {

@@ -2,7 +2,7 @@ use crate::files::{read_snapshot, replace};
 use crate::keys::KeyValue;
 use crate::names::column_names;
 use crate::raise::Raise;
-use crate::rows::take_rows;
+use crate::rows::{table_of, take_rows};
 use crate::verdicts::Verdicts;
 use arrow_array::BooleanArray;
 use fencepost_columns::{
@@ -329,8 +329,7 @@ impl StateTable {
     /// Timestamps are null unless the table keeps them. The schema metadata has the policy, the options and the
     /// horizon.
     fn entries(&self, py: Python<'_>) -> PyResult<PyTable> {
-        let batches = self.with(py, |table| Ok(entries_batches(table)))?;
-        PyTable::try_new(batches.clone(), batches[0].schema())
+        self.with(py, |table| Ok(entries_batches(table))).and_then(table_of)
     }
 
     /// Return all open holes as an Arrow table, in key order.
@@ -338,8 +337,7 @@ impl StateTable {
     /// The columns are the key columns, epoch (int16), first_seq, last_seq and count (int64). The result is empty if
     /// the policy has gaps="normal".
     fn missing(&self, py: Python<'_>) -> PyResult<PyTable> {
-        let batches = self.with(py, |table| Ok(missing_batches(table)))?;
-        PyTable::try_new(batches.clone(), batches[0].schema())
+        self.with(py, |table| Ok(missing_batches(table))).and_then(table_of)
     }
 
     /// Drop entries that were idle for at least ``max_idle_ms`` at ``now_ms`` (both int64 ms), and raise the horizon.
@@ -428,8 +426,7 @@ impl StateTable {
             let overlap = ours.merge(&theirs)?;
             Ok(listed_batches(ours.keys(), has_epochs(&ours), overlap.into_iter()))
         });
-        let overlap = overlap.map_err(|failure: Failure| failure.raise(py))?;
-        PyTable::try_new(overlap.clone(), overlap[0].schema())
+        overlap.map_err(|failure: Failure| failure.raise(py)).and_then(table_of)
     }
 
     /// Return the table as bytes with a checksum. Equal tables have equal bytes.

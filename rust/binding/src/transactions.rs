@@ -1,6 +1,7 @@
 use crate::keys::KeyValue;
 use crate::names::{log_columns, take_log_rows};
 use crate::raise::Raise;
+use crate::rows::table_of;
 use fencepost_columns::{
     Failure, LogChunk, NO_PARTITION, aborted_batch, follow, open_batches, outcome_batches, resolved_batches,
 };
@@ -129,7 +130,7 @@ impl TransactionIndex {
             followed.resolved = followed_rows.resolved;
             outcome_batches(&followed_rows.outcomes)
         })?;
-        PyTable::try_new(outcomes.clone(), outcomes[0].schema())
+        table_of(outcomes)
     }
 
     /// Return the transactions that an earlier call reported as open and that the last call decided.
@@ -140,8 +141,7 @@ impl TransactionIndex {
     ///     Arrow table in the order of markers. Columns: the partition, pid, first_offset, last_offset (int64, of the
     ///         marker) and outcome (utf8, "committed" or "aborted").
     fn resolved(&self, py: Python<'_>) -> PyResult<PyTable> {
-        let batches = self.with(py, |followed| Ok(resolved_batches(&followed.index, &followed.resolved)))?;
-        PyTable::try_new(batches.clone(), batches[0].schema())
+        self.with(py, |followed| Ok(resolved_batches(&followed.index, &followed.resolved))).and_then(table_of)
     }
 
     /// Return the transactions without a marker.
@@ -154,8 +154,7 @@ impl TransactionIndex {
     ///         last row), first_offset and last_offset (int64, of the rows so far), last_timestamp (int64 ms, of the
     ///         last row; null if rows have no timestamps).
     fn open(&self, py: Python<'_>) -> PyResult<PyTable> {
-        let batches = self.with(py, |followed| Ok(open_batches(&followed.index)))?;
-        PyTable::try_new(batches.clone(), batches[0].schema())
+        self.with(py, |followed| Ok(open_batches(&followed.index))).and_then(table_of)
     }
 
     /// Return the offset below which all rows of a partition are decided, or None if the partition has no rows.
@@ -185,8 +184,7 @@ impl TransactionIndex {
     ///         after the marker.
     fn aborted(&self, partition: &Bound<'_, PyAny>) -> PyResult<PyTable> {
         let aborted = self.with_partition(partition, |index, number| aborted_batch(index.aborted(number)))?;
-        let aborted = aborted.unwrap_or_else(|| aborted_batch(&[]));
-        PyTable::try_new(vec![aborted.clone()], aborted.schema())
+        table_of(vec![aborted.unwrap_or_else(|| aborted_batch(&[]))])
     }
 
     /// Drop the aborted transactions of a partition whose markers are below an offset. Readers from that offset on do

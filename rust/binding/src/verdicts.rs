@@ -1,3 +1,4 @@
+use crate::rows::table_of;
 use arrow_array::BooleanArray;
 use fencepost_core::Verdict;
 use pyo3::prelude::*;
@@ -58,7 +59,7 @@ impl Verdicts {
     /// count (int64).
     #[getter]
     fn stale(&self) -> PyResult<PyTable> {
-        PyTable::try_new(self.0.stale.clone(), self.0.stale[0].schema())
+        table_of(self.0.stale.clone())
     }
 
     /// Number of rows that were put into another lap than the highest accepted row, because both are near the end of
@@ -73,8 +74,7 @@ impl Verdicts {
     /// The columns are the key columns, epoch (int16), first_seq, last_seq and count (int64).
     #[getter]
     fn missing(&self, py: Python<'_>) -> PyResult<PyTable> {
-        let batches = py.detach(|| self.0.missing());
-        PyTable::try_new(batches.to_vec(), batches[0].schema())
+        table_of(py.detach(|| self.0.missing()).to_vec())
     }
 
     /// Arrow int64 array with one value per row: the sequence number that would have been accepted instead of an
@@ -97,9 +97,7 @@ impl Verdicts {
         py: Python<'py>,
         requested_schema: Option<Bound<'py, PyCapsule>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let batch = self.0.batch();
-        let schema = batch.schema();
-        let table = Bound::new(py, PyTable::try_new(vec![batch], schema)?)?;
+        let table = Bound::new(py, table_of(vec![self.0.batch()])?)?;
         table.call_method1("__arrow_c_stream__", (requested_schema,))
     }
 }

@@ -3,8 +3,7 @@
 use crate::failure::Failure;
 use crate::panics::without_panic;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchIterator, RecordBatchReader, make_array, new_empty_array};
-use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
-use std::sync::Arc;
+use arrow_schema::{ArrowError, DataType, SchemaRef};
 
 /// Rows from Python. They can be read without the interpreter.
 pub enum Rows {
@@ -88,10 +87,9 @@ impl Rows {
                 let names: Vec<&str> = taken().map(|(name, _)| name).collect();
                 let arrays = taken().map(|(_, column)| column.one_array()).collect::<Result<Vec<_>, _>>()?;
                 check_lengths(&names, &arrays)?;
-                let field = |(name, array): (&&str, &ArrayRef)| Field::new(*name, array.data_type().clone(), true);
-                let schema = Arc::new(Schema::new(names.iter().zip(&arrays).map(field).collect::<Vec<_>>()));
-                let batch = RecordBatch::try_new(schema.clone(), arrays)?;
-                Ok((schema, Box::new(std::iter::once(Ok(batch)))))
+                let columns = names.into_iter().zip(arrays).map(|(name, array)| (name, array, true));
+                let batch = RecordBatch::try_from_iter_with_nullable(columns)?;
+                Ok((batch.schema(), Box::new(std::iter::once(Ok(batch)))))
             }
         }
     }

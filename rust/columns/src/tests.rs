@@ -8,7 +8,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::{Int32Type, Int64Type, UInt32Type, UInt64Type};
 use arrow_array::{Array, ArrayRef, DictionaryArray, Int32Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow_cast::cast;
-use arrow_schema::{DataType, Field, Schema};
+use arrow_schema::DataType;
 use arrow_select::concat::concat_batches;
 use bytes::Bytes;
 use fencepost_core::{Keys, Policy, StateTable};
@@ -34,9 +34,8 @@ fn names() -> ColumnNames {
 }
 
 fn batch(columns: Vec<(&str, ArrayRef)>) -> RecordBatch {
-    let field = |(name, array): &(&str, ArrayRef)| Field::new(*name, array.data_type().clone(), true);
-    let schema = Schema::new(columns.iter().map(field).collect::<Vec<_>>());
-    RecordBatch::try_new(Arc::new(schema), columns.into_iter().map(|(_, array)| array).collect()).expect("columns")
+    let columns = columns.into_iter().map(|(name, array)| (name, array, true));
+    RecordBatch::try_from_iter_with_nullable(columns).expect("columns")
 }
 
 /// Texts that often equal the previous row; some rows have no producer.
