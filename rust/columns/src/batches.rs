@@ -173,9 +173,9 @@ impl Chunk {
             last_seq: optional.ints::<Int32Type>(Column::LastSeq, SEQS, ProduceBatches::NO_INT)?,
             offset: optional.ints::<Int64Type>(Column::Offset, OFFSETS, -1)?,
             last_offset: optional.ints::<Int64Type>(Column::LastOffset, OFFSETS, -1)?,
-            timestamp: optional.timestamps()?,
-            transactional: optional.flags(Column::Transactional)?,
-            control: optional.control()?,
+            timestamp: optional.read(Column::Timestamp, |name, column| read_timestamps(name, column, rows_before))?,
+            transactional: optional.read(Column::Transactional, read_flags)?,
+            control: optional.read(Column::Control, |name, column| read_control(name, column, rows_before))?,
             coordinator_epoch: optional.ints::<Int32Type>(Column::CoordinatorEpoch, SEQS, -1)?,
             transaction_version: optional.versions()?,
             origin: optional.origins()?,
@@ -202,14 +202,22 @@ impl Optional<'_> {
         (column.logical_null_count() < column.len()).then_some((&self.names.optional[at].1, column))
     }
 
+    /// Reads the column of a role.
+    fn read<T>(
+        &self,
+        role: Column,
+        read: impl FnOnce(&str, &ArrayRef) -> Result<T, Failure>,
+    ) -> Result<Option<T>, Failure> {
+        self.find(role).map(|(name, column)| read(name, column)).transpose()
+    }
+
     fn ints<T: arrow_array::types::ArrowPrimitiveType>(
         &self,
         role: Column,
         range: &str,
         in_place_of_null: T::Native,
     ) -> Result<Option<ScalarBuffer<T::Native>>, Failure> {
-        let read = |(name, column)| IntReader::read_or::<T>(name, column, self.rows_before, range, in_place_of_null);
-        self.find(role).map(read).transpose()
+        self.read(role, |name, column| IntReader::read_or::<T>(name, column, self.rows_before, range, in_place_of_null))
     }
 
     fn versions(&self) -> Result<Option<ScalarBuffer<i8>>, Failure> {
@@ -226,24 +234,11 @@ impl Optional<'_> {
         }
     }
 
-    fn timestamps(&self) -> Result<Option<ScalarBuffer<i64>>, Failure> {
-        self.find(Column::Timestamp).map(|(name, column)| read_timestamps(name, column, self.rows_before)).transpose()
-    }
-
-    fn flags(&self, role: Column) -> Result<Option<Vec<u8>>, Failure> {
-        self.find(role).map(|(name, column)| read_flags(name, column)).transpose()
-    }
-
-    fn control(&self) -> Result<Option<Vec<u8>>, Failure> {
-        self.find(Column::Control).map(|(name, column)| read_control(name, column, self.rows_before)).transpose()
-    }
-
     fn origins(&self) -> Result<Option<Vec<u8>>, Failure> {
         let code = |text: &str| origin_of(text).map(|origin| origin as u8);
-        let read = |(name, column)| {
+        self.read(Column::Origin, |name, column| {
             read_codes(name, column, self.rows_before, "client, replica, coordinator", code, ProduceBatches::NO_ORIGIN)
-        };
-        self.find(Column::Origin).map(read).transpose()
+        })
     }
 }
 
