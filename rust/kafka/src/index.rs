@@ -24,21 +24,19 @@ pub fn read(bytes: &[u8], base_offset: i64) -> Result<Vec<IndexEntry>> {
         let start = bytes.len() - bytes.len() % ENTRY_BYTES;
         return Err(Error::new(Kind::Torn, start as u64, format!("less than an entry of {ENTRY_BYTES} bytes is left")));
     };
-    let mut before: Option<IndexEntry> = None;
-    let mut entries = Vec::with_capacity(used.len() / ENTRY_BYTES);
+    let mut entries: Vec<IndexEntry> = Vec::with_capacity(used.len() / ENTRY_BYTES);
     for (number, entry) in used.as_chunks::<ENTRY_BYTES>().0.iter().enumerate() {
         let fail = |reason: String| Err(Error::new(Kind::Offsets, (number * ENTRY_BYTES) as u64, reason));
         let [relative, position] = [0, 4].map(|at| u32::from_be_bytes(std::array::from_fn(|byte| entry[at + byte])));
         let Some(offset) = base_offset.checked_add(relative.into()) else {
             return fail(format!("an entry has the offset {base_offset} + {relative}, which is too high"));
         };
-        if let Some(last) = before
+        if let Some(last) = entries.last()
             && (offset <= last.offset || position <= last.position)
         {
             let pair = format!("offset {offset} at byte {position} follows {} at {}", last.offset, last.position);
             return fail(format!("{pair}: offset and position must increase"));
         }
-        before = Some(IndexEntry { offset, position });
         entries.push(IndexEntry { offset, position });
     }
     Ok(entries)
