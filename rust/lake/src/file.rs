@@ -12,7 +12,6 @@ use parquet::file::metadata::{
 use parquet::file::reader::ChunkReader;
 use parquet::schema::printer::print_schema;
 use std::fs::{self, File};
-use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -62,11 +61,12 @@ impl ParquetFile {
     }
 
     pub(crate) fn open_with(path: &Path, statistics: ParquetStatisticsPolicy) -> Result<ParquetFile> {
-        let file = open(path).map_err(|error| Error::Read { path: path.into(), error })?;
-        match file {
-            Some(file) => Self::read(path, Arc::new(file), statistics),
-            None => Err(Error::source(path, None, "cannot be read: it is not a regular file")),
+        let fail = |error| Error::Read { path: path.into(), error };
+        // Something else, such as a pipe, might block.
+        if !fs::metadata(path).map_err(fail)?.is_file() {
+            return Err(Error::source(path, None, "cannot be read: it is not a regular file"));
         }
+        Self::read(path, Arc::new(File::open(path).map_err(fail)?), statistics)
     }
 
     pub(crate) fn read(
@@ -305,9 +305,4 @@ fn read_footer(path: &Path, source: &Source) -> Result<(u64, Vec<u8>)> {
     let mut footer = vec![0; length as usize];
     source.read(start, &mut footer).map_err(|error| Error::read(path, Some(start), error))?;
     Ok((start, footer))
-}
-
-/// Opens the file. `None` if it is something else, such as a pipe, which might block.
-fn open(path: &Path) -> io::Result<Option<File>> {
-    if fs::metadata(path)?.is_file() { File::open(path).map(Some) } else { Ok(None) }
 }

@@ -136,7 +136,7 @@ pub(crate) struct Chunk {
 
 impl Rewrite<'_> {
     fn write_groups(&mut self, rows: &RowRanges, keeps: bool, can_continue: &mut dyn FnMut() -> bool) -> Result<()> {
-        self.out.write_all(b"PAR1").map_err(|error| self.sink(error))?;
+        self.out.write_all(b"PAR1").map_err(|error| Error::Sink { path: self.target.into(), error })?;
         let mut start = 0;
         for number in 0..self.file.row_groups() {
             let end = start + self.file.metadata().row_group(number).num_rows() as u64;
@@ -188,7 +188,7 @@ impl Rewrite<'_> {
         let (start, _) = chunk.byte_range();
         let closed = rewriting.write(&mut self.out).map_err(|fault| match fault {
             Fault::Source(error) => self.file.decoding(Some(start), &error),
-            Fault::Sink(error) => self.writing(&error),
+            Fault::Sink(error) => writing(self.target, &error),
         })?;
         if closed.rows_written != rows {
             let problem = format!("column {} has {} rows, its group {rows}", chunk.column_path(), closed.rows_written);
@@ -204,7 +204,6 @@ impl Rewrite<'_> {
 
     /// Writes page indexes and footer. Returns the numbers of copied and rewritten row groups.
     fn finish(self) -> Result<(u64, u64)> {
-        let target = self.target;
         let metadata = self.file.metadata().file_metadata();
         let metadata = FileMetaData::new(
             metadata.version(),
@@ -217,16 +216,8 @@ impl Rewrite<'_> {
             metadata.column_orders().cloned(),
         );
         let written = self.groups.write_footer(metadata, self.has_column_index, self.has_offset_index, self.out);
-        written.map_err(|error| writing(target, &error))?;
+        written.map_err(|error| writing(self.target, &error))?;
         Ok((self.groups_copied, self.groups_rewritten))
-    }
-
-    fn sink(&self, error: io::Error) -> Error {
-        Error::Sink { path: self.target.into(), error }
-    }
-
-    fn writing(&self, error: &ParquetError) -> Error {
-        writing(self.target, error)
     }
 }
 
