@@ -103,17 +103,8 @@ fn begin<'a>(disk: &dyn Disk, options: &Options, mut states: impl Iterator<Item 
     }
     let state = State { name: None, offset: 0, entries: Vec::new() };
     let active = unopened(disk, &name_of(0, LOG), Active::create(disk, 0))?;
-    let replay = Replay::new(disk, options, state)?;
-    Ok(Opened {
-        table: replay.table,
-        transactions: replay.transactions,
-        aborted: Vec::new(),
-        bases: vec![0],
-        active,
-        end: 0,
-        leader_epoch: 0,
-        recovered: Recovered::default(),
-    })
+    let Replay { table, transactions, aborted, end, leader_epoch, recovered, .. } = Replay::new(disk, options, state)?;
+    Ok(Opened { table, transactions, aborted, bases: vec![0], active, end, leader_epoch, recovered })
 }
 
 /// Reads the newest valid table, or else the newest valid snapshot, and skips damaged ones.
