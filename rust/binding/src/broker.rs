@@ -70,15 +70,10 @@ impl BrokerTable {
         keeps_keys: bool,
         call: BatchCall,
     ) -> PyResult<Verdicts> {
-        let default;
-        let columns = match columns {
-            Some(columns) => columns,
-            None => {
-                default = py.import("fencepost.policy")?.getattr("BatchColumns")?.call0()?;
-                &default
-            }
+        let names = match columns {
+            Some(columns) => batch_names(columns)?,
+            None => batch_names(&py.import("fencepost.policy")?.getattr("BatchColumns")?.call0()?)?,
         };
-        let names = batch_names(columns)?;
         let rows = take_rows(batches, Some(&names.all()))?;
         let needs_partitions = self.with(py, |table| Ok(table.follows_log_ends()))?;
         // Reads the stream before it locks the table, because a stream can be a Python generator that uses this table.
