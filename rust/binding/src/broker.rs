@@ -157,10 +157,7 @@ impl BrokerTable {
     /// Return the offset that ``offsets="assign"`` assigns next in a partition. It is 0 before the first batch.
     fn log_end(&self, py: Python<'_>, partition: &Bound<'_, PyAny>) -> PyResult<i64> {
         let partition = self.partition(py, partition)?;
-        self.with(py, |table| {
-            let number = partition.number(&table.keys().partition).and_then(|number| i32::try_from(number).ok());
-            Ok(number.map_or(0, |number| table.log_end(number)))
-        })
+        self.with(py, |table| Ok(partition.partition_number(table.keys()).map_or(0, |number| table.log_end(number))))
     }
 
     /// Set the end of a partition's log: the offset (int64) of its next batch.
@@ -224,7 +221,7 @@ impl BrokerTable {
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let key = self.partition(py, partition)?;
         let entry = self.with(py, |table| {
-            let number = key.number(&table.keys().partition).and_then(|number| i32::try_from(number).ok());
+            let number = key.partition_number(table.keys());
             Ok(number.filter(|_| pid >= 0).and_then(|number| table.get(pid, number)))
         })?;
         entry.map(|entry| entry_dict(py, &entry, key.to_python(partition)?)).transpose()
@@ -333,7 +330,7 @@ impl BrokerTable {
     fn to_kafka_snapshot(&self, py: Python<'_>, path: PathBuf, partition: &Bound<'_, PyAny>) -> PyResult<()> {
         let key = self.partition(py, partition)?;
         self.with(py, |table| {
-            let number = key.number(&table.keys().partition).and_then(|number| i32::try_from(number).ok());
+            let number = key.partition_number(table.keys());
             let entries = number.map_or(Ok(Vec::new()), |number| kafka_entries(table, number, &self.order_read))?;
             let bytes = kafka::snapshot::write(&entries);
             let saved = replace(&path, |file| io::Write::write_all(file, &bytes));

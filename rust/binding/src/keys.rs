@@ -1,7 +1,7 @@
 //! One key, as Python passes it.
 
 use fencepost_columns::Failure;
-use fencepost_core::{KEY_BYTES_MAX, KeyKind, KeySpace, PartKind, encode_bytes, encode_int};
+use fencepost_core::{KEY_BYTES_MAX, KeyKind, KeySpace, Keys, PartKind, encode_bytes, encode_int};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyString, PyTuple};
 
@@ -89,6 +89,11 @@ impl KeyValue {
             KeyValue::Plain(value) => (*value >= 0).then_some(*value),
             KeyValue::Encoded(bytes) => space.dictionary.get(bytes).map(i64::from),
         }
+    }
+
+    /// Like `number`, of a partition.
+    pub(crate) fn partition_number(&self, keys: &Keys) -> Option<i32> {
+        i32::try_from(self.number(&keys.partition)?).ok()
     }
 }
 

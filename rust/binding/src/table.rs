@@ -288,8 +288,8 @@ impl StateTable {
         let partition_key = KeyValue::of(partition, &partition_kind, "partition").map_err(|it| it.raise(py))?;
         let Ok(epoch) = epoch.map(i16::try_from).transpose() else { return Ok(None) };
         let (has_epochs, entry) = self.with(py, |table| {
-            let numbers = pid_key.number(&table.keys().pid).zip(partition_key.number(&table.keys().partition));
-            let entry = numbers.and_then(|(pid, partition)| table.get(pid, i32::try_from(partition).ok()?, epoch));
+            let numbers = pid_key.number(&table.keys().pid).zip(partition_key.partition_number(table.keys()));
+            let entry = numbers.and_then(|(pid, partition)| table.get(pid, partition, epoch));
             Ok((has_epochs(table), entry))
         })?;
         let Some(entry) = entry else { return Ok(None) };
@@ -380,9 +380,9 @@ impl StateTable {
         let partition = partition.map_err(|it| it.raise(py))?;
         self.with(py, |table| {
             let Some(pid) = pid.number(&table.keys().pid) else { return Ok(0) };
-            let dropped = match partition.map(|key| key.number(&table.keys().partition)) {
+            let dropped = match partition.map(|key| key.partition_number(table.keys())) {
                 None => table.forget(pid, None),
-                Some(number) => number.and_then(|it| it.try_into().ok()).map_or(0, |it| table.forget(pid, Some(it))),
+                Some(number) => number.map_or(0, |it| table.forget(pid, Some(it))),
             };
             table.drop_unused_keys();
             Ok(dropped)

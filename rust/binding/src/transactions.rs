@@ -5,7 +5,7 @@ use crate::rows::table_of;
 use fencepost_columns::{
     Failure, LogChunk, NO_PARTITION, aborted_batch, follow, open_batches, outcome_batches, resolved_batches,
 };
-use fencepost_core::{self as core, KeyKind, Keys, Resolved};
+use fencepost_core::{self as core, KeyKind, Resolved};
 use pyo3::prelude::*;
 use pyo3_arrow::PyTable;
 use std::sync::Mutex;
@@ -60,14 +60,10 @@ impl TransactionIndex {
         let is_unnamed = partition.is_none() && kind == KeyKind::Plain;
         let key = KeyValue::of(partition, &kind, "partition").map_err(|it| it.raise(py))?;
         self.with(py, |Followed { index, .. }| {
-            let number = if is_unnamed { Some(NO_PARTITION) } else { number_of(&key, index.keys()) };
+            let number = if is_unnamed { Some(NO_PARTITION) } else { key.partition_number(index.keys()) };
             Ok(number.filter(|&number| index.log_end(number).is_some()).map(|number| work(index, number)))
         })
     }
-}
-
-fn number_of(key: &KeyValue, keys: &Keys) -> Option<i32> {
-    i32::try_from(key.number(&keys.partition)?).ok()
 }
 
 #[pymethods]
