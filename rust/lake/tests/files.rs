@@ -424,6 +424,22 @@ fn statistics_of_texts_match_another_writer() {
     }
 }
 
+/// Checks the bounds of every page of the second column, whose values are in the order of these rows. Returns the number
+/// of pages.
+fn check_bounds(metadata: &ParquetMetaData, rows: &[usize], name: &str) -> usize {
+    let (index, pages) = (&metadata.column_index().unwrap()[0][1], &metadata.offset_index().unwrap()[0][1]);
+    assert_eq!(index.get_boundary_order(), Some(BoundaryOrder::ASCENDING), "{name}");
+    let ColumnIndexMetaData::BYTE_ARRAY(index) = index else { panic!("{index:?}") };
+    let starts: Vec<usize> = pages.page_locations().iter().map(|it| it.first_row_index as usize).collect();
+    for (page, &start) in starts.iter().enumerate() {
+        let end = starts.get(page + 1).copied().unwrap_or(rows.len());
+        let [least, greatest] = [rows[start], rows[end - 1]].map(|row| format!("{row:06}").into_bytes());
+        assert_eq!(index.min_value(page).unwrap()[..6], least, "{name}");
+        assert_eq!(index.max_value(page).unwrap()[..6], greatest, "{name}");
+    }
+    starts.len()
+}
+
 #[test]
 fn bounds_of_pages_hold_for_their_rows() {
     let folder = Folder::new("pages");
@@ -435,18 +451,8 @@ fn bounds_of_pages_hold_for_their_rows() {
     let ranges = RowRanges::new(&lost, &vec![3; lost.len()]).unwrap();
     rewrite(opened(&source), &target, &ranges, false, &mut || true).unwrap();
     let kept: Vec<usize> = all.into_iter().filter(|row| row % 10 > 2).collect();
-    let metadata = with_page_indexes(&target);
-    let (index, pages) = (&metadata.column_index().unwrap()[0][1], &metadata.offset_index().unwrap()[0][1]);
-    assert_eq!(index.get_boundary_order(), Some(BoundaryOrder::ASCENDING));
-    let ColumnIndexMetaData::BYTE_ARRAY(index) = index else { panic!("{index:?}") };
-    let starts: Vec<usize> = pages.page_locations().iter().map(|it| it.first_row_index as usize).collect();
-    assert!(starts.len() > 3, "{starts:?}");
-    for (page, &start) in starts.iter().enumerate() {
-        let end = starts.get(page + 1).copied().unwrap_or(kept.len());
-        let [least, greatest] = [kept[start], kept[end - 1]].map(|row| format!("{row:06}").into_bytes());
-        assert_eq!(index.min_value(page).unwrap()[..6], least);
-        assert_eq!(index.max_value(page).unwrap()[..6], greatest);
-    }
+    let pages = check_bounds(&with_page_indexes(&target), &kept, "plain");
+    assert!(pages > 3, "{pages}");
 }
 
 /// Copied pages beside cut pages.
@@ -470,22 +476,13 @@ fn page_indexes_describe_every_page() {
         rewrite(opened(&source), &target, &ranges, false, &mut || true).unwrap();
         let metadata = with_page_indexes(&target);
         let chunk = metadata.row_group(0).column(1);
-        let (index, pages) = (&metadata.column_index().unwrap()[0][1], &metadata.offset_index().unwrap()[0][1]);
-        assert_eq!(index.get_boundary_order(), Some(BoundaryOrder::ASCENDING), "{name}");
-        let ColumnIndexMetaData::BYTE_ARRAY(index) = index else { panic!("{index:?}") };
         let declared = [chunk.statistics().unwrap().min_bytes_opt(), chunk.statistics().unwrap().max_bytes_opt()];
         let ends = [kept[0], *kept.last().unwrap()].map(|row| format!("{row:06}").into_bytes());
         assert!(declared.iter().zip(&ends).all(|(declared, end)| declared.unwrap().starts_with(end)), "{name}");
-        let starts: Vec<usize> = pages.page_locations().iter().map(|it| it.first_row_index as usize).collect();
-        assert!(starts.len() > 30, "{name}: {starts:?}");
-        let lengths = pages.unencoded_byte_array_data_bytes().unwrap();
+        let pages = check_bounds(&metadata, &kept, name);
+        assert!(pages > 30, "{name}: {pages}");
+        let lengths = metadata.offset_index().unwrap()[0][1].unencoded_byte_array_data_bytes().unwrap();
         assert_eq!(lengths.iter().sum::<i64>(), chunk.unencoded_byte_array_data_bytes().unwrap(), "{name}");
-        for (page, &start) in starts.iter().enumerate() {
-            let end = starts.get(page + 1).copied().unwrap_or(kept.len());
-            let [least, greatest] = [kept[start], kept[end - 1]].map(|row| format!("{row:06}").into_bytes());
-            assert_eq!(index.min_value(page).unwrap()[..6], least, "{name}");
-            assert_eq!(index.max_value(page).unwrap()[..6], greatest, "{name}");
-        }
         assert_eq!(rows(&target).len(), kept.len());
     }
 }
