@@ -1,6 +1,6 @@
 //! Converts headers and records to Arrow. Texts that are equal in all rows are built once and reused.
 
-use arrow_array::builder::{BooleanBufferBuilder, Int32Builder, StringBuilder};
+use arrow_array::builder::{ArrayBuilder, BooleanBufferBuilder, Int32Builder, StringBuilder};
 use arrow_array::{
     Array, ArrayRef, BinaryArray, BooleanArray, Int16Array, Int32Array, Int64Array, ListArray, RecordBatch,
     StringArray, StructArray,
@@ -156,20 +156,16 @@ impl BatchArrays {
         }
         let (mut control, mut epoch) = (StringBuilder::new(), Int32Builder::with_capacity(rows));
         for marker in &columns.markers {
-            let before = marker.row as usize - epoch_rows(&epoch);
+            let before = marker.row as usize - epoch.len();
             control.append_nulls(before);
             epoch.append_nulls(before);
             control.append_value(marker.control.name());
             epoch.append_option(marker.coordinator_epoch);
         }
-        control.append_nulls(rows - epoch_rows(&epoch));
-        epoch.append_nulls(rows - epoch_rows(&epoch));
+        control.append_nulls(rows - epoch.len());
+        epoch.append_nulls(rows - epoch.len());
         (Arc::new(control.finish()), Arc::new(epoch.finish()))
     }
-}
-
-fn epoch_rows(epoch: &Int32Builder) -> usize {
-    arrow_array::builder::ArrayBuilder::len(epoch)
 }
 
 fn timestamp_type(attributes: u8) -> &'static str {
