@@ -68,9 +68,9 @@ IN_THE_DRIVER = ("recover", "list", "check", "collect", "decide", "apply", "fini
 """Steps that begin with a call of their own."""
 
 
-def prepare(root: Path, drive: Drive, kind: str = "mixed", *, versions: int = 1, hive: bool = False) -> World:
-    """So many versions done, and three new files."""
-    world = World(root, kind, hive)
+def prepare(root: Path, drive: Drive, *, versions: int = 1, hive: bool = False) -> World:
+    """So many versions done, and three new files: with keys of their own where the plan is the aligned one."""
+    world = World(root, "whole" if drive.options.get("plan") == "aligned" else "mixed", hive)
     for version in range(versions):
         world.land(10 * version + 1, 10 * version + 2)
         found = go(world, replace(drive, at=None, calls=0, mutant=""))
@@ -118,7 +118,7 @@ def killed_at_a_step(
 ) -> None:
     """SIGKILL; something happens to the source; the next run finishes what was decided, and no more than that."""
     drive = Drive(options={"plan": plan} | (KEEPS if keeps else {}), **more)
-    world = prepare(root, drive, "whole" if plan == "aligned" else "mixed", hive=hive)
+    world = prepare(root, drive, hive=hive)
     before = visible(world)
     outcome = go(world, replace(drive, at=(step, moment), act="kill"))
     demand(outcome.kind == "killed", f"not killed: {outcome}")
@@ -157,7 +157,7 @@ def killed_at_a_call(
 ) -> None:
     """SIGKILL at a change to the disk, whichever thread makes it, also in the first run of all."""
     drive = Drive(options={"plan": plan} | (KEEPS if keeps else {}), **more)
-    world = prepare(root, drive, "whole" if plan == "aligned" else "mixed", versions=versions)
+    world = prepare(root, drive, versions=versions)
     _killed("kills at a change to the disk", go(world, replace(drive, calls=calls)))
     world.change(CHANGES[calls % len(CHANGES)], 79)
     finish(world, drive)
@@ -166,7 +166,7 @@ def killed_at_a_call(
 def killed_at_random(root: Path, seed: int, plan: str | None = None, kills: int = 4) -> None:
     """SIGKILL from outside at any moment, again and again, while the source changes."""
     drive = Drive(options={"plan": plan})
-    world = prepare(root, drive, "whole" if plan == "aligned" else "mixed")
+    world = prepare(root, drive)
     draw = random.Random(VARIATION.of(seed))
     for kill in range(kills):
         driver = Driver(world, replace(drive, doomed_at=draw.randrange(1, PROGRESS_CALLS)))
@@ -232,7 +232,7 @@ def stopped(
 ) -> None:
     """SIGSTOP; others make three versions and collect garbage; SIGCONT: what others see stays as it is."""
     calm = Drive(options={"plan": plan})
-    world = prepare(root, calm, "whole" if plan == "aligned" else "mixed")
+    world = prepare(root, calm)
     fault: dict[str, Any] = {"calls": calls, "calls_from": step} if calls else {"at": (step, moment)}
     zombie = Driver(world, replace(calm, act="stop", **fault, **more))
     zombie.wait_until_stopped()
@@ -335,7 +335,7 @@ def disturbed_workers(
         **more,
     )
     calm = replace(drive, engine="threads", mutant="")
-    world = prepare(root, calm, "whole" if plan == "aligned" else "mixed")
+    world = prepare(root, calm)
     outcome = go(world, drive)
     demand(outcome.version == 2, f"disturbed workers: {outcome}")
     disturbed = workers.disturbed(world)
@@ -369,7 +369,7 @@ def orphaned_workers(root: Path, seed: int, step: str) -> None:
 def changed_source(root: Path, step: str, moment: str, change: str, plan: str | None = None, **more: Any) -> None:
     """A file is added, removed or changed during a run: every version equals the result of its inputs."""
     drive = Drive(options={"plan": plan}, **more)
-    world = prepare(root, drive, "whole" if plan == "aligned" else "mixed")
+    world = prepare(root, drive)
     before = visible(world)
     outcome = go(world, replace(drive, at=(step, moment), act=change, seed=81))
     is_fine = outcome.kind == "version" or outcome.error in ("SourceError", "ChangedError")
@@ -829,9 +829,7 @@ def in_order(
 ) -> None:
     """Everything is durable before it is declared: segments, ledger, outputs, side tables, in Hive folders too."""
     options = {"plan": plan, "rejects": "all"} | (KEEPS | {"on_conflict": "quarantine"} if keeps else {})
-    world = prepare(
-        root, Drive(options=options), "whole" if plan == "aligned" else "mixed", versions=version - 1, hive=hive
-    )
+    world = prepare(root, Drive(options=options), versions=version - 1, hive=hive)
     if order.can_trace():
         events = order.traced(world, options, mutant)
     else:

@@ -145,7 +145,7 @@ def disturbed_workers(root: Path, spark: SparkSession, mode: str, chosen: str | 
     from faults.mutants import MUTANTS
 
     drive = Drive(options={"plan": chosen})
-    world = prepare(root, drive, "whole" if chosen == "aligned" else "mixed")
+    world = prepare(root, drive)
     marks = root / "workers"
     marks.mkdir()
     with small_tasks(), shooting(marks):
@@ -190,7 +190,7 @@ def shooting(marks: Path) -> Iterator[None]:
 def killed_driver(root: Path, step: str, moment: str, chosen: str | None = None, then: str = "add") -> None:
     """The driver is killed, and its JVM with it; its workers end at some later time; the next run continues."""
     drive = Drive(options={"plan": chosen})
-    world = prepare(root, drive, "whole" if chosen == "aligned" else "mixed")
+    world = prepare(root, drive)
     before = visible(world)
     command = [sys.executable, "-m", "faults.spark", "--die", str(root), chosen or "", step, moment]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
