@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from faults.driver import is_stopped
 from faults.tally import Tally, injected
 from fencepost.sql import SqlSink, TransactionCoordinator
 from fencepost.transports import LandingTransport, read_landing
 from sqlalchemy import text
-from support.processes import fork_server
+from support.processes import fork_server, is_stopped
 from support.waiting import wait_until
 
 from chain.actors import GROUP, INPUTS, LANDING, REPLACED, TABLE, Setup, main, standing
@@ -179,7 +178,7 @@ class Chain:
                 self._signal(name, signal.SIGSTOP)
                 self.stopped[name] = time.monotonic() + seconds
                 process = self.processes[name]
-                wait_until(lambda: is_stopped(process.pid or 0) or not process.is_alive(), f"{name} does not stop")
+                wait_until(lambda: is_stopped(process.pid) or not process.is_alive(), f"{name} does not stop")
                 if not process.is_alive():
                     return False
         self.report.faults[kind] += 1

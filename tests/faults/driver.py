@@ -12,12 +12,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from fencepost.lake import DedupJob, LocalEngine, judging, plan
 from fencepost.state import placing, stores
-from support.processes import fork_server
+from support.processes import fork_server, is_stopped
 
 from faults.tally import injected
 from faults.world import CHANGES, Broken, World, demand, job
@@ -155,13 +154,6 @@ def settle(world: World, drive: Drive) -> list[Outcome]:
     demand(found[-1].kind == "version", f"an undisturbed run says {found[-1].error}: {found[-1].message}")
     demand(found[-1].version is None, "there is always something new")
     return found
-
-
-def is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except FileNotFoundError:
-        return False
 
 
 def wait_until(holds: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:

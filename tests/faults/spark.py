@@ -28,9 +28,10 @@ from uuid import uuid4
 
 from fencepost.lake import judging, plan
 from fencepost.state import placing
+from support.processes import is_stopped
 
 from faults.cases import DECIDED, finish, prepare
-from faults.driver import Drive, count_calls, is_stopped, wait_for_death, wait_until
+from faults.driver import Drive, count_calls, wait_for_death, wait_until
 from faults.tally import Tally, injected, table
 from faults.workers import resume_losers
 from faults.world import VARIATION, Broken, World, check, demand, job, leftovers, visible

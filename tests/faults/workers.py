@@ -15,7 +15,6 @@ import pickle
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
@@ -23,7 +22,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from faults.driver import count_calls, is_stopped, processes, wait_until
+from support.processes import is_stopped, process_state
+
+from faults.driver import count_calls, processes, wait_until
 from faults.world import World, demand
 
 ATTEMPTS_MAX = 4
@@ -118,7 +119,7 @@ def resume_losers(world: World) -> int:
     losers = [int(path.stem) for path in (world.root / "workers").glob("*.loser")]
     for pid in losers:
         os.kill(pid, signal.SIGCONT)
-        wait_until(lambda pid=pid: not _is_alive(pid), "a loser hangs")
+        wait_until(lambda pid=pid: process_state(pid) in ("", "Z"), "a loser hangs")
     return len(losers)
 
 
@@ -126,12 +127,3 @@ def disturbed(world: World) -> int:
     """The number of attempts that were lost."""
     log = world.root / "workers" / "disturbed"
     return len(log.read_text().splitlines()) if log.exists() else 0
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    time.sleep(0.002)
-    return state != "Z"

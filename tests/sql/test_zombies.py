@@ -6,7 +6,6 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import fencepost as fp
@@ -28,6 +27,7 @@ from support.coordinator_faults import (
     outcome_of,
     start,
 )
+from support.processes import is_stopped
 from support.transacting import EVENTS, OUTPUT, Markers
 from support.waiting import PATIENCE_SECONDS, wait_until
 
@@ -49,26 +49,18 @@ def none_stays() -> Iterator[None]:
         process.join()
 
 
-def is_stopped(process: Any) -> bool:
-    try:
-        # The state follows the name, which is in parentheses.
-        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except FileNotFoundError:  # it has ended
-        return False
-
-
 def stopped_at(step: int, target: Callable[..., None], url: str, markers: Markers) -> tuple[Any, Any] | None:
     """A process that stands still at this step of its work, and what it will put its answer into; None: it has ended
     before."""
     told = PROCESSES.Queue()
     process = start(target, url, markers.path, step, IDLE_MS, told)
-    wait_until(lambda: process.exitcode is not None or is_stopped(process), "it neither stops nor ends")
+    wait_until(lambda: process.exitcode is not None or is_stopped(process.pid), "it neither stops nor ends")
     return None if process.exitcode is not None else (process, told)
 
 
 def answer_of(process: Any, told: Any) -> str:
     """What a process answers that was stopped until now."""
-    assert is_stopped(process), "nobody has waited for it"
+    assert is_stopped(process.pid), "nobody has waited for it"
     os.kill(process.pid, signal.SIGCONT)
     answer = told.get(timeout=PATIENCE_SECONDS)
     assert outcome_of(process) == 0
@@ -126,7 +118,7 @@ def test_without_a_limit_the_successor_reports_that_it_waits(
 ) -> None:
     """The negative control: a zombie whose transaction may be idle for as long as it likes."""
     zombie = start(transacting.decide_and_stop, database_url, None)
-    wait_until(lambda: is_stopped(zombie), "it does not stop")
+    wait_until(lambda: is_stopped(zombie.pid), "it does not stop")
     [session] = describe_transaction(engine, "stage").sessions
     assert session.state == "idle in transaction"
     impatient = TransactionCoordinator(engine, ProducerRegistry(engine, lock_timeout_ms=IDLE_MS))
@@ -143,7 +135,7 @@ def test_a_consumer_that_is_stopped_in_its_effect(
 ) -> None:
     told = PROCESSES.Queue()
     zombie = start(transacting.apply_and_stop, database_url, told)
-    wait_until(lambda: is_stopped(zombie), "it does not stop")
+    wait_until(lambda: is_stopped(zombie.pid), "it does not stop")
     sink = SqlSink(engine, None, "consumer")
 
     def effect(connection: Any, kept: Any) -> None:

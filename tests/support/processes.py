@@ -20,3 +20,17 @@ def fork_server(*modules: str) -> ForkServerContext:
     _MODULES.extend(it for it in modules if it not in _MODULES)
     _CONTEXT.set_forkserver_preload(_MODULES)
     return _CONTEXT
+
+
+def process_state(pid: int | None) -> str:
+    """What the kernel says of a process: "T" if it is stopped, "Z" if it has ended and nobody has asked for its exit
+    code, "" if it is gone."""
+    try:
+        # The state follows the name, which is in parentheses.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def is_stopped(pid: int | None) -> bool:
+    return process_state(pid) == "T"
