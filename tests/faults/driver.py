@@ -70,13 +70,10 @@ class Outcome:
     """version, error or killed."""
     version: int | None = None
     recovered: tuple[int, ...] = ()
-    plan: str = ""
-    plan_reason: str = ""
     files: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     deferred: tuple[str, ...] = ()
     quarantined: tuple[Any, ...] = ()
-    vanished: tuple[str, ...] = ()
     error: str = ""
     """The name of its class."""
     message: str = ""
@@ -192,13 +189,10 @@ def _act(world: World, drive: Drive, faults: _Faults) -> Outcome:
         "version",
         version=report.version,
         recovered=report.recovered,
-        plan=report.plan,
-        plan_reason=report.plan_reason,
         files=report.files,
         counts=report.counts,
         deferred=report.deferred,
         quarantined=report.quarantined,
-        vanished=report.vanished,
     )
 
 

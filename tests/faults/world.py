@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import shutil
 import tempfile
 from collections import Counter
@@ -509,12 +508,7 @@ def job(world: World, options: dict[str, Any], **more: Any) -> DedupJob:
     return DedupJob(world.source, state_place, sink_place, **(world.store_options | own), **more)
 
 
-def seeds(name: str, count: int, upto: int = 1 << 16) -> list[int]:
+def seeds(name: str, count: int) -> list[int]:
     """Numbers that a case draws: the same for the same name."""
     draw = random.Random(name)
-    return [draw.randrange(upto) for _ in range(count)]
-
-
-def shape(name: str) -> str:
-    """A name without what differs from attempt to attempt."""
-    return re.sub(r"[0-9a-f]{64}|[0-9a-f]{32}|(?<=[-/])[0-9a-f]{12}(?=\.)", "*", name)
+    return [draw.randrange(1 << 16) for _ in range(count)]

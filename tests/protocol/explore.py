@@ -114,8 +114,8 @@ def renumbered(world: World, names: dict[int, int]) -> World:
 NOTES_ARE_NONCES = (SEAL_SINK, FINISH, READ_DONE, SEAL_DONE)
 
 
-def explore(model: Protocol, worlds_max: int | None = None) -> Exploration:
-    """Breadth first, so that the first violation has the shortest trace. Stops at it, or at `worlds_max` worlds."""
+def explore(model: Protocol) -> Exploration:
+    """Breadth first, so that the first violation has the shortest trace. Stops at it."""
     start = model.start()
     seen = Exploration(worlds=1)
     came: dict[World, tuple[World, str] | None] = {same_for_all(start): None}
@@ -135,8 +135,6 @@ def explore(model: Protocol, worlds_max: int | None = None) -> Exploration:
                 seen.violated = found
                 seen.trace = (*way(came, key), action.label)
                 return seen
-        if worlds_max and seen.worlds >= worlds_max:
-            return seen
     seen.complete = True
     return seen
 

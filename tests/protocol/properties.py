@@ -36,8 +36,6 @@ from protocol.model import (
     newest,
 )
 
-IDENTITIES = (1, 2, 4, 8)
-
 
 def shown_rows(world: World, until: int | None = None) -> list[int]:
     """Each output file that a reader sees, as identities; those of judged files, where the sink is a table."""
