@@ -5,25 +5,18 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fencepost.state.stores import open_store
-from support.s3_server import BUCKET, serve_s3
+from support.s3_server import BUCKET
 from support.secret_objects import objects_of, options_of, put_log
 from support.secret_runs import SECRETS, contents_of, files_with, start_killed
 
 STEPS = ("export", "judge", "write", "collect", "decide", "recover")
 """Each run begins what the one before was killed in anew; the last one finishes what the one before decided."""
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with serve_s3() as found:
-        yield found
 
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])

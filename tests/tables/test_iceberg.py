@@ -39,7 +39,7 @@ from support.lake import (
     land_some,
     make_rows,
 )
-from support.s3_server import BUCKET, serve_s3
+from support.s3_server import BUCKET
 from support.secret_runs import SECRETS, ProcessEngine, contents_of, files_with, start_killed
 
 
@@ -720,12 +720,6 @@ def test_datasets_of_no_table_of_an_empty_one_and_of_deleted_rows(
 
 
 # On object stores, by other engines, on the command line
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with serve_s3() as found:
-        yield found
 
 
 def test_a_warehouse_on_s3(tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
