@@ -172,20 +172,17 @@ def test_a_file_is_scanned_again_after_an_error_of_the_scratch(tmp_path: Path, m
     assert len(exchanges) > 4
 
 
-@needs_strace
-def test_an_audit_reports_an_error_of_storage(tmp_path: Path) -> None:
-    rows = pa.table({"pid": [1], "epoch": [0], "partition": [0], "seq": [0]})
-    path = land(tmp_path / "source", "a.parquet", rows)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalStorage, "stat", _failing)
-        with pytest.raises(fp.StoreError) as caught:
-            audit(tmp_path / "source")
+def test_an_audit_reports_an_error_of_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = land(tmp_path / "source", "a.parquet", make_rows(1, 1))
+
+    def stat(self: LocalStorage, path: str) -> Facts:
+        with converted_errors(path):
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(LocalStorage, "stat", stat)
+    with pytest.raises(fp.StoreError) as caught:
+        audit(tmp_path / "source")
     assert (caught.value.path, caught.value.errno) == (str(path), errno.ESTALE)
-
-
-def _failing(self: LocalStorage, path: str) -> Facts:
-    with converted_errors(path):
-        raise OSError(errno.ESTALE, "Stale file handle")
 
 
 def test_a_single_file_is_a_source(tmp_path: Path) -> None:
