@@ -126,7 +126,7 @@ def test_repeats_of_an_earlier_run_are_counted_as_not_compared(tmp_path: Path) -
 
 def test_equal_rows_of_other_types_and_files_are_copies(tmp_path: Path) -> None:
     """A column that was added, widths, dictionaries, and the order of columns."""
-    rows = amounts([0, 1, 2], [1, 2, 3], more={"name": ["a", "b", None]})
+    rows = amounts([0, 1, 2], [1, 2, 3], name=["a", "b", None])
     land(tmp_path / "source", "a.parquet", rows)
     names = rows["name"].cast(pa.large_string()).dictionary_encode()
     added = rows.set_column(5, "name", names).append_column("added", pa.nulls(3, pa.int64()))

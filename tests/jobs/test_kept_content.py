@@ -438,8 +438,7 @@ def test_a_reshard_assigns_checksums_to_the_new_shards(tmp_path: Path, name: str
 
 
 def timed(pid: int, seqs: list[int], ms: int, value: int = 1) -> pa.Table:
-    rows = amounts(seqs, [value] * len(seqs), pid=pid)
-    return rows.append_column("timestamp", pa.array([ms] * len(seqs), pa.timestamp("ms")))
+    return amounts(seqs, [value] * len(seqs), pid=pid, timestamp=pa.array([ms] * len(seqs), pa.timestamp("ms")))
 
 
 def test_an_eviction_drops_those_of_evicted_keys(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from support.lake import (
     land_some,
     make_job,
     make_rows,
+    one_producer,
     read_sink,
     read_source,
     state_hashes,
@@ -238,7 +239,7 @@ def test_policies_that_need_an_order_ask_for_it(tmp_path: Path) -> None:
 def test_rows_are_judged_in_the_requested_order(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     time = rng.permutation(900)  # the truth: one producer wrote seq 0 ... 899 in this order
-    rows = pa.table({"pid": [1] * 900, "epoch": [0] * 900, "partition": [0] * 900, "seq": time, "time": time})
+    rows = one_producer(time, time=time)
     for number in range(3):
         land(tmp_path / "source", f"{number}.parquet", rows.slice(number * 300, 300))
     report = make_job(tmp_path, policy="in_order", order_by="time").run()
@@ -328,19 +329,15 @@ def test_tasks_that_run_more_than_once(tmp_path: Path) -> None:
 
 
 def test_missing_is_what_the_run_left_open(tmp_path: Path) -> None:
-    def rows(*seqs: int) -> pa.Table:
-        count = len(seqs)
-        return pa.table({"pid": [9] * count, "epoch": [0] * count, "partition": [0] * count, "seq": list(seqs)})
-
-    land(tmp_path / "source", "a.parquet", rows(0, 10, 20))
-    land(tmp_path / "source", "b.parquet", rows(*range(11, 20), 5))
+    land(tmp_path / "source", "a.parquet", one_producer([0, 10, 20]))
+    land(tmp_path / "source", "b.parquet", one_producer([*range(11, 20), 5]))
     report = make_job(tmp_path).run()
     assert (report.missing_ranges, report.missing_rows) == (2, 8)
     assert report.missing.select(["first_seq", "last_seq", "count"]).to_pylist() == [
         {"first_seq": 1, "last_seq": 4, "count": 4},
         {"first_seq": 6, "last_seq": 9, "count": 4},
     ]
-    land(tmp_path / "source", "c.parquet", rows(2, 30))
+    land(tmp_path / "source", "c.parquet", one_producer([2, 30]))
     report = make_job(tmp_path).run()
     assert [(row["first_seq"], row["last_seq"]) for row in report.missing.to_pylist()] == [(21, 29)]
     opened = state.open(tmp_path / "state").missing()
@@ -372,9 +369,9 @@ def test_report_for_people_and_programs(tmp_path: Path) -> None:
 
 
 def test_a_report_counts_one_of_each_in_the_singular(tmp_path: Path) -> None:
-    land(tmp_path / "source", "a.parquet", pa.table({"pid": [1], "epoch": [0], "partition": [0], "seq": [0]}))
+    land(tmp_path / "source", "a.parquet", one_producer([0]))
     make_job(tmp_path, shards=1).run()
-    land(tmp_path / "source", "b.parquet", pa.table({"pid": [1], "epoch": [0], "partition": [0], "seq": [2]}))
+    land(tmp_path / "source", "b.parquet", one_producer([2]))
     (tmp_path / "source" / "c.parquet").write_bytes(b"PAR1")
     text = str(make_job(tmp_path).run())
     assert "1  row in 1 new file, 0.0 MB, 1 span\n" in text

@@ -26,6 +26,7 @@ from support.lake import (
     land_some,
     make_job,
     make_rows,
+    one_producer,
     read_sink,
     read_source,
 )
@@ -207,9 +208,7 @@ def test_another_type_of_key_stops_the_first_run(tmp_path: Path) -> None:
 
 
 def numbered(first: int, count: int = 10) -> pa.Table:
-    return pa.table(
-        {"pid": [7] * count, "epoch": [0] * count, "partition": [0] * count, "seq": range(first, first + count)}
-    )
+    return one_producer(range(first, first + count))
 
 
 def kept(root: Path) -> list[int]:

@@ -17,7 +17,17 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from fencepost import state
 from fencepost.lake import DedupJob, arranging, audit, write
-from support.lake import first_of_each, hashes, land, land_some, make_job, make_rows, read_sink, read_source
+from support.lake import (
+    first_of_each,
+    hashes,
+    land,
+    land_some,
+    make_job,
+    make_rows,
+    one_producer,
+    read_sink,
+    read_source,
+)
 
 
 def with_value(column: str, row: int, value: int | None) -> pa.Table:
@@ -107,21 +117,15 @@ def test_a_key_type_that_changes(tmp_path: Path) -> None:
     assert hashes(tmp_path) == before
 
 
-def few(pid: Any, seqs: list[int], **more: Any) -> pa.Table:
-    """Rows of one producer in partition 0."""
-    zeros = [0] * len(seqs)
-    return pa.table({"pid": [pid] * len(seqs), "epoch": zeros, "partition": zeros, "seq": seqs} | more)
-
-
-FIXED = pa.array([b"x"] * 2, pa.binary(1))
+FIXED = one_producer([0, 1]).set_column(0, "pid", pa.array([b"x"] * 2, pa.binary(1)))
 
 
 @pytest.mark.parametrize(
     ("first", "later", "kinds"),
     [
-        (few(7, [0]), few("7", [0]), ("integer", "string")),
-        (few("7", [0]), few(b"7", [0]), ("string", "binary")),
-        (few(b"x", [0]), few(7, [0, 1]).set_column(0, "pid", FIXED), ("binary", r"fixed_size_binary\[1\]")),
+        (one_producer([0], 7), one_producer([0], "7"), ("integer", "string")),
+        (one_producer([0], "7"), one_producer([0], b"7"), ("string", "binary")),
+        (one_producer([0], b"x"), FIXED, ("binary", r"fixed_size_binary\[1\]")),
     ],
 )
 def test_a_key_type_that_changes_in_another_shard(
@@ -146,16 +150,16 @@ def test_a_key_type_that_changes_in_another_shard(
 
 
 def test_untracked_rows_have_no_type_of_key(tmp_path: Path) -> None:
-    land(tmp_path / "source", "a.parquet", few(None, [0, 1]).set_column(0, "pid", pa.nulls(2, pa.int64())))
+    land(tmp_path / "source", "a.parquet", one_producer([0, 1], None).set_column(0, "pid", pa.nulls(2, pa.int64())))
     assert make_job(tmp_path).run().counts == {"UNTRACKED": 2}
     assert "pid" not in state.open(tmp_path / "state").version(1).key_types
-    land(tmp_path / "source", "b.parquet", few(7, [0, 0]))
+    land(tmp_path / "source", "b.parquet", one_producer([0, 0], 7))
     assert make_job(tmp_path).run().counts == {"ACCEPTED": 1, "DUPLICATE": 1}
     assert state.open(tmp_path / "state").version(2).key_types["pid"] == "integer"
 
 
 def test_the_type_of_a_folders_key_is_that_of_the_first_run(tmp_path: Path) -> None:
-    rows, columns = few(1, [1, 2, 3]), fp.Columns(partition="region")
+    rows, columns = one_producer([1, 2, 3]), fp.Columns(partition="region")
     for region in ("eu", "1"):
         land(tmp_path / "source" / f"region={region}", "a.parquet", rows)
     assert make_job(tmp_path, columns=columns).run().counts == {"ACCEPTED": 6}
@@ -166,9 +170,9 @@ def test_the_type_of_a_folders_key_is_that_of_the_first_run(tmp_path: Path) -> N
 @pytest.mark.parametrize("region", ["eu", "01", "+1", str(2**63)])
 def test_a_folder_of_text_after_numbers(tmp_path: Path, region: str) -> None:
     columns = fp.Columns(partition="region")
-    land(tmp_path / "source" / "region=1", "a.parquet", few(1, [1]))
+    land(tmp_path / "source" / "region=1", "a.parquet", one_producer([1]))
     make_job(tmp_path, columns=columns).run()
-    bad = land(tmp_path / "source" / f"region={region}", "b.parquet", few(1, [1]))
+    bad = land(tmp_path / "source" / f"region={region}", "b.parquet", one_producer([1]))
     before = hashes(tmp_path)
     with pytest.raises(fp.BatchError, match=r"column 'region': .* is no.* integer of 64 bits") as caught:
         make_job(tmp_path, columns=columns).run()
@@ -179,7 +183,7 @@ def test_a_folder_of_text_after_numbers(tmp_path: Path, region: str) -> None:
 
 
 def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    land(tmp_path / "source", "a.parquet", few(1, [1]))
+    land(tmp_path / "source", "a.parquet", one_producer([1]))
     Path(os.fsdecode(os.fsencode(tmp_path / "source") + b"/\xff.parquet")).touch()
     with pytest.raises(fp.SourceError, match=r"\\xff.parquet: the name is not UTF-8"):
         make_job(tmp_path).run()
@@ -190,20 +194,20 @@ def test_names_that_are_taken(tmp_path: Path, name: str) -> None:
     for arguments in ({"order_by": name}, {"order_by": ["seq", name]}, {"columns": fp.Columns(pid=("pid", name))}):
         with pytest.raises(fp.BatchError, match=f"column '{name}': the job uses"):
             make_job(tmp_path, **arguments)
-    land(tmp_path / "source", "a.parquet", few(1, [1]))
+    land(tmp_path / "source", "a.parquet", one_producer([1]))
     with pytest.raises(fp.BatchError, match=f"column '{name}': the job uses"):
         audit(tmp_path / "source", columns=fp.Columns(seq=name))
 
 
 @pytest.mark.parametrize("values", [pa.array([1.0], pa.float16()), pa.array([[1]]), pa.array([{"a": 1}])])
 def test_an_order_by_what_has_none(tmp_path: Path, values: pa.Array) -> None:
-    land(tmp_path / "source", "a.parquet", few(1, [1], at=values))
+    land(tmp_path / "source", "a.parquet", one_producer([1], at=values))
     with pytest.raises(fp.BatchError, match=r"a.parquet: column 'at': .* cannot be sorted by order_by"):
         make_job(tmp_path, order_by="at").run()
 
 
 def test_the_oldest_timestamp_there_is(tmp_path: Path) -> None:
-    land(tmp_path / "source", "a.parquet", few(1, [1], timestamp=[-(2**63) + 1]))
+    land(tmp_path / "source", "a.parquet", one_producer([1], timestamp=[-(2**63) + 1]))
     assert make_job(tmp_path, max_idle_ms=10).run().kept == 1
 
 

@@ -28,6 +28,7 @@ from support.lake import (
     land_some,
     make_job,
     make_rows,
+    one_producer,
     read_sink,
     read_source,
     state_hashes,
@@ -137,8 +138,7 @@ def test_a_lower_epoch_in_another_file_falls_back(tmp_path: Path, monkeypatch: p
 def test_aligned_keys_of_many_holes_take_memory_once(tmp_path: Path) -> None:
     """Each claim between two holes had a list of all holes: 3 GB here."""
     seqs = range(0, 28_000, 2)
-    rows = pa.table({"pid": [1] * len(seqs), "epoch": [0] * len(seqs), "partition": [0] * len(seqs), "seq": seqs})
-    land(tmp_path / "source", "a.parquet", rows)
+    land(tmp_path / "source", "a.parquet", one_producer(seqs))
     before = pa.default_memory_pool().max_memory()
     report = make_job(tmp_path, plan="aligned").run()
     assert (report.plan, report.kept) == ("aligned", len(seqs))
@@ -304,10 +304,7 @@ def test_open_ranges_of_a_replaced_epoch_become_final(tmp_path: Path, admit: str
 
 
 def timed(pid: int, seqs: list[int], times: list[int]) -> pa.Table:
-    count = len(seqs)
-    return pa.table(
-        {"pid": [pid] * count, "epoch": [0] * count, "partition": [0] * count, "seq": seqs, "timestamp": times}
-    )
+    return one_producer(seqs, pid, timestamp=times)
 
 
 def test_idle_producers_are_forgotten_by_the_clock_of_the_data(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from fencepost.lake import LocalEngine, write
 from fencepost.state.disk import Disk
 from fencepost.state.scratch import FolderScratch
-from support.lake import first_of_each, hashes, land, land_some, make_job, make_rows, read_source
+from support.lake import first_of_each, hashes, land, land_some, make_job, make_rows, one_producer, read_source
 
 ROWS = 1000
 UTC = datetime.UTC
@@ -178,8 +178,7 @@ def test_a_task_reads_the_refused_rows_of_its_files_only(tmp_path: Path, monkeyp
     monkeypatch.setattr("fencepost.lake.plan.FILE_BYTES", 1)
     for number in range(4):
         seqs = [*range(100 * number, 100 * number + 100)] * (1 + number % 2)
-        rows = pa.table({"pid": [1] * len(seqs), "epoch": [0] * len(seqs), "partition": [0] * len(seqs), "seq": seqs})
-        land(tmp_path / "source", f"{number}.parquet", rows)
+        land(tmp_path / "source", f"{number}.parquet", one_producer(seqs))
     read: list[tuple[str, int, int]] = []
     real = FolderScratch.read_ranges
 

@@ -23,7 +23,7 @@ from fencepost import cli, lake
 from fencepost import state as states
 from fencepost.lake import DedupJob, applied_files, arranging, dataset
 from fencepost.state.sinks import RunFolders
-from support.lake import RetryingEngine, hashes, land, make_rows
+from support.lake import RetryingEngine, hashes, land, make_rows, one_producer
 from support.parquet_files import NESTED, everything
 
 LARGE = 64 << 20
@@ -245,7 +245,7 @@ def test_views_as_other_writers_of_arrow_store_them(tmp_path: Path, kind: pa.Dat
     """Arrow's schema in the file says view: Arrow cannot take or sort these."""
     values = ["z", "y", "x", "w"]
     column = pa.array([it.encode() for it in values] if kind == pa.binary_view() else values)
-    rows = pa.table({"pid": [7] * 4, "epoch": [0] * 4, "partition": [0] * 4, "seq": [0, 1, 1, 2], "note": column})
+    rows = one_producer([0, 1, 1, 2], note=column)
     land(tmp_path / "source", "a.parquet", rows.set_column(4, "note", column.cast(kind)))
     if how == "partition_by" and kind == pa.binary_view():
         with pytest.raises(fp.BatchError, match="must be text"):

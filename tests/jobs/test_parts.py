@@ -30,6 +30,7 @@ from support.lake import (
     land,
     make_job,
     make_rows,
+    one_producer,
     read_sink,
     read_source,
     state_hashes,
@@ -215,7 +216,7 @@ def test_a_large_file_is_aligned_only_on_request(tmp_path: Path) -> None:
 
 
 def test_a_file_that_loses_nothing_is_carried_over_whole(tmp_path: Path) -> None:
-    rows = pa.table({"pid": [1] * 900, "epoch": [0] * 900, "partition": [0] * 900, "seq": [*range(900)]})
+    rows = one_producer(range(900))
     land(tmp_path / "source", "a.parquet", rows, row_group_size=GROUP_ROWS)
     report = make_job(tmp_path, task_bytes_max=SMALL).run()
     assert (report.carried_files, report.outputs) == (1, ("run=1/part-00000.parquet",))
@@ -224,7 +225,7 @@ def test_a_file_that_loses_nothing_is_carried_over_whole(tmp_path: Path) -> None
 
 def test_a_file_that_is_too_large_to_be_copied_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(found, "COPY_BYTES_MAX", SMALL)
-    rows = pa.table({"pid": [1] * 900, "epoch": [0] * 900, "partition": [0] * 900, "seq": [*range(900)]})
+    rows = one_producer(range(900))
     land(tmp_path / "source", "a.parquet", rows, row_group_size=GROUP_ROWS)
     report = make_job(tmp_path, task_bytes_max=SMALL).run()
     assert (report.carried_files, report.copied_groups) == (0, 9)
@@ -235,8 +236,7 @@ def test_a_file_that_is_too_large_to_be_copied_at_once(tmp_path: Path, monkeypat
 def test_row_groups_that_lose_nothing_are_copied_and_empty_parts_are_not_written(tmp_path: Path) -> None:
     """The first half is new, the second repeats it."""
     seqs = [*range(450), 5, *range(449)]
-    rows = pa.table({"pid": [1] * 900, "epoch": [0] * 900, "partition": [0] * 900, "seq": seqs})
-    land(tmp_path / "source", "a.parquet", rows, row_group_size=GROUP_ROWS)
+    land(tmp_path / "source", "a.parquet", one_producer(seqs), row_group_size=GROUP_ROWS)
     report = make_job(tmp_path, task_bytes_max=SMALL).run()
     assert (report.copied_groups, report.rewritten_groups) == (4, 1)
     sizes = [pq.read_metadata(tmp_path / "sink" / name).num_rows for name in report.outputs]
@@ -248,8 +248,7 @@ def test_row_groups_that_lose_nothing_are_copied_and_empty_parts_are_not_written
 def test_a_task_reads_the_refused_rows_of_its_part_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refused, "MARK_LINES", 4)
     seqs = [seq for seq in range(2_000) for _ in range(2)]
-    rows = pa.table({"pid": [1] * 4_000, "epoch": [0] * 4_000, "partition": [0] * 4_000, "seq": seqs})
-    land(tmp_path / "source", "a.parquet", rows, row_group_size=GROUP_ROWS)
+    land(tmp_path / "source", "a.parquet", one_producer(seqs), row_group_size=GROUP_ROWS)
     read: list[int] = []
     real = FolderScratch.read_ranges
 
@@ -391,11 +390,7 @@ def test_a_file_that_is_replaced_between_its_parts(tmp_path: Path, when: str, is
 
 def test_a_seed_of_a_file_that_is_replaced_between_its_parts(tmp_path: Path) -> None:
     """Nothing is written that would look at the file again."""
-
-    def rows(pid: int) -> pa.Table:
-        return pa.table({"pid": [pid] * 900, "epoch": [0] * 900, "partition": [0] * 900, "seq": [*range(900)]})
-
-    path = land(tmp_path / "source", "a.parquet", rows(1), row_group_size=GROUP_ROWS)
+    path = land(tmp_path / "source", "a.parquet", one_producer(range(900)), row_group_size=GROUP_ROWS)
     before = path.stat()
 
     class Replacing(LocalEngine):
@@ -405,7 +400,7 @@ def test_a_seed_of_a_file_that_is_replaced_between_its_parts(tmp_path: Path) -> 
             if stage != "scan" or self.is_done:
                 return super().run(stage, work, items, progress)
             first = super().run(stage, work, items[:2], progress)
-            land(tmp_path / "source", "a.parquet", rows(2), row_group_size=GROUP_ROWS)
+            land(tmp_path / "source", "a.parquet", one_producer(range(900), 2), row_group_size=GROUP_ROWS)
             assert path.stat().st_size == before.st_size
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
             self.is_done = True

@@ -7,10 +7,10 @@ import pickle
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fencepost.state.stores import open_store
+from support.lake import one_producer
 from support.s3_server import BUCKET
 from support.secret_objects import objects_of, options_of, put_log
 from support.secret_runs import SECRETS, contents_of, files_with, start_killed
@@ -43,9 +43,7 @@ def test_nothing_that_a_killed_run_leaves_has_a_credential(tmp_path: Path, endpo
 
 def test_nothing_has_a_credential_of_a_source(tmp_path: Path, endpoint: str) -> None:
     store = open_store(f"s3://{BUCKET}/landing", options=options_of(endpoint))
-    pq.write_table(
-        pa.table({"pid": [1] * 9, "epoch": [0] * 9, "partition": [0] * 9, "seq": [*range(9)]}), tmp_path / "x"
-    )
+    pq.write_table(one_producer(range(9)), tmp_path / "x")
     for name in ("a.parquet", "b.parquet"):
         store.put(name, (tmp_path / "x").read_bytes())
     told = {

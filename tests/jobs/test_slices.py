@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import fencepost as fp
-import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from deltalake import write_deltalake
 from fencepost import cli
 from fencepost import state as states
 from fencepost.lake import DedupJob, KafkaLog, RunReport, dataset
 from fencepost.lake import storage as storages
-from support.lake import land, make_job, make_rows
+from support.lake import land, make_job, make_rows, one_producer
 from support.waiting import wait_until
 
 FILES = 5
@@ -84,8 +83,7 @@ def test_bad_files_do_not_keep_out_what_follows(tmp_path: Path) -> None:
 
 def test_a_seed_and_a_log_are_not_cut(tmp_path: Path) -> None:
     for number in range(FILES):
-        rows = {"pid": [number] * 3, "epoch": [0] * 3, "partition": [0] * 3, "seq": range(3)}
-        land(tmp_path / "source", f"{number}.parquet", pa.table(rows))
+        land(tmp_path / "source", f"{number}.parquet", one_producer(range(3), number))
     assert make_job(tmp_path, files_max=1).seed().files == FILES
     write_deltalake(tmp_path / "table", make_rows(0))
     for source in (tmp_path / "table", KafkaLog(tmp_path / "log")):
@@ -291,8 +289,7 @@ def test_files_of_a_notification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_several_paths_are_one_source(tmp_path: Path) -> None:
     root = tmp_path / "data"
     for number, folder in enumerate(["eu/events", "us/events", "us/other", "asia/events/day=1"]):
-        rows = {"pid": [number] * 3, "epoch": [0] * 3, "partition": [0] * 3, "seq": range(3)}
-        land(root / "landing" / folder, "a.parquet", pa.table(rows))
+        land(root / "landing" / folder, "a.parquet", one_producer(range(3), number))
     places = (tmp_path / "state", root / "clean")  # beside what is read
     first = DedupJob([root / "landing/eu/events", str(root / "landing/us/*")], *places).run()
     assert read(first) == ["eu/events/a.parquet", "us/events/a.parquet", "us/other/a.parquet"]

@@ -21,10 +21,15 @@ from fencepost import state
 from fencepost.lake import DedupJob
 
 
-def amounts(seqs: list[int], values: list[Any], *, pid: int = 7, more: dict[str, Any] | None = None) -> pa.Table:
-    count = len(seqs)
-    columns: dict[str, Any] = {"pid": [pid] * count, "epoch": [0] * count, "partition": [0] * count, "seq": seqs}
-    return pa.table({**columns, "amount": values, **(more or {})})
+def one_producer(seqs: Iterable[int], pid: Any = 1, **columns: Any) -> pa.Table:
+    """Rows of one producer, all in one epoch and partition, with other columns after their identity."""
+    listed = list(seqs)
+    zeros = [0] * len(listed)
+    return pa.table({"pid": [pid] * len(listed), "epoch": zeros, "partition": zeros, "seq": listed, **columns})
+
+
+def amounts(seqs: list[int], values: list[Any], *, pid: int = 7, **columns: Any) -> pa.Table:
+    return one_producer(seqs, pid, amount=values, **columns)
 
 
 T = TypeVar("T")

@@ -18,6 +18,7 @@ from fencepost.lake import DedupJob, applied_files, dataset
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore, open_store
 
+from support.lake import one_producer
 from support.s3_server import BUCKET, SECRET, s3_options
 
 
@@ -95,8 +96,7 @@ def sorted_rows(table: pa.Table) -> list[dict[str, Any]]:
 
 def rows(first: int, count: int, pid: int = 1, **more: Any) -> pa.Table:
     numbers = range(first, first + count)
-    columns = {"pid": [pid] * count, "epoch": [0] * count, "partition": [0] * count, "seq": [*numbers]}
-    return pa.table({**columns, "payload": [f"{pid}-{number}" * 20 for number in numbers], **more})
+    return one_producer(numbers, pid, payload=[f"{pid}-{number}" * 20 for number in numbers], **more)
 
 
 def land_some(bucket: Bucket) -> None:
