@@ -277,7 +277,7 @@ def test_an_audit_of_files_some_of_which_cannot_be_read(tmp_path: Path) -> None:
     assert [path for path, _ in report.unreadable] == ["b.parquet"]
 
 
-def test_an_audit_without_compared_content_reports_no_conflicts(tmp_path: Path) -> None:
+def test_an_audit_without_compared_content_reports_no_conflicts() -> None:
     report = fp.audit(amounts([0, 0], [1, 2]))
     assert (report.conflicts, report.content_compared, report.count_findings()) == (None, None, {"duplicate": 1})
     with pytest.raises(fp.PolicyError, match="did not compare content"):

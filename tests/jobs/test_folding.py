@@ -19,15 +19,18 @@ import polars.testing
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable
+from fencepost import lake
 from fencepost.lake import LocalEngine, dataset
 from fencepost.state import State, decision, folding
+from fencepost.state.delta_sink import DeltaSink
 from fencepost.state.disk import Disk
 from fencepost.state.prefix import RunPrefixes
+from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import LocalStore, RemoteStore
 from support.commands import run
-from support.lake import IDENTITY, Crash, crash, crash_at, first_of_each, land, make_rows, read_sink, read_source
-from support.object_sinks import Bucket, Killed, killed_at, rows
-from support.retained import check, check_folded, clock, files_of, go, make_job, opened  # noqa: F401
+from support.lake import IDENTITY, Crash, crash_at, dead_before, first_of_each, land, make_rows, read_sink, read_source
+from support.object_sinks import Bucket, killed_at, rows
+from support.retained import abandon_next, check, check_folded, clock, files_of, go, make_job, opened  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -90,11 +93,9 @@ def test_totals_are_left_and_the_log_is_short(tmp_path: Path) -> None:
     check_rows(tmp_path)
 
 
-def test_abandoned_versions_are_counted_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from support.retained import abandon_next
-
+def test_abandoned_versions_are_counted_apart(tmp_path: Path) -> None:
     go_on(tmp_path, 2)
-    abandon_next(tmp_path, 50, monkeypatch)
+    abandon_next(tmp_path, 50)
     go_on(tmp_path, 6)
     folded = opened(tmp_path).folded()
     assert folded is not None
@@ -102,15 +103,11 @@ def test_abandoned_versions_are_counted_apart(tmp_path: Path, monkeypatch: pytes
     check_rows(tmp_path)
 
 
-def test_the_sink_keeps_no_folder_of_a_folded_version_without_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sink_keeps_no_folder_of_a_folded_version_without_output(tmp_path: Path) -> None:
     """But the marks of abandoned versions stay: nothing else keeps out a driver that was paused."""
-    from support.retained import abandon_next
-
     go_on(tmp_path, 1)
     assert go_without_output(tmp_path) == 2
-    abandon_next(tmp_path, 50, monkeypatch)
+    abandon_next(tmp_path, 50)
     go_on(tmp_path, 9)
     assert opened(tmp_path).floor() == 8
     assert runs(tmp_path) == [1, *range(3, 13)]
@@ -358,9 +355,6 @@ def others(root: Path) -> None:
 )
 def test_a_driver_that_wakes_after_a_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     """Nothing is shown twice, nothing is lost, and what later versions refer to stays."""
-    from fencepost.lake import run
-    from fencepost.state.sinks import RunFolders
-
     go(tmp_path, 0)
     land(tmp_path / "source", "slow.parquet", make_rows(77, 40))
     asked: list[str] = []
@@ -375,7 +369,7 @@ def test_a_driver_that_wakes_after_a_fold(tmp_path: Path, monkeypatch: pytest.Mo
             others(tmp_path)
         return real_put(self, name, data)
 
-    owners = {"prepares": (run, "prepare"), "applies": (RunFolders, "apply"), "finishes": (State, "finish")}
+    owners = {"prepares": (lake.run, "prepare"), "applies": (RunFolders, "apply"), "finishes": (State, "finish")}
     owner, name = owners.get(moment, (State, "renew_hint"))
     with paused_at(monkeypatch, owner, name, lambda: others(tmp_path) if moment in owners else None):
         monkeypatch.setattr(LocalStore, "put", put)
@@ -403,13 +397,9 @@ def test_a_driver_that_wakes_after_a_fold(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("has_output", [True, False])
 def test_an_abandon_that_wakes_after_a_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_output: bool) -> None:
     """The driver reports that the version is folded, and changes nothing that a reader sees."""
-    from fencepost.state.sinks import RunFolders
-
     go_on(tmp_path, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolders, "apply", crash)
-        with pytest.raises(Crash):
-            go_on(tmp_path, 1) if has_output else go_without_output(tmp_path)
+    with dead_before(RunFolders, "apply"):
+        go_on(tmp_path, 1) if has_output else go_without_output(tmp_path)
     with (
         paused_at(monkeypatch, RunFolders, "fence", lambda: others(tmp_path)),
         pytest.raises(fp.SnapshotError, match="version 2 is folded: of versions 1 to 4 only totals are kept"),
@@ -421,8 +411,6 @@ def test_an_abandon_that_wakes_after_a_fold(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_driver_that_wakes_to_show_a_version_without_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fencepost.state.sinks import RunFolders
-
     go_on(tmp_path, 1)
     with paused_at(monkeypatch, RunFolders, "apply", lambda: others(tmp_path)):
         assert go_without_output(tmp_path) == 2
@@ -434,17 +422,14 @@ def test_a_driver_that_wakes_to_show_a_version_without_output(tmp_path: Path, mo
 
 def test_a_table_keeps_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fence that found none would remove the files of an applied version."""
-    from fencepost.state.delta_sink import DeltaSink
 
     def step(seed: int) -> None:
         land(tmp_path / "source", f"{seed:04}.parquet", make_rows(seed, 40))
         make_job(tmp_path, keep=1, layout="delta").run()
 
     step(0)
-    with monkeypatch.context() as patch:
-        patch.setattr(DeltaSink, "apply", crash)
-        with pytest.raises(Crash):
-            step(1)
+    with dead_before(DeltaSink, "apply"):
+        step(1)
     with (
         paused_at(monkeypatch, DeltaSink, "fence", lambda: [step(number) for number in range(2, 12)]),
         pytest.raises(fp.SnapshotError, match="version 2 is folded"),
@@ -546,15 +531,11 @@ def test_claims_of_applied_versions_go_from_a_prefix(bucket: Bucket, monkeypatch
     """Marks of abandoned versions stay. A paused `abandon` takes a free name, reports it, and removes nothing."""
     monkeypatch.setattr(folding, "AT_ONCE", 2)
     go_far(bucket, 1, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(RunPrefixes, "apply", crash)
-        with pytest.raises(Crash):
-            go_far(bucket, 2, 1)
+    with dead_before(RunPrefixes, "apply"):
+        go_far(bucket, 2, 1)
     bucket.state().abandon(2)
-    with monkeypatch.context() as patch:
-        patch.setattr(RunPrefixes, "apply", crash)
-        with pytest.raises(Crash):
-            go_far(bucket, 3, 1)
+    with dead_before(RunPrefixes, "apply"):
+        go_far(bucket, 3, 1)
     with (
         paused_at(monkeypatch, RunPrefixes, "fence", lambda: go_far(bucket, 4, 5)),
         pytest.raises(fp.SnapshotError, match="version 3 is folded: of versions 1 to 4 only totals are kept"),
@@ -585,7 +566,7 @@ def test_killed_at_every_request_of_a_fold(bucket: Bucket, monkeypatch: pytest.M
             try:
                 folding.fold(bucket.state(), bucket.sink(), 4)
                 break
-            except Killed:
+            except Crash:
                 kills += 1
         own = bucket.state()
         assert own.floor() in (0, 2)

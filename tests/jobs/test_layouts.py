@@ -23,7 +23,7 @@ from fencepost import cli, lake
 from fencepost import state as states
 from fencepost.lake import DedupJob, applied_files, arranging, dataset
 from fencepost.state.sinks import RunFolders
-from support.lake import RetryingEngine, hashes, land, make_rows, one_producer
+from support.lake import RetryingEngine, dead_before, hashes, land, make_rows, one_producer
 from support.parquet_files import NESTED, everything
 
 LARGE = 64 << 20
@@ -304,19 +304,11 @@ def test_every_engine_and_every_attempt_makes_the_same_files(tmp_path: Path, lay
     assert not list(tmp_path.glob("sink*/_prepare/*"))
 
 
-def test_a_version_of_a_killed_driver_is_finished_as_it_was_decided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_of_a_killed_driver_is_finished_as_it_was_decided(tmp_path: Path) -> None:
     land_files(tmp_path)
     make(tmp_path, "0", partition_by="pid", target_file_bytes=LARGE).run()
-
-    def kill(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolders, "apply", kill)
-        with pytest.raises(KeyboardInterrupt):
-            make(tmp_path, partition_by="pid", target_file_bytes=LARGE).run()
+    with dead_before(RunFolders, "apply"):
+        make(tmp_path, partition_by="pid", target_file_bytes=LARGE).run()
     assert not (tmp_path / "sink/run=1").exists()
     assert make(tmp_path, sort_by="row").run().recovered == (1,)
     assert hashes(tmp_path / "sink/run=1") == hashes(tmp_path / "sink0/run=1")

@@ -130,7 +130,7 @@ def test_any_history(
             kept = [it for it in range(newest.oldest, own.done() + 1) if own.status(it) == "applied"]
             own.rollback(draw.choice(kept), accept_duplicates=True)
         elif act == "abandon":
-            abandon_next(tmp_path, number, monkeypatch)
+            abandon_next(tmp_path, number)
         elif act == "reshard":
             own.reshard(draw.choice((1, 2, 4)))
         else:
@@ -176,7 +176,7 @@ def test_a_state_that_did_not_note_its_breaks(
         patch.setattr(retention, "breaks_behind", lambda *_: None)
         for number in range(4):
             go(tmp_path, number, keep=None)
-        abandon_next(tmp_path, 4, monkeypatch)
+        abandon_next(tmp_path, 4)
         go(tmp_path, 5, keep=None)
         opened(tmp_path).rollback(2, accept_duplicates=True)
         assert opened(tmp_path).version(7).breaks is None

@@ -436,10 +436,10 @@ def test_pages_of_runs_and_states(zone: Path, tmp_path: Path, capsys: pytest.Cap
     check_page(page.read_text())
 
 
-def test_a_page_counts_rows_once_that_two_versions_have_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_counts_rows_once_that_two_versions_have_read(tmp_path: Path) -> None:
     """One version was abandoned, another one rolled back, so that later runs have read their files again."""
     go(tmp_path, 0)
-    abandon_next(tmp_path, 1, monkeypatch)
+    abandon_next(tmp_path, 1)
     assert make_job(tmp_path).run().version == 3
     own = retained(tmp_path)
     for path in (tmp_path / "sink" / "run=3").glob("*.parquet"):

@@ -15,7 +15,7 @@ from fencepost_spark import DedupJob, read_sink
 from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
 from support.iceberg import catalog_of, properties_of, rows_of, versions_of
-from support.lake import SCHEMA, Crash, crash, expected_of, land, make_rows
+from support.lake import SCHEMA, dead_before, expected_of, land, make_rows
 from support.secret_runs import start_killed
 
 SOURCE, SINK = "iceberg://test/db.raw", "iceberg://test/db.events"
@@ -39,20 +39,14 @@ def make_job(root: Path, spark: SparkSession) -> DedupJob:
     return DedupJob(SOURCE, root / "state", SINK, source_options=properties, sink_options=properties, spark=spark)
 
 
-def test_rows_are_those_of_the_source(
-    spark: SparkSession, tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_those_of_the_source(spark: SparkSession, tmp_path: Path, catalog: SqlCatalog) -> None:
     """A driver dies before its commit, another one after it: each version is there once."""
     append(tmp_path, catalog, 1, 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(IcebergSink, "apply", crash)
-        with pytest.raises(Crash):
-            make_job(tmp_path, spark).run()
+    with dead_before(IcebergSink, "apply"):
+        make_job(tmp_path, spark).run()
     append(tmp_path, catalog, 3)
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolders, "apply", crash)
-        with pytest.raises(Crash):
-            make_job(tmp_path, spark).run()
+    with dead_before(RunFolders, "apply"):
+        make_job(tmp_path, spark).run()
     assert versions_of(catalog.load_table("db.events")) == [1]
     assert state.open(tmp_path / "state").decided() == 1
     report = make_job(tmp_path, spark).run()

@@ -25,7 +25,7 @@ from fencepost.state.operations import abandon, collect_garbage
 from sqlalchemy import Connection, Engine, create_engine, inspect, make_url, text
 from sqlalchemy.engine.default import DefaultDialect
 from support.databases import without_mariadb
-from support.lake import SCHEMA, Crash, crash, first_of_each, land, make_rows
+from support.lake import SCHEMA, Crash, dead_before, first_of_each, land, make_rows
 from support.mariadb import MariaDBServer
 from support.postgres import PostgresServer
 from support.secret_runs import SECRETS, contents_of, files_with, start_killed
@@ -210,14 +210,12 @@ def test_the_version_shows_the_outcome_of_a_lost_commit(
 
 @pytest.mark.parametrize("loss", ["DROP TABLE {}", "DELETE FROM {}"])
 def test_tables_that_a_crash_of_the_server_took(
-    events: Engine, make: Callable[..., DedupJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+    events: Engine, make: Callable[..., DedupJob], tmp_path: Path, loss: str
 ) -> None:
     """Tables of tasks are not logged; the files are there until the version is done."""
     land_some(tmp_path, 0, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(StagedTable, "_move", crash)
-        with pytest.raises(Crash):
-            make().run()
+    with dead_before(StagedTable, "_move"):
+        make().run()
     [name] = tables_of_tasks(events)
     with events.begin() as connection:
         connection.execute(text(loss.format(name)))

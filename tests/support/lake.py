@@ -154,9 +154,17 @@ class Crash(BaseException):
     """The process dies: nothing it would do afterwards happens."""
 
 
-def crash(*_: Any) -> Any:
-    """In place of a step before which the process dies."""
-    raise Crash
+@contextmanager
+def dead_before(owner: Any, name: str) -> Iterator[None]:
+    """What runs in this context dies before a step, which is a function of a class or a module."""
+
+    def die(*_: Any) -> Any:
+        raise Crash
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, die)
+        with pytest.raises(Crash):
+            yield
 
 
 DISK_CALLS = ("link", "rename", "fsync", "mkdir", "unlink", "rmdir")
@@ -238,10 +246,8 @@ def check_a_late_abandon(
     land_some(root, [0])
     run(root)
     land_some(root, [1])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sink, "apply", crash)
-        with pytest.raises(Crash):
-            run(root)
+    with dead_before(sink, "apply"):
+        run(root)
     real = sink.fence
 
     def fence(own: Any, decision: Any) -> str:

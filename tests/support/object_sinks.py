@@ -18,7 +18,7 @@ from fencepost.lake import DedupJob, applied_files, dataset
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore, open_store
 
-from support.lake import one_producer
+from support.lake import Crash, one_producer
 from support.s3_server import BUCKET, SECRET, s3_options
 
 
@@ -109,10 +109,6 @@ def land_some(bucket: Bucket) -> None:
 COUNTS = {"ACCEPTED": 4500, "DUPLICATE": 550}
 
 
-class Killed(BaseException):
-    pass
-
-
 REQUESTS = ("put", "copy", "delete", "listing", "names_at_top", "upload", "read", "head")
 
 
@@ -127,12 +123,12 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, number: int, moment: str, uri: st
             with lock:
                 is_last = next(numbers) == number
             if is_last and moment == "before":
-                raise Killed
+                raise Crash
             try:
                 return real(self, *arguments, **named)
             finally:
                 if is_last:
-                    raise Killed
+                    raise Crash
 
         return call
 

@@ -14,7 +14,7 @@ from fencepost.state.ledger import read_ledger
 from fencepost.state.sinks import RunFolders
 from fencepost.state.versions import State
 
-from support.lake import Crash, crash, land, make_rows
+from support.lake import dead_before, land, make_rows
 
 HOUR_MS, WEEK_MS = 3_600_000, 7 * 86_400_000
 
@@ -95,11 +95,9 @@ def check_folded(own: State, oldest: int, *, has_crashed: bool = False) -> None:
     assert len(own.folds()) <= (3 if has_crashed else 2)
 
 
-def abandon_next(root: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def abandon_next(root: Path, seed: int) -> None:
     """A version that is decided, cannot be shown, and is given up."""
     land(root / "source", f"{seed:04}.parquet", make_rows(seed, 40))
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolders, "apply", crash)
-        with pytest.raises(Crash):
-            make_job(root).run()
+    with dead_before(RunFolders, "apply"):
+        make_job(root).run()
     opened(root).abandon(opened(root).decided())

@@ -21,8 +21,9 @@ from fencepost.lake.plan import PLANS
 from fencepost.state import delta_log, delta_sink, placing, stores
 from fencepost.state.delta_sink import DeltaSink, library_options
 from fencepost.state.stores import RemoteStore
+from support.lake import Crash, dead_before
 from support.liar import Liar
-from support.object_sinks import COUNTS, REQUESTS, Bucket, Killed, killed_at, land_some, rows
+from support.object_sinks import COUNTS, REQUESTS, Bucket, killed_at, land_some, rows
 from support.quick_retries import be_quick, probe_little  # noqa: F401
 from support.s3_server import BUCKET
 from support.secret_runs import ProcessEngine
@@ -223,7 +224,7 @@ def kill_at_each(bucket: Tables, monkeypatch: pytest.MonkeyPatch, wanted: tuple[
             try:
                 bucket.job(engine=LocalEngine(1)).run()
                 return step - 2
-            except Killed:
+            except Crash:
                 pass
         bucket.job().run()
         bucket.check(version)
@@ -241,25 +242,19 @@ def test_killed_at_every_other_request(bucket: Tables, monkeypatch: pytest.Monke
     assert kill_at_each(bucket, monkeypatch, tuple({*REQUESTS} - {*PUTS}), 2) > 20
 
 
-def decided(bucket: Tables, monkeypatch: pytest.MonkeyPatch, dies_at: str) -> Any:
+def decided(bucket: Tables, dies_at: str) -> Any:
     """The decision of a run that dies at a call of the sink."""
-
-    def die(*_: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DeltaSink, dies_at, die)
-        with pytest.raises(Killed):
-            bucket.job().run()
+    with dead_before(DeltaSink, dies_at):
+        bucket.job().run()
     return bucket.state().version(bucket.state().decided())
 
 
 @pytest.mark.parametrize("dies_at", ["_put", "_show", *(pytest.param(it, marks=MORE) for it in ("apply", "_copy"))])
-def test_killed_around_the_commit(bucket: Tables, monkeypatch: pytest.MonkeyPatch, dies_at: str) -> None:
+def test_killed_around_the_commit(bucket: Tables, dies_at: str) -> None:
     """What is decided needs its source no more."""
     bucket.land("a.parquet", rows(0, 30))
     bucket.near().run()
-    decided(bucket, monkeypatch, dies_at)
+    decided(bucket, dies_at)
     bucket.store("source").put("b.parquet", bucket.store("source").read("a.parquet"))
     bucket.store("source").delete(["a.parquet"])
     assert bucket.job().run().recovered == (1,)
@@ -267,10 +262,10 @@ def test_killed_around_the_commit(bucket: Tables, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("dies_at", ["_put", pytest.param("_show", marks=MORE)])
-def test_abandoned(bucket: Tables, monkeypatch: pytest.MonkeyPatch, dies_at: str) -> None:
+def test_abandoned(bucket: Tables, dies_at: str) -> None:
     """A version that is not committed is given up by a commit without rows, and its files go."""
     bucket.land("a.parquet", rows(0, 30))
-    decision = decided(bucket, monkeypatch, dies_at)
+    decision = decided(bucket, dies_at)
     if dies_at == "_show":
         with pytest.raises(fp.StateConflictError, match="is applied"):
             bucket.state().abandon(1)

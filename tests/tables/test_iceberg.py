@@ -33,7 +33,7 @@ from support.lake import (
     Crash,
     check_a_late_abandon,
     check_copies_of_a_state,
-    crash,
+    dead_before,
     expected_of,
     land,
     land_some,
@@ -417,19 +417,17 @@ def in_threads(calls: list[Callable[[], Any]]) -> None:
         thread.join()
 
 
-def decided(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def decided(root: Path) -> Any:
     """The decision of a run that dies before it touches the sink."""
-    with monkeypatch.context() as patch:
-        patch.setattr(IcebergSink, "apply", crash)
-        with pytest.raises(Crash):
-            run_alone(root)
+    with dead_before(IcebergSink, "apply"):
+        run_alone(root)
     opened = state.State(state.open_store(root / "state"))
     return opened.version(opened.decided())
 
 
-def test_drivers_and_fences_at_once(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drivers_and_fences_at_once(tmp_path: Path, catalog: SqlCatalog) -> None:
     land_some(tmp_path, range(2))
-    decision = decided(tmp_path, monkeypatch)
+    decision = decided(tmp_path)
     wanted = [IcebergSink.apply, IcebergSink.fence, IcebergSink.apply]
     found: list[str] = []
     in_threads([lambda act=act: found.append(act(sink_of(tmp_path), decision)) for act in wanted])  # type: ignore[misc]
@@ -544,12 +542,12 @@ def test_an_abandon_that_comes_too_late_removes_no_rows(tmp_path: Path, catalog:
     check(tmp_path, catalog, [1, 2, 3])
 
 
-def test_a_version_that_the_table_refuses(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_the_table_refuses(tmp_path: Path, catalog: SqlCatalog) -> None:
     """A column was changed after the decision: nothing is lost, and the version can be abandoned."""
     land_some(tmp_path, [0])
     run_alone(tmp_path)
     land_some(tmp_path, [1])
-    decided(tmp_path, monkeypatch)
+    decided(tmp_path)
     with catalog.load_table("db.events").update_schema(allow_incompatible_changes=True) as update:
         update.delete_column("origin")
     with catalog.load_table("db.events").update_schema() as update:
@@ -599,12 +597,11 @@ def test_a_table_that_is_taken_back_before_a_decided_version_is_written(
         run_alone(tmp_path)
     land_some(tmp_path, [2])
     with monkeypatch.context() as patch:
-        patch.setattr(IcebergSink, "_commit", crash)
         if not is_recorded:  # by an earlier version of this package
             real = IcebergSink.current_version
             known = ("table", "snapshot")
             patch.setattr(IcebergSink, "current_version", lambda *it: {name: real(*it)[name] for name in known})
-        with pytest.raises(Crash):
+        with dead_before(IcebergSink, "_commit"):
             run_alone(tmp_path)
     table = catalog.load_table("db.events")
     table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
@@ -656,19 +653,15 @@ def test_another_table_under_the_name(tmp_path: Path, catalog: SqlCatalog) -> No
 # Who reads it
 
 
-def test_a_dataset_has_the_rows_of_the_current_snapshot(
-    tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_has_the_rows_of_the_current_snapshot(tmp_path: Path, catalog: SqlCatalog) -> None:
     """Not those of a version that was decided and is not there, nor any that others have deleted."""
     land_some(tmp_path, range(2))
     make_job(tmp_path).run()
     before = expected_of(tmp_path)
     polars.testing.assert_frame_equal(dataset_rows(tmp_path), before)
     land_some(tmp_path, range(2, 4))
-    with monkeypatch.context() as patch:
-        patch.setattr(IcebergSink, "apply", crash)
-        with pytest.raises(Crash):
-            make_job(tmp_path).run()
+    with dead_before(IcebergSink, "apply"):
+        make_job(tmp_path).run()
     assert len(list((tmp_path / "warehouse/db/events/_fencepost/_prepare").rglob("*.parquet"))) > 0
     polars.testing.assert_frame_equal(dataset_rows(tmp_path), before)
     make_job(tmp_path).run()
@@ -722,7 +715,7 @@ def test_datasets_of_no_table_of_an_empty_one_and_of_deleted_rows(
 # On object stores, by other engines, on the command line
 
 
-def test_a_warehouse_on_s3(tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warehouse_on_s3(tmp_path: Path, endpoint: str) -> None:
     """Tasks in processes of their own; a driver dies after its commit; no credential is left anywhere."""
     properties = on_s3(tmp_path, endpoint)
     catalog = SqlCatalog("test", **properties)
@@ -730,10 +723,8 @@ def test_a_warehouse_on_s3(tmp_path: Path, endpoint: str, monkeypatch: pytest.Mo
     land_some(tmp_path, range(2))
     make_job(tmp_path, sink_options=properties, engine=ProcessEngine()).run()
     land_some(tmp_path, range(2, 4))
-    with monkeypatch.context() as patch:
-        patch.setattr(RunPrefixes, "apply", crash)
-        with pytest.raises(Crash):
-            make_job(tmp_path, sink_options=properties).run()
+    with dead_before(RunPrefixes, "apply"):
+        make_job(tmp_path, sink_options=properties).run()
     assert make_job(tmp_path, sink_options=properties).run().version is None
     polars.testing.assert_frame_equal(rows_of(catalog), expected_of(tmp_path))
     assert dataset(NAME, properties).to_table().num_rows == audit(NAME, source_options=properties).rows

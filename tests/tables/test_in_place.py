@@ -27,7 +27,7 @@ from fencepost.state.in_place import InPlace
 from fencepost.state.stores import LocalStore
 from fencepost.state.versions import State
 from support.delta_in_place import WAYS, append, remove_by_vector, rows_of, table_of
-from support.lake import SCHEMA, Crash, crash, crash_at, first_of_each, hashes, make_rows
+from support.lake import SCHEMA, Crash, crash_at, dead_before, first_of_each, hashes, make_rows
 
 
 @pytest.fixture(params=WAYS)
@@ -485,10 +485,8 @@ def test_tables_that_the_library_does_not_read(tmp_path: Path) -> None:
 
 def decide_only(root: Path) -> None:
     """Decide a version, and die."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InPlace, "apply", crash)
-        with pytest.raises(Crash):
-            state.open(root / "state").reshard(4)
+    with dead_before(InPlace, "apply"):
+        state.open(root / "state").reshard(4)
 
 
 def test_a_rebased_state_continues(tmp_path: Path, way: str) -> None:
@@ -531,12 +529,10 @@ def test_a_seed_removes_no_rows(tmp_path: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("fate", ["finished", "abandoned"])
-def test_a_version_that_was_decided_only(tmp_path: Path, way: str, fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_was_decided_only(tmp_path: Path, way: str, fate: str) -> None:
     append(tmp_path, 0, way=way)
-    with monkeypatch.context() as patch:
-        patch.setattr(InPlace, "apply", crash)
-        with pytest.raises(Crash):
-            make_job(tmp_path).run()
+    with dead_before(InPlace, "apply"):
+        make_job(tmp_path).run()
     assert rows_of(tmp_path).height == 300
     if fate == "abandoned":
         state.open(tmp_path / "state").abandon(1)
@@ -563,8 +559,7 @@ def test_files_are_as_old_as_the_commit_not_as_the_decision(
     real = time.time_ns
     with monkeypatch.context() as patch:
         patch.setattr(time, "time_ns", lambda: real() - MONTH_NS)
-        patch.setattr(*((delta_sink, "put_commit") if placed else (InPlace, "_place")), crash)
-        with pytest.raises(Crash):
+        with dead_before(*((delta_sink, "put_commit") if placed else (InPlace, "_place"))):
             make_job(tmp_path).run()
     decision = state.open(tmp_path / "state").version(2)
     sink = InPlace(LocalStore(tmp_path / "table"), Disk(sync=False))

@@ -20,8 +20,9 @@ from fencepost.lake.plan import PLANS
 from fencepost.state import placing, stores
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore
+from support.lake import Crash, dead_before
 from support.liar import FAULTS_OF_READS, Liar
-from support.object_sinks import COUNTS, Bucket, Killed, killed_at, land_some, rows
+from support.object_sinks import COUNTS, Bucket, killed_at, land_some, rows
 from support.quick_retries import be_quick, probe_little  # noqa: F401
 from support.s3_server import BUCKET, OneAtATime, serve_by_moto
 from support.secret_runs import ProcessEngine
@@ -30,10 +31,6 @@ from support.secret_runs import ProcessEngine
 @pytest.fixture
 def bucket(tmp_path: Path, endpoint: str) -> Bucket:
     return Bucket(tmp_path, endpoint)
-
-
-def die(*_: Any) -> None:
-    raise Killed
 
 
 class Apart(LocalEngine):
@@ -98,10 +95,8 @@ def test_workers_that_share_no_folder(bucket: Bucket, plan: Any, monkeypatch: py
     bucket.land("day=2/late.parquet", rows(400, 300, pid=2))
     bucket.land("day=2/later.parquet", rows(0, 300, pid=3))
     bucket.near(**options).run()
-    with monkeypatch.context() as patch:
-        patch.setattr(RunPrefixes, "place", die)
-        with pytest.raises(Killed):
-            bucket.job(**far).run()
+    with dead_before(RunPrefixes, "place"):
+        bucket.job(**far).run()
     assert bucket.job(**far).run().recovered == (2,)
     bucket.check(2)
     assert changed, "it probes the store"
@@ -186,7 +181,7 @@ def test_killed_at_every_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch
             try:
                 bucket.job(engine=LocalEngine(1)).run()
                 break
-            except Killed:
+            except Crash:
                 kills += 1
         bucket.job().run()
         bucket.check(1)
@@ -230,21 +225,19 @@ def test_a_paused_driver_finds_its_version_finished(
         bucket.check(1)
 
 
-def decided(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, dies_at: str) -> Any:
+def decided(bucket: Bucket, dies_at: str) -> Any:
     """The decision of a run that dies at a call of the sink."""
     land_some(bucket)
     bucket.near().run()
-    with monkeypatch.context() as patch:
-        patch.setattr(RunPrefixes, dies_at, die)
-        with pytest.raises(Killed):
-            bucket.job().run()
+    with dead_before(RunPrefixes, dies_at):
+        bucket.job().run()
     return bucket.state().version(1)
 
 
 @pytest.mark.parametrize("dies_at", ["apply", "_show", "place"])
-def test_fenced(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, dies_at: str) -> None:
+def test_fenced(bucket: Bucket, dies_at: str) -> None:
     """The first claim of a version decides its outcome, also for a late driver."""
-    decision = decided(bucket, monkeypatch, dies_at)
+    decision = decided(bucket, dies_at)
     status = bucket.sink().fence(decision)
     assert status == ("abandoned" if dies_at == "apply" else "applied")
     assert bucket.sink().apply(decision) == bucket.sink().fence(decision) == status
@@ -257,8 +250,8 @@ def test_fenced(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, dies_at: str) -
         assert bucket.sink().applied_files()[0].startswith("run=2/")
 
 
-def test_drivers_and_fences_at_once(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    decision = decided(bucket, monkeypatch, "apply")
+def test_drivers_and_fences_at_once(bucket: Bucket) -> None:
+    decision = decided(bucket, "apply")
     wanted = [RunPrefixes.apply, RunPrefixes.apply, RunPrefixes.fence, RunPrefixes.fence]
     found: list[str] = []
     threads = [threading.Thread(target=lambda act=act: found.append(act(bucket.sink(), decision))) for act in wanted]
@@ -272,7 +265,7 @@ def test_drivers_and_fences_at_once(bucket: Bucket, monkeypatch: pytest.MonkeyPa
 
 def test_files_that_are_not_those_that_were_decided(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of the right size that is another one is replaced, one that is right is left."""
-    decision = decided(bucket, monkeypatch, "_show")
+    decision = decided(bucket, "_show")
     sink, store = bucket.sink(), bucket.store("sink")
     first, second = decision.outputs.name[:2]
     folder = decision.prepared.rpartition("/")[0]
@@ -292,10 +285,8 @@ def test_files_that_are_not_those_that_were_decided(bucket: Bucket, monkeypatch:
 
 
 @pytest.mark.parametrize("what", ["a file", "the list"])
-def test_a_version_whose_prepared_files_are_gone_stops_the_run(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    decision = decided(bucket, monkeypatch, "apply")
+def test_a_version_whose_prepared_files_are_gone_stops_the_run(bucket: Bucket, what: str) -> None:
+    decision = decided(bucket, "apply")
     store = bucket.store("sink")
     folder = decision.prepared.rpartition("/")[0]
     store.delete([next(it for it in store.list(folder) if "part-" in it)] if what == "a file" else [decision.prepared])
@@ -426,10 +417,8 @@ def test_a_state_that_was_taken_back_before_versions_that_are_folded(
     """Their claims are gone. That of an abandoned version stays, so the newest one of the old state is no sign."""
     land_some(bucket)
     if is_abandoned:
-        with monkeypatch.context() as patch:
-            patch.setattr(RunPrefixes, "apply", die)
-            with pytest.raises(Killed):
-                bucket.job().run()
+        with dead_before(RunPrefixes, "apply"):
+            bucket.job().run()
         bucket.state().abandon(1)
     state = bucket.store("state")
     kept = state.list("") if is_abandoned else ["state.json"]  # the files of versions were removed by hand
