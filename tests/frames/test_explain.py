@@ -11,9 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from fencepost import Columns, Policy
-from support.lake import make_rows
-
-IDENTITY = ["pid", "epoch", "partition", "seq"]
+from support.lake import IDENTITY, make_rows
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -16,9 +16,8 @@ import pytest
 from fencepost import auditor, lake
 from fencepost.lake import auditing, comparing, conflicts, repeats
 from fencepost.lake.refused import REFUSED_RANGES
-from support.lake import amounts, hashes, land, make_job, make_rows, read_sink
+from support.lake import IDENTITY, amounts, hashes, land, make_job, make_rows, read_sink
 
-KEY = ["pid", "epoch", "partition", "seq"]
 CONTENT = {"compare_content": True}
 
 
@@ -31,7 +30,7 @@ def truth(rows: pa.Table, names: list[str]) -> dict[str, int]:
             found["UNTRACKED"] += 1
             continue
         content = tuple(row[name] for name in names)
-        first = kept.setdefault(tuple(row[name] for name in KEY), content)
+        first = kept.setdefault(tuple(row[name] for name in IDENTITY), content)
         is_first = first is content
         found["ACCEPTED" if is_first else "DUPLICATE" if first == content else "CONFLICT"] += 1
     return {name: count for name, count in found.items() if count}
@@ -64,8 +63,8 @@ def test_conflicts_are_those_that_plain_dicts_find(
     assert plain.kept == report.kept
     aside = pq.read_table(tmp_path / "sink/run=1/_rejects/verdict=CONFLICT", partitioning=None)
     assert len(aside) == report.counts["CONFLICT"] == report.rejected["CONFLICT"]
-    first = pl.DataFrame(rows).unique(KEY, keep="first", maintain_order=True)
-    joined = pl.DataFrame(aside).join(first, on=KEY, how="left", suffix="_kept")
+    first = pl.DataFrame(rows).unique(IDENTITY, keep="first", maintain_order=True)
+    joined = pl.DataFrame(aside).join(first, on=IDENTITY, how="left", suffix="_kept")
     assert joined.filter(pl.col("x").eq_missing(pl.col("x_kept")) & pl.col("y").eq_missing(pl.col("y_kept"))).is_empty()
     other = lake.DedupJob(tmp_path / "source", tmp_path / "c", tmp_path / "one", compare_content="x", **options).run()
     assert other.counts == truth(rows, ["x"])
@@ -254,7 +253,7 @@ def test_an_audit_counts_what_plain_dicts_count(
             pq.read_table(tmp_path / sample[file]).slice(sample[row], 1).to_pylist()[0]
             for file, row in (("file", "row"), ("kept_file", "kept_row"))
         )
-        assert [one[name] for name in KEY] == [other[name] for name in KEY] == [int(sample[name]) for name in KEY]
+        assert all(one[name] == other[name] == int(sample[name]) for name in IDENTITY)
         assert (str(one["x"]), str(other["x"])) == (sample["found"], sample["kept"])
         assert one["x"] != other["x"]
     assert len(report.conflicts) == 10

@@ -28,7 +28,17 @@ from fencepost.state.prefix import RunPrefixes
 from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import LocalStore, RemoteStore
 from support.commands import run
-from support.lake import IDENTITY, Crash, crash_at, dead_before, first_of_each, land, make_rows, read_sink, read_source
+from support.lake import (
+    Crash,
+    crash_at,
+    dead_before,
+    first_of_each,
+    identities,
+    land,
+    make_rows,
+    read_sink,
+    read_source,
+)
 from support.object_sinks import Bucket, killed_at, rows
 from support.retained import abandon_next, check, check_folded, clock, files_of, go, make_job, opened  # noqa: F401
 
@@ -65,11 +75,9 @@ def runs(root: Path) -> list[int]:
 
 def check_rows(root: Path) -> None:
     """Every row is shown once."""
-    tracked = pl.col("pid") >= 0
-    found, wanted = read_sink(root).filter(tracked), first_of_each(read_source(root)).filter(tracked)
-    polars.testing.assert_frame_equal(found.select(IDENTITY).sort(IDENTITY), wanted.select(IDENTITY).sort(IDENTITY))
-    near = pl.DataFrame(dataset(root / "sink").to_table()).filter(tracked)
-    polars.testing.assert_frame_equal(near.select(IDENTITY).sort(IDENTITY), wanted.select(IDENTITY).sort(IDENTITY))
+    wanted = identities(first_of_each(read_source(root)))
+    for found in (read_sink(root), pl.DataFrame(dataset(root / "sink").to_table())):
+        polars.testing.assert_frame_equal(identities(found), wanted)
 
 
 def test_totals_are_left_and_the_log_is_short(tmp_path: Path) -> None:
@@ -437,9 +445,8 @@ def test_a_table_keeps_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         opened(tmp_path).abandon(2)
     assert opened(tmp_path).floor() == 8
     step(12)
-    found = pl.DataFrame(DeltaTable(tmp_path / "sink").to_pyarrow_table()).filter(pl.col("pid") >= 0)
-    wanted = first_of_each(read_source(tmp_path)).filter(pl.col("pid") >= 0)
-    polars.testing.assert_frame_equal(found.select(IDENTITY).sort(IDENTITY), wanted.select(IDENTITY).sort(IDENTITY))
+    found = pl.DataFrame(DeltaTable(tmp_path / "sink").to_pyarrow_table())
+    polars.testing.assert_frame_equal(identities(found), identities(first_of_each(read_source(tmp_path))))
 
 
 def test_files_below_the_floor_do_not_count(tmp_path: Path) -> None:

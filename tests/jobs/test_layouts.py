@@ -27,7 +27,6 @@ from support.lake import RetryingEngine, dead_before, hashes, land, make_rows, o
 from support.parquet_files import NESTED, everything
 
 LARGE = 64 << 20
-KEY = ["pid", "epoch", "partition", "seq"]
 
 
 def rows_of(number: int, count: int = 50) -> pa.Table:

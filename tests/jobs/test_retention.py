@@ -20,7 +20,7 @@ from fencepost.state.history import explain
 from fencepost.state.retention import Retention
 from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import LocalStore
-from support.lake import IDENTITY, Crash, crash_at, first_of_each, land, make_rows, read_sink, read_source
+from support.lake import Crash, crash_at, first_of_each, identities, land, make_rows, read_sink, read_source
 from support.retained import HOUR_MS, WEEK_MS, abandon_next, check, clock, files_of, go, make_job, opened
 
 __all__ = ["clock"]  # fixtures
@@ -146,11 +146,8 @@ def test_any_history(
         go(tmp_path, number, keep=1)
     assert opened(tmp_path).floor() > floor
     check(tmp_path)
-    tracked = pl.col("pid") >= 0
-    found, wanted = read_sink(tmp_path).filter(tracked), first_of_each(read_source(tmp_path)).filter(tracked)
-    polars.testing.assert_frame_equal(
-        found.select(IDENTITY).unique().sort(IDENTITY), wanted.select(IDENTITY).sort(IDENTITY)
-    )
+    found, wanted = identities(read_sink(tmp_path)), identities(first_of_each(read_source(tmp_path)))
+    polars.testing.assert_frame_equal(found.unique(maintain_order=True), wanted)
 
 
 def test_a_rollback_can_be_undone_within_the_retention(tmp_path: Path, clock: list[int]) -> None:

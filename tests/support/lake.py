@@ -39,6 +39,7 @@ R = TypeVar("R")
 
 
 IDENTITY = ["pid", "epoch", "partition", "seq"]
+IS_TRACKED = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
 
 
 SCHEMA = pa.schema(
@@ -97,8 +98,12 @@ def read_source(root: Path) -> pl.DataFrame:
 
 def first_of_each(rows: pl.DataFrame, keys: list[str] = IDENTITY) -> pl.DataFrame:
     """What `any_order` must keep, by brute force."""
-    is_tracked = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
-    return rows.filter(~is_tracked | pl.struct(keys).is_first_distinct())
+    return rows.filter(~IS_TRACKED | pl.struct(keys).is_first_distinct())
+
+
+def identities(rows: pl.DataFrame) -> pl.DataFrame:
+    """Those of the rows with a producer, sorted."""
+    return rows.filter(IS_TRACKED).select(IDENTITY).sort(IDENTITY)
 
 
 def expected_of(root: Path) -> pl.DataFrame:

@@ -26,6 +26,7 @@ from fencepost.state.delta_log import put_commit
 from fencepost.state.delta_sink import DeltaSink
 from fencepost.state.history import explain
 from support.lake import (
+    IS_TRACKED,
     SCHEMA,
     Crash,
     check_a_late_abandon,
@@ -197,8 +198,7 @@ def test_a_seed_and_what_comes_after(tmp_path: Path) -> None:
     land_some(tmp_path, [0, 1])
     make_job(tmp_path).seed(clean=tmp_path / "clean")
     make_job(tmp_path).run()
-    is_tracked = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
-    polars.testing.assert_frame_equal(rows_of(tmp_path).filter(is_tracked), expected_of(tmp_path).filter(is_tracked))
+    polars.testing.assert_frame_equal(rows_of(tmp_path).filter(IS_TRACKED), expected_of(tmp_path).filter(IS_TRACKED))
 
 
 # -- Whatever dies

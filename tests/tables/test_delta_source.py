@@ -19,7 +19,7 @@ from deltalake.exceptions import DeltaError
 from fencepost import state
 from fencepost.lake import DedupJob, audit, delta_source, storage
 from fencepost.state.stores import LocalStore
-from support.lake import SCHEMA, first_of_each, land, make_job, make_rows, read_sink
+from support.lake import IS_TRACKED, SCHEMA, first_of_each, land, make_job, make_rows, read_sink
 
 
 def append(root: Path, *seeds: int, count: int = 300) -> None:
@@ -116,8 +116,7 @@ def test_survivors_follow_the_order_of_versions(tmp_path: Path) -> None:
         rows = make_rows(1).set_column(4, "origin", pa.array([f"{number}"] * 600))
         write_deltalake(tmp_path / "source", rows, mode="append")
     make_job(tmp_path).run()
-    is_tracked = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
-    later = read_sink(tmp_path).filter(is_tracked & ~pl.col("origin").str.contains(":"))
+    later = read_sink(tmp_path).filter(IS_TRACKED & ~pl.col("origin").str.contains(":"))
     assert set(later["origin"]) == {"0"}
 
 
@@ -179,7 +178,7 @@ def test_a_rollback_reads_again(tmp_path: Path) -> None:
 
 
 def test_a_seed_of_a_table(tmp_path: Path) -> None:
-    clean = expected_of(0).filter(pl.col("pid").is_not_null() & (pl.col("pid") != -1))
+    clean = expected_of(0).filter(IS_TRACKED)
     write_deltalake(tmp_path / "clean", clean.to_arrow())
     append(tmp_path, 0)
     make_job(tmp_path).seed(clean=tmp_path / "clean")

@@ -27,7 +27,18 @@ from fencepost.state.in_place import InPlace
 from fencepost.state.stores import LocalStore
 from fencepost.state.versions import State
 from support.delta_in_place import WAYS, append, remove_by_vector, rows_of, table_of
-from support.lake import SCHEMA, Crash, crash_at, dead_before, first_of_each, hashes, make_rows
+from support.lake import (
+    IDENTITY,
+    IS_TRACKED,
+    SCHEMA,
+    Crash,
+    crash_at,
+    dead_before,
+    first_of_each,
+    hashes,
+    identities,
+    make_rows,
+)
 
 
 @pytest.fixture(params=WAYS)
@@ -50,11 +61,8 @@ def assert_kept(root: Path, *seeds: int, count: int = 300) -> None:
 def assert_one_of_each(root: Path, *seeds: int, count: int = 300) -> None:
     """Any of several copies may stay, once others have moved rows."""
     found, wanted = rows_of(root), expected_of(*seeds, count=count)
-    untracked = pl.col("pid").is_null() | (pl.col("pid") == -1)
-    keys = ["pid", "epoch", "partition", "seq"]
-    polars.testing.assert_frame_equal(found.filter(untracked), wanted.filter(untracked))
-    kept, first = (it.filter(~untracked).select(keys).sort(keys) for it in (found, wanted))
-    polars.testing.assert_frame_equal(kept, first)
+    polars.testing.assert_frame_equal(found.filter(~IS_TRACKED), wanted.filter(~IS_TRACKED))
+    polars.testing.assert_frame_equal(identities(found), identities(wanted))
 
 
 def commits(root: Path) -> list[str]:
@@ -155,15 +163,13 @@ def test_a_table_by_folders(tmp_path: Path, way: str) -> None:
     if way == "files":  # delta-rs finds a file only if its path has the form that delta-rs itself writes
         assert table_of(tmp_path).optimize.compact()["numFilesRemoved"] > 0
         polars.testing.assert_frame_equal(read(), found, check_row_order=False)
-    untracked = pl.col("pid").is_null() | (pl.col("pid") == -1)
     # Files have no order but their names within one commit: any copy may stay.
-    tracked = found.filter(~untracked)
-    keys = ["pid", "epoch", "partition", "seq"]
-    wanted = pl.DataFrame(rows).filter(~untracked)
-    assert tracked.select(keys).is_unique().all()
-    assert tracked.height == wanted.select(keys).n_unique()
-    assert found.filter(untracked).height == 2 * pl.DataFrame(rows).filter(untracked).height
-    assert tracked.join(wanted, on=[*keys, "origin", "day"], nulls_equal=True).height == tracked.height
+    tracked = found.filter(IS_TRACKED)
+    wanted = pl.DataFrame(rows).filter(IS_TRACKED)
+    assert tracked.select(IDENTITY).is_unique().all()
+    assert tracked.height == wanted.select(IDENTITY).n_unique()
+    assert found.filter(~IS_TRACKED).height == 2 * pl.DataFrame(rows).filter(~IS_TRACKED).height
+    assert tracked.join(wanted, on=[*IDENTITY, "origin", "day"], nulls_equal=True).height == tracked.height
 
 
 def test_files_that_a_checkpoint_names(tmp_path: Path, way: str) -> None:
@@ -339,17 +345,15 @@ def test_rows_that_others_rewrite_stop_the_run_until_it_is_rebased(
     report = make_job(tmp_path).rebase()
     assert report.rows == len(before)
     after = rows_of(tmp_path)
-    keys = ["pid", "epoch", "partition", "seq"]
-    tracked, all_tracked = (it.filter(pl.col("pid") >= 0) for it in (after, before))
-    assert tracked.select(keys).is_unique().all()
-    assert tracked.height == all_tracked.select(keys).n_unique()
+    tracked, all_tracked = identities(after), identities(before)
+    assert tracked.is_unique().all()
+    assert tracked.height == all_tracked.n_unique()
     assert after.height - tracked.height == before.height - all_tracked.height
     # What was taken away and is written once more is no repeat.
     append(tmp_path, 0, 1, way=way)
     make_job(tmp_path).run()
-    again = rows_of(tmp_path).filter(pl.col("pid") >= 0).select(keys)
-    wanted = pl.concat([all_tracked.select(keys), expected_of(0, 1).filter(pl.col("pid") >= 0).select(keys)])
-    polars.testing.assert_frame_equal(again.sort(keys), wanted.unique().sort(keys))
+    wanted = pl.concat([all_tracked, identities(expected_of(0, 1))])
+    polars.testing.assert_frame_equal(identities(rows_of(tmp_path)), wanted.unique().sort(IDENTITY))
 
 
 def test_a_rebase_starts_the_list_of_missing_ranges_again(tmp_path: Path) -> None:
@@ -501,8 +505,7 @@ def test_a_rebased_state_continues(tmp_path: Path, way: str) -> None:
     opened.reshard(3)
     append(tmp_path, 1, way=way)
     make_job(tmp_path).run()
-    keys = ["pid", "epoch", "partition", "seq"]
-    assert rows_of(tmp_path).filter(pl.col("pid") >= 0).select(keys).is_unique().all()
+    assert identities(rows_of(tmp_path)).is_unique().all()
 
 
 def test_operations_are_transactions_too(tmp_path: Path, way: str) -> None:
