@@ -387,32 +387,6 @@ def test_rows_of_the_far_future_again_and_again_evict_no_producer_at_work(tmp_pa
     assert report.counts == ({"ACCEPTED": 2} if is_first else {"ACCEPTED": 1, "DUPLICATE": 1})
 
 
-def test_restarted_counters_stop_the_run(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    land(source, "1.parquet", timed(1, list(range(3_000)), list(range(3_000))))
-    make_job(tmp_path, max_idle_ms=10**9).run()
-    before = hashes(tmp_path)
-    land(source, "2.parquet", timed(1, list(range(2_000)), list(range(10_000, 12_000))))
-    with pytest.raises(fp.PolicyError, match=r"1 key .*restarted"):
-        make_job(tmp_path, max_idle_ms=10**9).run()
-    assert {name: it for name, it in hashes(tmp_path).items() if "2.parquet" not in name} == before
-    report = make_job(tmp_path, max_idle_ms=10**9, on_reset="report").run()
-    assert report.suspected_resets.to_pylist() == [
-        {"pid": 1, "partition": 0, "epoch": 0, "rows": 2_000, "duplicates": 2_000, "retimed": 2_000}
-    ]
-
-
-def test_without_timestamps_the_report_says_that_resets_are_unknown(tmp_path: Path) -> None:
-    land(tmp_path / "source", "1.parquet", timed(1, list(range(3_000)), list(range(3_000))))
-    assert "not looked for" not in str(make_job(tmp_path).run())
-    land(tmp_path / "source", "2.parquet", timed(1, list(range(2_000)), list(range(10_000, 12_000))))
-    report = make_job(tmp_path).run()
-    assert not report.resets_looked_for
-    assert re.search(r"\n  resets +\?  not looked for: ", str(report))
-    with pytest.raises(fp.SnapshotError, match=r"without max_idle, .*no timestamps"):
-        make_job(tmp_path, max_idle_ms=1).run()
-
-
 def test_rows_that_are_older_than_what_is_forgotten(tmp_path: Path) -> None:
     land(tmp_path / "source", "1.parquet", timed(1, [0], [10_000]))
     make_job(tmp_path, max_idle_ms=100).run()
@@ -428,15 +402,6 @@ def test_new_rows_that_come_three_times_are_not_a_reset(tmp_path: Path) -> None:
         land(tmp_path / "source", f"{name}.parquet", timed(1, list(range(1, 2_001)), list(range(10_000, 12_000))))
     report = make_job(tmp_path, max_idle_ms=10**9).run()
     assert (report.counts, len(report.suspected_resets)) == ({"ACCEPTED": 2_000, "DUPLICATE": 4_000}, 0)
-
-
-def test_an_old_file_that_is_delivered_again_is_not_a_reset(tmp_path: Path) -> None:
-    rows = timed(1, list(range(3_000)), list(range(3_000)))
-    land(tmp_path / "source", "1.parquet", rows)
-    make_job(tmp_path, max_idle_ms=10**9).run()
-    land(tmp_path / "source", "2.parquet", rows)
-    report = make_job(tmp_path, max_idle_ms=10**9).run()
-    assert (report.counts, len(report.suspected_resets)) == ({"DUPLICATE": 3_000}, 0)
 
 
 # Files

@@ -89,12 +89,16 @@ def test_a_restart_over_two_runs_stops_the_second(tmp_path: Path, count: int) ->
     job = {"max_idle_ms": 10 * DAY_MS}
     land_all(tmp_path, {"a": life(0, range(count))})
     make_job(tmp_path, **job).run()
-    before = hashes(tmp_path / "sink")
+    before = hashes(tmp_path)
     land_all(tmp_path, {"b": life(DAY_MS, range(count + 200), rows_a_batch=10_000)})
-    with pytest.raises(fp.PolicyError, match="seems to have restarted") as info:
+    with pytest.raises(fp.PolicyError, match=r"1 key .*seems to have restarted") as info:
         make_job(tmp_path, **job).run()
     assert f"'duplicates': {count}, 'retimed': {count}" in str(info.value)
-    assert hashes(tmp_path / "sink") == before
+    assert {name: it for name, it in hashes(tmp_path).items() if name != "source/b.parquet"} == before
+    report = make_job(tmp_path, on_reset="report", **job).run()
+    assert report.suspected_resets.to_pylist() == [
+        {"pid": 7, "partition": 0, "epoch": 0, "rows": count + 200, "duplicates": count, "retimed": count}
+    ]
 
 
 def test_a_restart_that_fills_what_was_missing(tmp_path: Path) -> None:
@@ -182,9 +186,10 @@ def test_a_landing_zone_full_of_repeats_has_no_reset(tmp_path: Path, seed: int, 
 def test_a_whole_file_that_lands_again_much_later_in_any_order(tmp_path: Path) -> None:
     rows = life(DAY_MS, range(3_000))
     shuffled = rows.take(pa.array(np.random.default_rng(0).permutation(len(rows))))
-    for number, again in enumerate([rows, shuffled, shuffled.slice(500), rows.slice(0, 1)]):
+    for number, again in enumerate([rows, rows, shuffled, shuffled.slice(500), rows.slice(0, 1)]):
         land_all(tmp_path, {str(number): again})
         report = make_job(tmp_path, max_idle_ms=10 * DAY_MS).run()
+        assert report.counts == {"DUPLICATE" if number else "ACCEPTED": len(again)}
         assert (len(report.suspected_resets), "resets" in str(report)) == (0, number > 0)
     land_all(tmp_path, {"8": life(0, range(3_000, 4_000)), "9": shuffled})  # older rows that land late
     assert make_job(tmp_path, max_idle_ms=10 * DAY_MS).run().counts == {"ACCEPTED": 1_000, "DUPLICATE": 3_000}
@@ -219,11 +224,15 @@ def test_a_threshold_below_one_row(tmp_path: Path, wrong: int) -> None:
 
 
 def test_without_timestamps_the_reports_say_that_resets_are_unknown(tmp_path: Path) -> None:
-    land_all(tmp_path, {"a": life(0, range(3)), "b": life(DAY_MS, range(3))})
+    land_all(tmp_path, {"a": life(0, range(3))})
+    assert "not looked for" not in str(make_job(tmp_path).run()), "there are no repeats"
+    land_all(tmp_path, {"b": life(DAY_MS, range(3)), "c": life(2 * DAY_MS, range(3))})
     report = make_job(tmp_path).run()
     assert not report.resets_looked_for
     assert re.search(r"\n  resets +\?  not looked for: .*max_idle", str(report))
     assert re.search(r" +\?  .*not looked for, .*timestamp column", str(lake.audit(tmp_path / "source")))
+    with pytest.raises(fp.SnapshotError, match=r"without max_idle, .*no timestamps"):
+        make_job(tmp_path, max_idle_ms=1).run()
 
 
 def test_a_restart_is_told_if_each_new_event_has_other_content(tmp_path: Path) -> None:
