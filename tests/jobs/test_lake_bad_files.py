@@ -20,7 +20,7 @@ from fencepost.lake import DedupJob, LocalEngine, left_out
 from fencepost.state.decision import Deferred, decision_from_json, to_json
 from support.lake import (
     first_of_each,
-    flip_payload,
+    flip_byte,
     hashes,
     land,
     land_some,
@@ -57,7 +57,7 @@ def cut(file: Path) -> None:
     os.utime(file, (0, 0))
 
 
-DAMAGE = [cut, flip_payload]
+DAMAGE = [cut, flip_byte]
 
 
 def newest(root: Path) -> Any:
@@ -127,7 +127,7 @@ def test_damage_that_is_to_stop_the_run(tmp_path: Path, clock: Clock, damage: Ca
 def test_many_damaged_files_cost_one_replanning(tmp_path: Path) -> None:
     land_some(tmp_path, range(9))
     for seed in range(2, 8):
-        flip_payload(tmp_path / "source" / f"{seed}.parquet")
+        flip_byte(tmp_path / "source" / f"{seed}.parquet")
     stages: list[str] = []
 
     class Counting(LocalEngine):

@@ -13,12 +13,12 @@ from typing import Any
 import fencepost as fp
 import polars as pl
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from fencepost import state
 from fencepost.lake import DedupJob, arranging, audit, write
 from support.lake import (
     first_of_each,
+    flip_byte,
     hashes,
     land,
     land_some,
@@ -252,12 +252,7 @@ def test_a_file_that_is_not_parquet_is_deferred_then_quarantined(
 def test_a_flipped_byte_in_a_page(tmp_path: Path, column: str) -> None:
     """In an identity column the scan finds it, in the payload the rewriting; other files are read in both cases."""
     land_some(tmp_path, [0])
-    file = land(tmp_path / "source", "1.parquet", make_rows(1), write_page_checksum=True, row_group_size=600)
-    chunk = pq.ParquetFile(file).metadata.row_group(0).column(pq.read_schema(file).get_field_index(column))
-    data = bytearray(file.read_bytes())
-    start = chunk.dictionary_page_offset or chunk.data_page_offset
-    data[start + chunk.total_compressed_size // 2] ^= 1
-    file.write_bytes(data)
+    flip_byte(land(tmp_path / "source", "1.parquet", make_rows(1)), column)
     report = make_job(tmp_path).run()
     assert (report.files, report.deferred) == (1, ("1.parquet",))
     report = make_job(tmp_path, settle_ms=0).run()

@@ -26,7 +26,7 @@ from support.delta_in_place import rows_of as table_rows
 from support.lake import (
     IDENTITY,
     first_of_each,
-    flip_payload,
+    flip_byte,
     land,
     make_job,
     make_rows,
@@ -330,7 +330,7 @@ def damage_last_group(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", [damage_last_group, flip_payload])
+@pytest.mark.parametrize("damage", [damage_last_group, flip_byte])
 def test_damage_in_a_part_leaves_out_the_file(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     for name in "abc":
         rows = timed_rows(ord(name))

@@ -146,10 +146,10 @@ class RetryingEngine:
         return [pickle.loads(result) for result in results[1::3]][::-1]
 
 
-def flip_payload(file: Path) -> None:
-    """The identity can be read, the payload cannot."""
+def flip_byte(file: Path, column: str = "origin") -> None:
+    """In a page of a column: of the payload, so that the identity can be read, or of another one."""
     pq.write_table(pq.read_table(file), file, write_page_checksum=True, row_group_size=600)
-    chunk = pq.ParquetFile(file).metadata.row_group(0).column(pq.read_schema(file).get_field_index("origin"))
+    chunk = pq.ParquetFile(file).metadata.row_group(0).column(pq.read_schema(file).get_field_index(column))
     data = bytearray(file.read_bytes())
     data[(chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size // 2] ^= 1
     file.write_bytes(data)
