@@ -229,7 +229,11 @@ def break_footer(file: Path) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", [cut, replace_by_text, empty, break_footer])
+def leave_the_beginning(file: Path) -> None:
+    file.write_bytes(b"PAR1 and no end")
+
+
+@pytest.mark.parametrize("damage", [cut, replace_by_text, empty, break_footer, leave_the_beginning])
 def test_a_file_that_is_not_parquet_is_deferred_then_quarantined(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -239,12 +243,20 @@ def test_a_file_that_is_not_parquet_is_deferred_then_quarantined(
     damage(land(tmp_path / "source", "7.parquet", make_rows(7)))
     report = make_job(tmp_path).run()
     assert (report.files, report.deferred, report.quarantined) == (1, ("7.parquet",), ())
+    again = make_job(tmp_path).run()
+    assert again.version is None
+    assert re.fullmatch(r"nothing new in .*\n  deferred +1  file .*", str(again))
     report = make_job(tmp_path, settle_ms=0).run()
+    assert (report.version, report.files, report.kept) == (3, 0, 0)
     ((name, why),) = report.quarantined
     assert name == "7.parquet"
     assert str(tmp_path / "source" / "7.parquet") in why
+    assert "footer" in why or damage is not leave_the_beginning
+    assert "7.parquet" in str(report)
     assert make_job(tmp_path).run().version is None
-    (tmp_path / "source" / "7.parquet").unlink()
+    land(tmp_path / "source", "7.parquet", make_rows(8))
+    report = make_job(tmp_path).run()
+    assert (report.version, report.files) == (4, 1)
     assert read_sink(tmp_path).equals(first_of_each(read_source(tmp_path)))
 
 

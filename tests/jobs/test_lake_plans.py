@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -405,28 +404,6 @@ def test_new_rows_that_come_three_times_are_not_a_reset(tmp_path: Path) -> None:
 
 
 # Files
-
-
-def test_a_file_without_a_footer_is_deferred_and_then_quarantined(tmp_path: Path) -> None:
-    land_some(tmp_path, [0])
-    bad = tmp_path / "source" / "bad.parquet"
-    bad.write_bytes(b"PAR1 and no end")
-    report = make_job(tmp_path).run()
-    assert (report.version, report.files, report.deferred) == (1, 1, ("bad.parquet",))
-    report = make_job(tmp_path).run()
-    assert report.version is None
-    assert re.fullmatch(r"nothing new in .*\n  deferred +1  file .*", str(report))
-    report = make_job(tmp_path, settle_ms=0).run()
-    assert (report.version, report.files, report.kept) == (2, 0, 0)
-    assert report.quarantined[0][0] == "bad.parquet"
-    assert "footer" in report.quarantined[0][1]
-    assert "bad.parquet" in str(report)
-    assert make_job(tmp_path).run().version is None
-    land_some(tmp_path, [1])
-    (tmp_path / "source" / "1.parquet").rename(bad)
-    report = make_job(tmp_path).run()
-    assert (report.version, report.files) == (3, 1)
-    assert read_sink(tmp_path).equals(first_of_each(pl.DataFrame(pa.concat_tables([make_rows(0), make_rows(1)]))))
 
 
 class Between(LocalEngine):
