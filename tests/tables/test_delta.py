@@ -76,9 +76,7 @@ def state_of(root: Path) -> state.State:
 
 def test_a_version_is_described_without_the_figures_of_its_commit(tmp_path: Path) -> None:
     """The bounds of each output would be the longest line of `fencepost state show`."""
-    for seed in range(2):
-        land_some(tmp_path, [seed])
-        make_job(tmp_path).run()
+    with_versions(tmp_path, 2)
     found = [state_of(tmp_path).version(it).sink_version or {} for it in (1, 2)]
     assert [it.keys() for it in found] == [{"create", "bounds"}, {"table", "version", "transaction", "bounds"}]
     told = [explain(state_of(tmp_path), it)["sink_version"] for it in (1, 2)]
@@ -373,8 +371,8 @@ def test_an_abandon_that_comes_too_late_removes_no_rows(tmp_path: Path) -> None:
 # -- Whatever others do to the table
 
 
-def with_two_versions(root: Path) -> None:
-    for seed in range(2):
+def with_versions(root: Path, count: int) -> None:
+    for seed in range(count):
         land_some(root, [seed])
         make_job(root).run()
 
@@ -389,7 +387,7 @@ def refusal(root: Path, kind: type[Exception], match: str, **options: Any) -> No
 
 
 def test_rows_that_were_taken_back_are_noticed(tmp_path: Path) -> None:
-    with_two_versions(tmp_path)
+    with_versions(tmp_path, 2)
     table_of(tmp_path).restore(1)  # version 1 of the state
     refusal(tmp_path, fp.SinkChangedError, "version 3 .* RESTORE")
     with pytest.raises(fp.SinkError, match=r"no longer in|still in the sink"):
@@ -400,18 +398,18 @@ def test_rows_that_were_taken_back_are_noticed(tmp_path: Path) -> None:
 
 
 def test_a_rollback_without_a_restore_would_double_rows(tmp_path: Path) -> None:
-    with_two_versions(tmp_path)
+    with_versions(tmp_path, 2)
     table_of(tmp_path).optimize.compact()
     with pytest.raises(fp.SinkError, match="still in the sink"):
         state_of(tmp_path).rollback(1)
 
 
 def test_a_rollback_is_undone_with_its_restore(tmp_path: Path) -> None:
-    with_two_versions(tmp_path)
+    with_versions(tmp_path, 2)
     newest = table_of(tmp_path).version()
-    restore(tmp_path, 1)
+    table_of(tmp_path).restore(1)
     state_of(tmp_path).rollback(1)
-    restore(tmp_path, newest)
+    table_of(tmp_path).restore(newest)
     state_of(tmp_path).rollback(2)
     assert make_job(tmp_path).run().version is None
     polars.testing.assert_frame_equal(rows_of(tmp_path), expected_of(tmp_path))
@@ -451,7 +449,7 @@ def forget_transactions(root: Path) -> None:
 def test_a_table_that_is_no_longer_what_it_was(
     tmp_path: Path, harm: Callable[[Path], None], kind: type[Exception], match: str
 ) -> None:
-    with_two_versions(tmp_path)
+    with_versions(tmp_path, 2)
     harm(tmp_path)
     refusal(tmp_path, kind, match)
 
@@ -501,7 +499,7 @@ def test_folder_values_that_the_column_cannot_hold_stop_the_run(tmp_path: Path) 
 
 
 def test_another_state_for_the_same_table(tmp_path: Path) -> None:
-    with_two_versions(tmp_path)
+    with_versions(tmp_path, 2)
     shutil.rmtree(tmp_path / "state")
     refusal(tmp_path, fp.SinkError, "state is empty: ")
 
@@ -520,17 +518,8 @@ def test_the_library_refuses_a_version_that_is_there_already(tmp_path: Path) -> 
         )
 
 
-# -- What a review has found
-
-
-def restore(root: Path, version: int) -> None:
-    table_of(root).restore(version)
-
-
 def test_only_versions_that_were_not_rolled_back_count_as_shown(tmp_path: Path) -> None:
-    for seed in range(3):
-        land_some(tmp_path, [seed])
-        make_job(tmp_path).run()
+    with_versions(tmp_path, 3)
     shown = state_of(tmp_path)
     sink = make_job(tmp_path).sink
 
@@ -538,13 +527,13 @@ def test_only_versions_that_were_not_rolled_back_count_as_shown(tmp_path: Path) 
         return [it for it in (1, 2, 3) if sink.shown(shown.version(it))]
 
     assert versions() == [1, 2, 3]
-    restore(tmp_path, 1)  # the table's version 4: rows of the state's version 1
+    table_of(tmp_path).restore(1)  # the table's version 4: rows of the state's version 1
     assert versions() == [1]
-    restore(tmp_path, 3)  # 5: of all three
+    table_of(tmp_path).restore(3)  # 5: of all three
     assert versions() == [1, 2, 3]
-    restore(tmp_path, 4)  # 6: what 4 showed
+    table_of(tmp_path).restore(4)  # 6: what 4 showed
     assert versions() == [1]
-    restore(tmp_path, 2)
+    table_of(tmp_path).restore(2)
     assert versions() == [1, 2]
 
 
@@ -558,10 +547,8 @@ def test_bounds_of_a_column_with_the_path_of_a_field(tmp_path: Path) -> None:
 
 
 def test_a_restore_of_commits_that_are_no_longer_in_the_log(tmp_path: Path) -> None:
-    for seed in range(3):
-        land_some(tmp_path, [seed])
-        make_job(tmp_path).run()
-    restore(tmp_path, 1)
+    with_versions(tmp_path, 3)
+    table_of(tmp_path).restore(1)
     table_of(tmp_path).create_checkpoint()
     for version in range(3):
         (tmp_path / f"sink/_delta_log/{version:020}.json").unlink()
@@ -574,8 +561,8 @@ def test_a_restore_of_commits_that_are_no_longer_in_the_log(tmp_path: Path) -> N
 
 
 def test_a_restore_of_commits_that_the_log_cannot_tell(tmp_path: Path) -> None:
-    with_two_versions(tmp_path)
-    restore(tmp_path, 1)
+    with_versions(tmp_path, 2)
+    table_of(tmp_path).restore(1)
     table_of(tmp_path).delete()  # as if the rows of version 1 were in another file
     table_of(tmp_path).create_checkpoint()
     for version in range(3):
@@ -585,18 +572,18 @@ def test_a_restore_of_commits_that_the_log_cannot_tell(tmp_path: Path) -> None:
 
 
 def test_a_restore_by_time_is_to_be_repeated_by_version(tmp_path: Path) -> None:
-    with_two_versions(tmp_path)
+    with_versions(tmp_path, 2)
     made = {it["version"]: it["timestamp"] for it in table_of(tmp_path).history()}
     table_of(tmp_path).restore(datetime.fromtimestamp((made[1] + 1) / 1000, UTC))
     with pytest.raises(fp.SinkError, match="a RESTORE by time"):
         state_of(tmp_path).rollback(1)
-    restore(tmp_path, 1)
+    table_of(tmp_path).restore(1)
     state_of(tmp_path).rollback(1)
 
 
 def test_operations_do_not_hide_a_restore(tmp_path: Path) -> None:
-    with_two_versions(tmp_path)
-    restore(tmp_path, 1)
+    with_versions(tmp_path, 2)
+    table_of(tmp_path).restore(1)
     for operate in (lambda: state_of(tmp_path).reshard(4), lambda: state_of(tmp_path).collect_garbage(keep_versions=1)):
         with pytest.raises(fp.SinkChangedError, match="is a RESTORE"):
             operate()
@@ -609,16 +596,16 @@ def test_operations_do_not_hide_a_restore(tmp_path: Path) -> None:
 
 def test_a_rollback_does_not_trust_a_version_without_rows(tmp_path: Path) -> None:
     """Of the retained versions, none has rows, so nothing else shows that those of earlier ones are gone."""
-    with_two_versions(tmp_path)
+    with_versions(tmp_path, 2)
     state_of(tmp_path).reshard(4)
     state_of(tmp_path).collect_garbage(keep_versions=1)
     assert state_of(tmp_path).latest().oldest == 3
     newest = table_of(tmp_path).version()
-    restore(tmp_path, 1)
+    table_of(tmp_path).restore(1)
     for version in (3, 4):
         with pytest.raises(fp.SinkError, match="time before version 3 "):
             state_of(tmp_path).rollback(version)
-    restore(tmp_path, newest)
+    table_of(tmp_path).restore(newest)
     state_of(tmp_path).rollback(4)
     make_job(tmp_path).run()
     polars.testing.assert_frame_equal(rows_of(tmp_path), expected_of(tmp_path))
@@ -634,7 +621,7 @@ def test_a_table_that_was_replaced_is_another(tmp_path: Path) -> None:
 
 
 def test_commits_without_commit_info_are_read(tmp_path: Path) -> None:
-    with_two_versions(tmp_path)
+    with_versions(tmp_path, 2)
     log = tmp_path / "sink" / "_delta_log"
     (log / f"{3:020}.json").write_text(json.dumps({"txn": {"appId": "other", "version": 1}}) + "\n")
     land_some(tmp_path, [5])
@@ -686,7 +673,7 @@ def test_files_of_several_writers_make_a_table(tmp_path: Path) -> None:
 
 
 def test_a_version_for_a_dropped_table_can_be_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_two_versions(tmp_path)
+    with_versions(tmp_path, 2)
     land_some(tmp_path, [2])
     with dying(monkeypatch, after=False), pytest.raises(Crash):
         make_job(tmp_path).run()
