@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table import Table
 
 from support.lake import SCHEMA
@@ -38,3 +40,13 @@ def versions_of(table: Table) -> list[int]:
 
 def files_of(table: Table) -> list[Any]:
     return [it.file for it in table.scan().plan_files()]
+
+
+def paths_of(catalog: SqlCatalog) -> list[Path]:
+    """The data files of `NAME`, which are in folders."""
+    return [Path(it.file_path.removeprefix("file://")) for it in files_of(catalog.load_table("db.events"))]
+
+
+def pretend_delete_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every manifest says that its files delete rows: the library writes no such files."""
+    monkeypatch.setattr(ManifestFile, "content", property(lambda self: ManifestContent.DELETES))

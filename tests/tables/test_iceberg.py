@@ -27,7 +27,16 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.utils.config import Config
-from support.iceberg import NAME, catalog_of, files_of, properties_of, rows_of, versions_of
+from support.iceberg import (
+    NAME,
+    catalog_of,
+    files_of,
+    paths_of,
+    pretend_delete_files,
+    properties_of,
+    rows_of,
+    versions_of,
+)
 from support.lake import (
     SCHEMA,
     Crash,
@@ -70,8 +79,7 @@ def check(root: Path, catalog: SqlCatalog, versions: list[int]) -> None:
     polars.testing.assert_frame_equal(rows_of(catalog), expected_of(root))
     assert versions_of(catalog.load_table("db.events")) == versions
     assert not list((root / "warehouse/db/events/_fencepost/_prepare").glob("*"))
-    named = {it.file_path.removeprefix("file://") for it in files_of(catalog.load_table("db.events"))}
-    assert {str(it) for it in (root / "warehouse/db/events/data").glob("*")} == named
+    assert set((root / "warehouse/db/events/data").glob("*")) == set(paths_of(catalog))
 
 
 def append_by_others(catalog: SqlCatalog, name: str = "db.events") -> None:
@@ -670,8 +678,7 @@ def test_a_dataset_has_the_rows_of_the_current_snapshot(tmp_path: Path, catalog:
     assert dataset_rows(tmp_path)["origin"].to_list().count("99:0") == 1
     catalog.load_table("db.events").delete("origin != '99:0'")
     assert dataset_rows(tmp_path)["origin"].to_list() == ["99:0"]
-    named = [it.file_path.removeprefix("file://") for it in files_of(catalog.load_table("db.events"))]
-    assert applied_files(NAME, properties_of(tmp_path)) == named
+    assert applied_files(NAME, properties_of(tmp_path)) == [str(it) for it in paths_of(catalog)]
 
 
 def dataset_rows(root: Path) -> pl.DataFrame:
@@ -697,8 +704,6 @@ def test_a_dataset_of_other_columns(tmp_path: Path, catalog: SqlCatalog) -> None
 def test_datasets_of_no_table_of_an_empty_one_and_of_deleted_rows(
     tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyiceberg.manifest import ManifestContent, ManifestFile
-
     for read in (dataset, applied_files):
         with pytest.raises(fp.SinkError, match="no such table"):
             read(NAME, properties_of(tmp_path))
@@ -706,7 +711,7 @@ def test_datasets_of_no_table_of_an_empty_one_and_of_deleted_rows(
     assert dataset(NAME, properties_of(tmp_path)).to_table().num_rows == 0
     assert dataset(NAME, properties_of(tmp_path)).schema.names == SCHEMA.names
     append_by_others(catalog)
-    monkeypatch.setattr(ManifestFile, "content", property(lambda self: ManifestContent.DELETES))
+    pretend_delete_files(monkeypatch)
     for read in (dataset, applied_files):
         with pytest.raises(fp.SourceError, match="has delete files"):
             read(NAME, properties_of(tmp_path))

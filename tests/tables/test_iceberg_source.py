@@ -16,7 +16,7 @@ from fencepost.cli import main
 from fencepost.lake import DedupJob, RunReport, audit
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
-from support.iceberg import NAME, catalog_of, files_of, properties_of, rows_of
+from support.iceberg import NAME, catalog_of, files_of, paths_of, pretend_delete_files, properties_of, rows_of
 from support.lake import IDENTITY, SCHEMA, first_of_each, make_rows
 
 ROWS = SCHEMA.set(1, pa.field("epoch", pa.int32()))
@@ -153,10 +153,8 @@ def test_snapshots_that_do_not_append(tmp_path: Path, catalog: SqlCatalog, table
 
 
 def test_delete_files(tmp_path: Path, catalog: SqlCatalog, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyiceberg.manifest import ManifestContent, ManifestFile
-
     append(catalog, 1)
-    monkeypatch.setattr(ManifestFile, "content", property(lambda self: ManifestContent.DELETES))
+    pretend_delete_files(monkeypatch)
     with pytest.raises(fp.SourceError, match="has delete files"):
         run(tmp_path)
 
@@ -232,7 +230,7 @@ def test_a_damaged_file_is_read_later(tmp_path: Path, catalog: SqlCatalog, table
     """The position moves on, and the file is remembered."""
     append(catalog, 1)
     append(catalog, 2)
-    path = Path(files_of(catalog.load_table("db.events"))[1].file_path.removeprefix("file://"))
+    path = paths_of(catalog)[1]
     good = path.read_bytes()
     path.write_bytes(good[:-20])
     report = run(tmp_path, settle_ms=10**9)
@@ -244,7 +242,7 @@ def test_a_damaged_file_is_read_later(tmp_path: Path, catalog: SqlCatalog, table
     path.unlink()
     assert run(tmp_path).version is None
     append(catalog, 4)
-    Path(files_of(catalog.load_table("db.events"))[0].file_path.removeprefix("file://")).unlink()
+    paths_of(catalog)[0].unlink()
     with pytest.raises(fp.SourceError, match=r"parquet: .*was deleted before"):
         run(tmp_path)
 
@@ -311,14 +309,12 @@ def test_an_audit_of_partitions(tmp_path: Path, catalog: SqlCatalog) -> None:
 def test_audits_of_no_table_and_of_deleted_rows(
     tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyiceberg.manifest import ManifestContent, ManifestFile
-
     for place in (NAME, "iceberg://test/db.parquet"):
         with pytest.raises(fp.SourceError, match="no such table"):
             audit(place, source_options=properties_of(tmp_path))
     catalog.create_table("db.events", ROWS)
     append(catalog, 1)
-    monkeypatch.setattr(ManifestFile, "content", property(lambda self: ManifestContent.DELETES))
+    pretend_delete_files(monkeypatch)
     with pytest.raises(fp.SourceError, match="has delete files"):
         audit(NAME, source_options=properties_of(tmp_path))
 
@@ -333,7 +329,7 @@ def test_an_audit_on_the_command_line(
     assert main(["audit", NAME, "--json", *options]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["counts"] == fp.audit(make_rows(1)).counts
-    path = Path(files_of(catalog.load_table("db.events"))[0].file_path.removeprefix("file://"))
+    path = paths_of(catalog)[0]
     path.write_bytes(path.read_bytes()[:-20])
     assert main(["audit", NAME, *options]) == 1
     assert "bytes, but the table" in capsys.readouterr().err
