@@ -22,17 +22,25 @@ from fencepost.state.stores import LocalStore
 from support.lake import IS_TRACKED, SCHEMA, first_of_each, land, make_job, make_rows, read_sink
 
 
-def append(root: Path, *seeds: int, count: int = 300) -> None:
+def append(root: Path, *seeds: int) -> None:
     for seed in seeds:
-        write_deltalake(root / "source", make_rows(seed, count), mode="append")
+        write_deltalake(root / "source", make_rows(seed, 300), mode="append")
 
 
 def table_of(root: Path) -> DeltaTable:
     return DeltaTable(root / "source")
 
 
-def expected_of(*seeds: int, count: int = 300) -> pl.DataFrame:
-    return first_of_each(pl.DataFrame(pa.concat_tables([make_rows(seed, count) for seed in seeds])))
+def append_file(root: Path, seed: int) -> Path:
+    """Gives the file that the commit adds."""
+    before = set(table_of(root).file_uris())
+    append(root, seed)
+    (added,) = set(table_of(root).file_uris()) - before
+    return Path(added)
+
+
+def expected_of(*seeds: int) -> pl.DataFrame:
+    return first_of_each(pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in seeds])))
 
 
 def assert_kept(root: Path, *seeds: int) -> None:
@@ -209,9 +217,7 @@ def forget_commits(root: Path) -> None:
 
 
 def lose_a_file(root: Path) -> None:
-    before = set(table_of(root).file_uris())
-    append(root, 1)
-    os.unlink(next(iter(set(table_of(root).file_uris()) - before)))
+    append_file(root, 1).unlink()
 
 
 def compact_and_clean_up(root: Path) -> None:
@@ -281,13 +287,11 @@ def test_an_unreadable_file_is_quarantined(tmp_path: Path) -> None:
     """Its own time does not matter, and the position moves on."""
     append(tmp_path, 0)
     make_job(tmp_path).run()
-    before = set(table_of(tmp_path).file_uris())
-    append(tmp_path, 1)
-    (broken,) = set(table_of(tmp_path).file_uris()) - before
-    Path(broken).write_bytes(bytes(os.path.getsize(broken)))
+    broken = append_file(tmp_path, 1)
+    broken.write_bytes(bytes(broken.stat().st_size))
     os.utime(broken, (2**32, 2**32))
     report = make_job(tmp_path, settle_ms=0).run()
-    assert [path for path, _ in report.quarantined] == [Path(broken).name]
+    assert [path for path, _ in report.quarantined] == [broken.name]
     assert report.deferred == ()
 
 
@@ -295,16 +299,14 @@ def test_an_unreadable_file_that_the_table_drops(tmp_path: Path) -> None:
     """It may be deleted in any later version, not only in the one that drops it."""
     append(tmp_path, 0)
     make_job(tmp_path).run()
-    before = set(table_of(tmp_path).file_uris())
-    append(tmp_path, 1)
-    (broken,) = set(table_of(tmp_path).file_uris()) - before
-    Path(broken).write_bytes(bytes(os.path.getsize(broken)))
-    assert make_job(tmp_path).run().deferred == (Path(broken).name,)
+    broken = append_file(tmp_path, 1)
+    broken.write_bytes(bytes(broken.stat().st_size))
+    assert make_job(tmp_path).run().deferred == (broken.name,)
     table_of(tmp_path).delete()
-    assert make_job(tmp_path).run().deferred == (Path(broken).name,)
+    assert make_job(tmp_path).run().deferred == (broken.name,)
     append(tmp_path, 2)
-    assert make_job(tmp_path).run().deferred == (Path(broken).name,)
-    Path(broken).unlink()
+    assert make_job(tmp_path).run().deferred == (broken.name,)
+    broken.unlink()
     append(tmp_path, 3)
     assert make_job(tmp_path).run().deferred == ()
     assert_kept(tmp_path, 0, 2, 3)
