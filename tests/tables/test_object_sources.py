@@ -297,8 +297,7 @@ def test_answers_that_are_wrong(landing: Landing, tmp_path: Path, fault: str, sh
 
 def test_few_requests_and_few_bytes(landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
     """An audit reads identity columns only, a row group of them by a few requests."""
-    payload = pa.array([os.urandom(200) for _ in range(20_000)])
-    landing.land("a.parquet", rows(0, 20_000).set_column(4, "payload", payload), row_group_size=10_000)
+    landing.land("a.parquet", padded(0, 20_000, 200), row_group_size=10_000)
     asked: list[tuple[int, int]] = []
     real = stores.Ranges.read
 
@@ -335,9 +334,8 @@ def count_columns(
 
 def test_row_groups_are_read_ahead(landing: Landing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One request for the identity columns of each row group, those of three at a time."""
-    payload = pa.array([os.urandom(2_000) for _ in range(6_000)])
-    landing.land("a.parquet", rows(0, 6_000).set_column(4, "payload", payload), row_group_size=1_000)
-    landing.land("b.parquet", rows(3_000, 6_000).set_column(4, "payload", payload), row_group_size=3_000)
+    landing.land("a.parquet", padded(0, 6_000, 2_000), row_group_size=1_000)
+    landing.land("b.parquet", padded(3_000, 6_000, 2_000), row_group_size=3_000)
     together = threading.Barrier(3)
     sizes, columns = count_columns(monkeypatch, landing, 1 << 20, lambda: together.wait(60))  # no whole file
     report = job(landing, tmp_path, remote=True, engine=LocalEngine(1)).run()
@@ -400,9 +398,8 @@ def test_a_whole_file_that_changes(landing: Landing, monkeypatch: pytest.MonkeyP
 
 def test_large_objects_are_split_among_tasks(landing: Landing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task asks for the identity columns of its own row groups only, and source and sink are in the store."""
-    payload = pa.array([os.urandom(500) for _ in range(6_000)])
-    landing.land("a.parquet", rows(0, 6_000).set_column(4, "payload", payload), row_group_size=1_000)
-    landing.land("b.parquet", rows(3_000, 6_000).set_column(4, "payload", payload), row_group_size=1_000)
+    landing.land("a.parquet", padded(0, 6_000, 500), row_group_size=1_000)
+    landing.land("b.parquet", padded(3_000, 6_000, 500), row_group_size=1_000)
     _, columns = count_columns(monkeypatch, landing, 100_000)  # no block of a file
     sink = landing.uri.replace("landing", "sink")
     split = DedupJob(
