@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import fencepost as fp
 import numpy as np
 import pyarrow as pa
 import pytest
 from fencepost import Columns, Policy
+from support.threads import in_threads
 
 THREADS = 4
 CALLS = 4
@@ -64,14 +63,7 @@ def random_call(random: np.random.Generator) -> Call:
 
 def at_once(table: fp.StateTable, calls: list[list[Call]]) -> list[list[object]]:
     """Each list of calls in a thread of its own. Returns the results in the same lists."""
-    barrier = threading.Barrier(len(calls))
-
-    def run(own: list[Call]) -> list[object]:
-        barrier.wait()
-        return [call(table) for call in own]
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(run, calls))
+    return in_threads([lambda own=own: [call(table) for call in own] for own in calls])
 
 
 def has_serial_order(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fencepost as fp
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pytest
 from fencepost import Verdict
 from support.interpreter import Clock, assert_released
+from support.threads import in_threads
 
 WORKERS = 4
 
@@ -100,18 +100,6 @@ def parts_of(values: dict[str, np.ndarray], count: int) -> Iterator[dict[str, np
     size = -(-len(values["pid"]) // count)
     for part in range(count):
         yield {name: array[part * size : (part + 1) * size] for name, array in values.items()}
-
-
-def in_threads(work: list[Callable[[], object]]) -> list[object]:
-    """All at once: none begins before all are there. What one raises is raised."""
-    barrier = threading.Barrier(len(work))
-
-    def run(one: Callable[[], object]) -> object:
-        barrier.wait()
-        return one()
-
-    with ThreadPoolExecutor(len(work)) as pool:
-        return [future.result() for future in [pool.submit(run, one) for one in work]]
 
 
 def test_one_table_loses_no_update() -> None:

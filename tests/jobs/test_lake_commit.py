@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from support.lake import (
     template_of,
 )
 from support.processes import fork_server
+from support.threads import in_threads
 
 PROCESSES = fork_server("support.lake")
 
@@ -267,16 +267,10 @@ def test_runs_at_the_same_time(tmp_path: Path) -> None:
                 outcomes.append(f"version {make_job(tmp_path, engine=LocalEngine(1), sync=False).run().version}")
             except fp.StateConflictError:
                 outcomes.append("conflict")
-            except BaseException as error:
-                outcomes.append(repr(error))
 
     for round_ in range(3):
         land_some(tmp_path, [2 * round_, 2 * round_ + 1])
-        threads = [threading.Thread(target=run) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads([run] * 3)
     assert set(outcomes) <= {"version 1", "version 2", "version 3", "version None", "conflict"}, outcomes
     make_job(tmp_path).run()
     assert read_sink(tmp_path).equals(first_of_each(rows_of(*range(6))))

@@ -50,6 +50,7 @@ from support.lake import (
 )
 from support.s3_server import BUCKET
 from support.secret_runs import SECRETS, ProcessEngine, contents_of, files_with, start_killed
+from support.threads import in_threads
 
 
 @pytest.fixture
@@ -399,30 +400,19 @@ def test_drivers_at_once(tmp_path: Path, catalog: SqlCatalog) -> None:
     """Two, then three, with a table and without one: each version once, and the slower drivers report it."""
     for number, drivers in enumerate((2, 3)):
         land_some(tmp_path, [2 * number, 2 * number + 1])
-        found: list[Any] = []
         start = threading.Barrier(drivers)
 
-        def drive(found: list[Any] = found, start: threading.Barrier = start) -> None:
+        def drive(start: threading.Barrier = start) -> Any:
             job = make_job(tmp_path, engine=LocalEngine(1), shards=2)
             start.wait()
             try:
-                found.append(job.run().version)
+                return job.run().version
             except fp.StateConflictError:
-                found.append("conflict")
+                return "conflict"
 
-        in_threads([drive] * drivers)
-        assert found.count(number + 1) == 1
-        assert len(found) == drivers
+        assert in_threads([drive] * drivers).count(number + 1) == 1
         run_alone(tmp_path)
         check(tmp_path, catalog, list(range(1, number + 2)))
-
-
-def in_threads(calls: list[Callable[[], Any]]) -> None:
-    threads = [threading.Thread(target=call) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def decided(root: Path) -> Any:
@@ -437,9 +427,7 @@ def test_drivers_and_fences_at_once(tmp_path: Path, catalog: SqlCatalog) -> None
     land_some(tmp_path, range(2))
     decision = decided(tmp_path)
     wanted = [IcebergSink.apply, IcebergSink.fence, IcebergSink.apply]
-    found: list[str] = []
-    in_threads([lambda act=act: found.append(act(sink_of(tmp_path), decision)) for act in wanted])  # type: ignore[misc]
-    assert len(found) == 3
+    found = in_threads([lambda act=act: act(sink_of(tmp_path), decision) for act in wanted])  # type: ignore[misc]
     assert len(set(found)) == 1
     assert versions_of(catalog.load_table("db.events")) == [1]
     run_alone(tmp_path)

@@ -26,6 +26,7 @@ from support.object_sinks import COUNTS, Bucket, killed_at, land_some, rows
 from support.quick_retries import be_quick, probe_little  # noqa: F401
 from support.s3_server import BUCKET, OneAtATime, serve_by_moto
 from support.secret_runs import ProcessEngine
+from support.threads import in_threads
 
 
 @pytest.fixture
@@ -253,13 +254,7 @@ def test_fenced(bucket: Bucket, dies_at: str) -> None:
 def test_drivers_and_fences_at_once(bucket: Bucket) -> None:
     decision = decided(bucket, "apply")
     wanted = [RunPrefixes.apply, RunPrefixes.apply, RunPrefixes.fence, RunPrefixes.fence]
-    found: list[str] = []
-    threads = [threading.Thread(target=lambda act=act: found.append(act(bucket.sink(), decision))) for act in wanted]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4
+    found = in_threads([lambda act=act: act(bucket.sink(), decision) for act in wanted])  # type: ignore[misc]
     assert len(set(found)) == 1
 
 

@@ -6,8 +6,8 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fencepost.state.stores import LocalStore, MemoryStore, RemoteStore, Store, 
 from support.liar import LIES, Liar
 from support.quick_retries import be_quick  # noqa: F401
 from support.s3_server import BUCKET, s3_options
+from support.threads import in_threads
 from support.waiting import wait_until
 
 
@@ -118,21 +119,10 @@ def test_one_writer_wins(store: Store, writers: int) -> None:
 
 
 def assert_one_wins(writers: list[Store], name: str) -> None:
-    """All put their own data at once: one gets success, and its data are stored."""
-    outcomes: dict[bytes, bool] = {}
-    start = threading.Barrier(len(writers))
-
-    def put(store: Store, data: bytes) -> None:
-        start.wait()
-        outcomes[data] = store.put(name, data)
-
-    threads = [threading.Thread(target=put, args=(it, f"{number}".encode())) for number, it in enumerate(writers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(outcomes) == len(writers), "no writer may end with an error"
-    assert [data for data, won in outcomes.items() if won] == [writers[0].read(name)]
+    """All put their own data at once: one gets success, its data are stored, and none ends with an error."""
+    data = [f"{number}".encode() for number in range(len(writers))]
+    puts = [partial(store.put, name, own) for store, own in zip(writers, data, strict=True)]
+    assert [own for own, has_won in zip(data, in_threads(puts), strict=True) if has_won] == [writers[0].read(name)]
 
 
 # -- Under lies
