@@ -29,6 +29,7 @@ from support.lake import (
     land_some,
     make_job,
     make_rows,
+    output_hashes,
     read_sink,
     read_source,
     state_hashes,
@@ -42,9 +43,8 @@ PROCESSES = fork_server("support.lake")
 
 def visible(root: Path) -> dict[str, str]:
     """Output files and the state's content, without the names that differ from attempt to attempt."""
-    outputs = {name: value for name, value in hashes(root / "sink").items() if name.startswith("run=")}
     segments = {f"segments {version}": str(shards) for version, shards in enumerate(state_hashes(root), 1)}
-    return outputs | segments
+    return output_hashes(root) | segments
 
 
 def shape(root: Path) -> list[str]:

@@ -117,6 +117,11 @@ def hashes(folder: Path) -> dict[str, str]:
     return {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
+def output_hashes(root: Path) -> dict[str, str]:
+    """The same of the versions of a sink."""
+    return {name: value for name, value in hashes(root / "sink").items() if name.startswith("run=")}
+
+
 def state_hashes(root: Path) -> list[dict[int, str]]:
     """For each version, the hash of each shard's content, independent of its division into bases and deltas."""
     opened = state.open(root / "state")
