@@ -79,6 +79,12 @@ def prepare(root: Path, drive: Drive, *, versions: int = 1, hive: bool = False) 
     return world
 
 
+def kill(world: World, drive: Drive, step: str, moment: str) -> None:
+    """A driver that dies at a step."""
+    outcome = go(world, replace(drive, at=(step, moment), act="kill"))
+    demand(outcome.kind == "killed", f"not killed: {outcome}")
+
+
 def finish(world: World, drive: Drive, *, collect: bool = False, **how: Any) -> list[Outcome]:
     """Undisturbed runs, then everything that must hold."""
     outcomes = settle(world, drive)
@@ -120,8 +126,7 @@ def killed_at_a_step(
     drive = Drive(options={"plan": plan} | (KEEPS if keeps else {}), **more)
     world = prepare(root, drive, hive=hive)
     before = visible(world)
-    outcome = go(world, replace(drive, at=(step, moment), act="kill"))
-    demand(outcome.kind == "killed", f"not killed: {outcome}")
+    kill(world, drive, step, moment)
     is_decided = world.decided() == 2
     demand(is_decided == ((step, moment) in DECIDED), f"decided: {is_decided}")
     demand(is_decided or visible(world) == before, "what others see has changed before anything was decided")
@@ -135,7 +140,7 @@ def killed_in_recovery(root: Path, calls: int, then: str = "add", **more: Any) -
     """A driver dies after Decide, then those that would finish its version, at a change to the disk each."""
     drive = Drive(**more)
     world = prepare(root, drive)
-    demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
+    kill(world, drive, "apply", "before")
     world.change(then, 78)
     for call in (calls, calls + 1, calls + 3):
         _killed("kills in recovery", go(world, replace(drive, calls=call)))
@@ -145,9 +150,9 @@ def killed_in_recovery(root: Path, calls: int, then: str = "add", **more: Any) -
 def killed_at_the_ends_of_recovery(root: Path, moment: str, then: str = "add") -> None:
     drive = Drive()
     world = prepare(root, drive)
-    demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
+    kill(world, drive, "apply", "before")
     world.change(then, 78)
-    demand(go(world, replace(drive, at=("recover", moment), act="kill")).kind == "killed", "not killed")
+    kill(world, drive, "recover", moment)
     found = finish(world, drive)
     demand(found[0].recovered == (() if moment == "after" else (2,)), f"recovered {found[0].recovered}")
 
@@ -186,7 +191,7 @@ def killed_in_an_operation(root: Path, operation: tuple[Any, ...], calls: int) -
     """A run dies after Decide. A process that collects garbage or abandons its version dies too."""
     drive = Drive()
     world = prepare(root, drive, versions=2)
-    demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
+    kill(world, drive, "apply", "before")
     world.change("add", 83)
     outcome = go(world, replace(drive, operation=operation, calls=calls))
     _killed("kills in an operation", outcome)
@@ -356,7 +361,7 @@ def orphaned_workers(root: Path, seed: int, step: str) -> None:
     drive = Drive(engine="late", seed=seed, judge_in_tasks=True)
     calm = Drive()
     world = prepare(root, calm)
-    demand(go(world, replace(drive, at=(step, "after"), act="kill")).kind == "killed", "not killed")
+    kill(world, drive, step, "after")
     world.change("delete", 80)
     go(world, calm)
     injected("task stopped midway, and resumed later", workers.resume_losers(world))
@@ -424,7 +429,7 @@ def full_by_limit(root: Path, limit: int, *, recovering: bool = False, **more: A
     drive = Drive(**more)
     world = prepare(root, drive)
     if recovering:
-        demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
+        kill(world, drive, "apply", "before")
     before, decided = visible(world), world.decided()
     outcome = go(world, replace(drive, file_bytes_max=limit))
     _check_told(outcome)
@@ -563,7 +568,7 @@ def damaged_undecided(root: Path, what: str) -> None:
     """Between Decide and Apply the prepared files are harmed: nothing else than what was decided may be shown."""
     drive = Drive()
     world = prepare(root, drive)
-    demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
+    kill(world, drive, "apply", "before")
     prepared = world.sink / str(world.opened().version(2).prepared)
     path = sorted(prepared.glob("*.parquet"))[-1]
     good = path.read_bytes()

@@ -30,7 +30,7 @@ from fencepost.lake import judging, plan
 from fencepost.state import placing
 from support.processes import is_stopped
 
-from faults.cases import DECIDED, finish, prepare
+from faults.cases import DECIDED, finish, kill, prepare
 from faults.driver import Drive, count_calls, wait_for_death, wait_until
 from faults.tally import Tally, injected, table
 from faults.workers import resume_losers
@@ -210,11 +210,9 @@ def goes_on_elsewhere(root: Path, spark: SparkSession) -> None:
     """A driver with threads dies after Decide; one on Spark finishes its version and continues."""
     from fencepost_spark import SparkEngine
 
-    from faults.driver import go
-
     drive = Drive()
     world = prepare(root, drive)
-    demand(go(world, Drive(at=("apply", "before"), act="kill")).kind == "killed", "not killed")
+    kill(world, drive, "apply", "before")
     world.change("overwrite", 78)
     with small_tasks():
         report = job(world, IN_TASKS, engine=SparkEngine(spark, driver_bytes_max=0)).run()
