@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fencepost as fp
 import numpy as np
@@ -30,39 +31,27 @@ def slow_rows() -> dict[str, np.ndarray]:
     return rows(count, random.integers(0, count, count), np.zeros(count, np.int32))
 
 
-WORK: dict[str, Callable[[fp.StateTable, dict[str, np.ndarray]], object]] = {
-    "apply": lambda table, rows: table.apply(rows),
-    "check": lambda table, rows: table.check({name: values[:1_000_000] for name, values in rows.items()}),
-    "restore": lambda table, _: fp.StateTable.restore(table.snapshot()),
-}
-
-
-@pytest.mark.parametrize("name", WORK)
-def test_other_threads_run_while_the_core_works(name: str, slow_rows: dict[str, np.ndarray]) -> None:
-    table = fp.StateTable("any_order")
-    table.apply({column: values[:1_000_000] for column, values in slow_rows.items()})
-    assert_released(lambda: WORK[name](table, slow_rows))
-
-
 def as_batches(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The same numbers as produce batches of one record each."""
     columns = {"base_seq" if name == "seq" else name: values for name, values in rows.items()}
     return columns | {"count": np.ones(len(rows["pid"]), np.int32), "offset": np.arange(len(rows["pid"]))}
 
 
-BATCH_WORK: dict[str, Callable[[fp.BrokerTable, dict[str, np.ndarray]], object]] = {
+WORK: dict[str, Callable[[Any, dict[str, np.ndarray]], object]] = {
     "apply": lambda table, rows: table.apply(rows),
     "check": lambda table, rows: table.check({name: values[:1_000_000] for name, values in rows.items()}),
-    "restore": lambda table, _: fp.BrokerTable.restore(table.snapshot()),
+    "restore": lambda table, _: type(table).restore(table.snapshot()),
 }
 
 
-@pytest.mark.parametrize("name", BATCH_WORK)
-def test_other_threads_run_while_batches_are_judged(name: str, slow_rows: dict[str, np.ndarray]) -> None:
-    batches = as_batches(slow_rows)
-    table = fp.BrokerTable()
-    table.apply({column: values[:1_000_000] for column, values in batches.items()})
-    assert_released(lambda: BATCH_WORK[name](table, batches))
+@pytest.mark.parametrize("name", WORK)
+@pytest.mark.parametrize("judged", ["rows", "batches"])
+def test_other_threads_run_while_the_core_works(judged: str, name: str, slow_rows: dict[str, np.ndarray]) -> None:
+    table, columns = fp.StateTable("any_order"), slow_rows
+    if judged == "batches":
+        table, columns = fp.BrokerTable(), as_batches(slow_rows)
+    table.apply({column: values[:1_000_000] for column, values in columns.items()})
+    assert_released(lambda: WORK[name](table, columns))
 
 
 def test_no_batch_of_several_threads_is_lost() -> None:
