@@ -624,43 +624,33 @@ def test_two_runs_at_once(tmp_path: Path, way: str, meddling: Any) -> None:
 # -- What a commit must not say: each of these passes unnoticed by readers
 
 
-def written(root: Path, change: Callable[[list[dict[str, Any]]], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run whose commit is changed before it is checked."""
-    real = InPlace._changes
-
-    def changed(*arguments: Any) -> list[list[dict[str, Any]]]:
-        actions = real(*arguments)
-        change(actions[0])
-        return actions
-
-    monkeypatch.setattr(InPlace, "_changes", changed)
-    make_job(root).run()
+Actions = list[dict[str, Any]]
 
 
-def without_its_old_vector(actions: list[dict[str, Any]]) -> None:
+def without_its_old_vector(actions: Actions, _: Path) -> None:
     del actions[0]["remove"]["deletionVector"]
 
 
-def without_a_remove(actions: list[dict[str, Any]]) -> None:
+def without_a_remove(actions: Actions, _: Path) -> None:
     del actions[0]
 
 
-def a_row_behind_the_end(actions: list[dict[str, Any]]) -> None:
-    replace_vector(actions[1]["add"], lambda rows: rows.__ior__(type(rows)([299])) and rows.remove(rows[0]))
+def a_row_behind_the_end(actions: Actions, root: Path) -> None:
+    replace_vector(root, actions[1]["add"], lambda rows: rows.__ior__(type(rows)([299])) and rows.remove(rows[0]))
 
 
-def rows_that_were_gone_are_back(actions: list[dict[str, Any]]) -> None:
-    replace_vector(actions[1]["add"], lambda rows: rows.remove(0))
+def rows_that_were_gone_are_back(actions: Actions, root: Path) -> None:
+    replace_vector(root, actions[1]["add"], lambda rows: rows.remove(0))
 
 
-def too_few_rows(actions: list[dict[str, Any]]) -> None:
-    replace_vector(actions[1]["add"], lambda rows: rows.remove(rows[len(rows) - 1]))
+def too_few_rows(actions: Actions, root: Path) -> None:
+    replace_vector(root, actions[1]["add"], lambda rows: rows.remove(rows[len(rows) - 1]))
 
 
-def replace_vector(action: dict[str, Any], change: Callable[[Any], Any]) -> None:
+def replace_vector(root: Path, action: dict[str, Any], change: Callable[[Any], Any]) -> None:
     from fencepost.state.vectors import MAGIC, read_vector, rows_of, to_z85
 
-    rows = rows_of(read_vector(LocalStore(ROOT[0] / "table"), action["deletionVector"]))
+    rows = rows_of(read_vector(LocalStore(root / "table"), action["deletionVector"]))
     change(rows)
     data = MAGIC + rows.serialize()
     padded = data + bytes(-len(data) % 4)
@@ -670,9 +660,6 @@ def replace_vector(action: dict[str, Any], change: Callable[[Any], Any]) -> None
         "sizeInBytes": len(data),
         "cardinality": len(rows),
     }
-
-
-ROOT: list[Path] = []
 
 
 @pytest.mark.parametrize(
@@ -686,13 +673,21 @@ ROOT: list[Path] = []
     ],
 )
 def test_silent_mistakes_are_not_written(
-    tmp_path: Path, mistake: Callable[[list[dict[str, Any]]], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, mistake: Callable[[Actions, Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ROOT[:] = [tmp_path]
+    """The commit is changed before it is checked."""
+    real = InPlace._changes
+
+    def changed(*arguments: Any) -> list[Actions]:
+        actions = real(*arguments)
+        mistake(actions[0], tmp_path)
+        return actions
+
     append(tmp_path, 0, count=290)
     version = remove_by_vector(tmp_path, np.arange(0, 10))
+    monkeypatch.setattr(InPlace, "_changes", changed)
     with pytest.raises((AssertionError, KeyError)):
-        written(tmp_path, mistake, monkeypatch)
+        make_job(tmp_path).run()
     assert table_of(tmp_path).version() == version
 
 
