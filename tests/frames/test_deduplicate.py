@@ -17,6 +17,7 @@ import pytest
 from fencepost import Columns, Policy, StateTable
 from fencepost.dedup import SEEN
 from support.frames import KINDS, OTHERS
+from support.lake import with_column
 
 ROWS = pa.table(
     {
@@ -463,7 +464,7 @@ def test_the_first_bad_row_of_many_is_named(column: str, bad: int) -> None:
     values[rows["pid"].to_numpy() == -1] = -1
     tracked = np.flatnonzero(rows["pid"].to_numpy() != -1)
     values[tracked[[-1, -700]]] = bad
-    rows = rows.set_column(rows.column_names.index(column), column, pa.array(values, rows[column].type))
+    rows = with_column(rows, column, pa.array(values, rows[column].type))
     with pytest.raises(fp.BatchError) as expected:
         StateTable("any_order").apply(rows)
     for pieces in (rows, pa.Table.from_batches(rows.to_batches(max_chunksize=1_000))):

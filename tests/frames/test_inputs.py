@@ -20,6 +20,7 @@ import pyarrow.dataset as ds
 import pytest
 from fencepost import Verdict
 from support.frames import one_batch
+from support.lake import with_column
 
 ACCEPTED, DUPLICATE, OUT_OF_ORDER = Verdict.ACCEPTED, Verdict.DUPLICATE, Verdict.OUT_OF_ORDER
 FENCED, UNTRACKED = Verdict.FENCED, Verdict.UNTRACKED
@@ -258,7 +259,7 @@ def test_every_width_of_integers_is_widened(kind: pa.DataType, name: str, shape:
         column = rows[name].cast(kind)
     if shape == "dictionary":
         column = column.dictionary_encode()
-    rows = rows.set_column(rows.column_names.index(name), name, column)
+    rows = with_column(rows, name, column)
     assert codes(numpy_mapping(rows) if shape == "numpy" else rows, policy) == wanted
 
 
@@ -308,7 +309,7 @@ def test_integers_may_be_encoded(kind: str, name: str, has_nulls: bool, policy: 
     if has_nulls:
         nothing = pa.Table.from_pylist([dict.fromkeys(TYPES)], rows.schema)
         rows, wanted = pa.concat_tables([nothing, rows, nothing]), [UNTRACKED, *wanted, UNTRACKED]
-    encoded = rows.set_column(rows.column_names.index(name), name, recode(kind, rows[name]))
+    encoded = with_column(rows, name, recode(kind, rows[name]))
     assert codes(encoded, policy) == wanted
     assert codes(encoded.slice(2), policy) == codes(rows.slice(2), policy)
     assert codes({it: encoded[it] for it in TYPES}, policy) == wanted
@@ -320,7 +321,7 @@ def test_reports_on_encoded_integers(kind: str, name: str) -> None:
     rows = ROWS.filter(pc.field("pid") != -1)
     rows = rows.append_column("at", pa.array(range(len(rows)), pa.timestamp("ms")))
     columns = fp.Columns(timestamp="at")
-    encoded = rows.set_column(rows.column_names.index(name), name, recode(kind, rows[name]))
+    encoded = with_column(rows, name, recode(kind, rows[name]))
     encoded = encoded.set_column(len(TYPES), "at", recode(kind, rows["at"]))
     assert fp.audit(encoded, columns=columns).to_json() == fp.audit(rows, columns=columns).to_json()
     added = ["verdict", "kept_row", "reason"]
@@ -542,7 +543,7 @@ def test_untracked_rows_may_hold_anything(constructor: Constructor, policy: str)
 @pytest.mark.parametrize("name", TYPES)
 def test_a_column_of_nulls_and_no_type(name: str) -> None:
     """A column without values in the types of pandas and Arrow."""
-    rows = ROWS.set_column(ROWS.column_names.index(name), name, pa.nulls(len(ROWS)))
+    rows = with_column(ROWS, name, pa.nulls(len(ROWS)))
     if name == "pid":
         table = fp.StateTable("any_order")
         assert table.apply(rows).counts[UNTRACKED] == len(ROWS)
@@ -825,8 +826,8 @@ def test_timestamps_of_untracked_rows_are_not_read() -> None:
 @pytest.mark.parametrize("name", ["epoch", "partition", "seq", "timestamp"])
 def test_reports_on_integers_of_untracked_rows_that_int64_does_not_hold(name: str) -> None:
     rows = pa.table({it: [0, 0, 0] for it in (*TYPES, "timestamp")})
-    rows = rows.set_column(rows.column_names.index("pid"), "pid", pa.array([7, None, 7], pa.int64()))
-    rows = rows.set_column(rows.column_names.index(name), name, pa.array([0, 2**64 - 1, 0], pa.uint64()))
+    rows = with_column(rows, "pid", pa.array([7, None, 7], pa.int64()))
+    rows = with_column(rows, name, pa.array([0, 2**64 - 1, 0], pa.uint64()))
     columns = fp.Columns(timestamp="timestamp")
     assert len(fp.deduplicate(rows, columns=columns)) == 2
     assert fp.audit(rows, columns=columns).counts == {"ACCEPTED": 1, "DUPLICATE": 1, "UNTRACKED": 1}

@@ -16,7 +16,7 @@ from fencepost.lake import DedupJob, LocalEngine, RunReport, hot, judging, spans
 from fencepost.lake.plan import TASKS_MAX, parts_of_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.lake import land, state_hashes
+from support.lake import land, state_hashes, with_column
 from support.operations import Cluster
 
 WHOLE, FEW = 1 << 40, 40
@@ -303,7 +303,7 @@ def shifts_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def cut_spans(whole: pa.Table, seq: str, of_span: Any, *rows: Any) -> pa.Table:
         cut = real(whole, seq, of_span, *rows)
-        return cut.set_column(cut.schema.get_field_index("_row"), "_row", whole["_row"].take(pa.array(of_span)))
+        return with_column(cut, "_row", whole["_row"].take(pa.array(of_span)))
 
     monkeypatch.setattr(spans, "cut_spans", cut_spans)
 

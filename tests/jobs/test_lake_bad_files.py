@@ -29,6 +29,7 @@ from support.lake import (
     one_producer,
     read_sink,
     read_source,
+    with_column,
 )
 
 MINUTE_MS = 60_000
@@ -144,16 +145,11 @@ def test_many_damaged_files_cost_one_replanning(tmp_path: Path) -> None:
 # -- Wrong columns, types and values
 
 
-def retyped(name: str, values: pa.Array) -> pa.Table:
-    rows = make_rows(7)
-    return rows.set_column(rows.schema.get_field_index(name), name, values)
-
-
 MISFITS = {
     "no column": make_rows(7).drop_columns(["seq"]),
-    "text for a number": retyped("seq", pa.array(["1"] * 600)),
-    "another type of key": retyped("pid", make_rows(7)["pid"].cast(pa.string())),
-    "a value out of range": retyped("seq", pa.array([-1] * 600)),
+    "text for a number": with_column(make_rows(7), "seq", pa.array(["1"] * 600)),
+    "another type of key": with_column(make_rows(7), "pid", make_rows(7)["pid"].cast(pa.string())),
+    "a value out of range": with_column(make_rows(7), "seq", pa.array([-1] * 600)),
 }
 
 

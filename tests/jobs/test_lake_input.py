@@ -27,6 +27,7 @@ from support.lake import (
     one_producer,
     read_sink,
     read_source,
+    with_column,
 )
 
 
@@ -36,11 +37,7 @@ def with_value(column: str, row: int, value: int | None) -> pa.Table:
     rows = rows.set_column(0, "pid", pa.array([1] * len(rows), pa.int64()))
     values = rows[column].cast(pa.int64()).to_pylist()
     values[row] = value
-    return rows.set_column(rows.schema.get_field_index(column), column, pa.array(values, pa.int64()))
-
-
-def retyped(column: str, values: pa.Array) -> pa.Table:
-    return make_rows(9).set_column(make_rows(9).schema.get_field_index(column), column, values)
+    return with_column(rows, column, pa.array(values, pa.int64()))
 
 
 BAD_ROWS: dict[str, tuple[Callable[[], pa.Table], str, str, int | None]] = {
@@ -55,8 +52,8 @@ BAD_ROWS: dict[str, tuple[Callable[[], pa.Table], str, str, int | None]] = {
     "seq behind the wrap": (lambda: with_value("seq", 599, 2**31), "seq", "column 'seq', row 599: ", 599),
     "null partition": (lambda: with_value("partition", 5, None), "partition", "column 'partition', row 5: ", 5),
     "negative pid": (lambda: with_value("pid", 250, -2), "pid", "column 'pid', row 250: ", 250),
-    "text seq": (lambda: retyped("seq", pa.array(["1"] * 600)), "seq", "column 'seq': ", None),
-    "time as pid": (lambda: retyped("pid", pa.array([1.5] * 600)), "pid", "column 'pid': ", None),
+    "text seq": (lambda: with_column(make_rows(9), "seq", pa.array(["1"] * 600)), "seq", "column 'seq': ", None),
+    "time as pid": (lambda: with_column(make_rows(9), "pid", pa.array([1.5] * 600)), "pid", "column 'pid': ", None),
 }
 
 
@@ -86,7 +83,7 @@ def test_bad_row_under_an_order(tmp_path: Path) -> None:
     with pytest.raises(fp.BatchError, match="column 'seq', row 471: ") as caught:
         make_job(tmp_path, order_by=["partition", "epoch"]).run()
     assert str(bad) in str(caught.value)
-    rows = retyped("origin", pa.array(["x"] * 590 + [None] * 10))
+    rows = with_column(make_rows(9), "origin", pa.array(["x"] * 590 + [None] * 10))
     bad.unlink()
     land(tmp_path / "source", "bad.parquet", rows)
     with pytest.raises(fp.BatchError, match="column 'origin', row 590: null") as caught:
@@ -103,7 +100,8 @@ def test_bad_row_under_an_order(tmp_path: Path) -> None:
 
 def test_a_key_type_that_changes(tmp_path: Path) -> None:
     land_some(tmp_path, [0])
-    other = land(tmp_path / "source", "other.parquet", retyped("pid", make_rows(9)["pid"].cast(pa.string())))
+    texts = with_column(make_rows(9), "pid", make_rows(9)["pid"].cast(pa.string()))
+    other = land(tmp_path / "source", "other.parquet", texts)
     with pytest.raises(fp.BatchError, match="column 'pid'") as caught:
         make_job(tmp_path).run()
     assert str(other) in str(caught.value)

@@ -13,6 +13,7 @@ from fencepost.lake.order import SAMPLED_MIN, hole_avoiding_order, overlapping
 from fencepost.lake.refused import merge_refused, refused_ranges
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.lake import with_column
 
 
 def make_spans(seed: int, count: int, seqs: int, epochs: int, length: int, apart: int = 1) -> pa.Table:
@@ -160,7 +161,7 @@ def test_sequences_with_gaps_are_not_sorted(key: str, step: int, is_sorted: bool
 def test_order_that_matters_is_kept(policy: fp.Policy, change: dict[str, pa.Array]) -> None:
     spans = make_spans(1, 50, 900, 1, 9)
     for name, values in change.items():
-        spans = spans.set_column(spans.schema.get_field_index(name), name, values)
+        spans = with_column(spans, name, values)
     assert hole_avoiding_order(spans, fp.StateTable(policy)) is None
 
 

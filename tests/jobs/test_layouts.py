@@ -23,7 +23,7 @@ from fencepost import cli, lake
 from fencepost import state as states
 from fencepost.lake import DedupJob, applied_files, arranging, dataset
 from fencepost.state.sinks import RunFolders
-from support.lake import RetryingEngine, dead_before, hashes, land, make_rows, one_producer
+from support.lake import RetryingEngine, dead_before, hashes, land, make_rows, one_producer, with_column
 from support.parquet_files import NESTED, everything
 
 LARGE = 64 << 20
@@ -430,7 +430,7 @@ def test_a_date_without_a_name_is_refused_with_its_file(tmp_path: Path) -> None:
     rows = rows_of(1)
     far = pa.array([2**60] * len(rows), rows.schema.field("at").type)
     path = tmp_path / "source" / "far.parquet"
-    pq.write_table(rows.set_column(rows.schema.get_field_index("at"), "at", far), path)
+    pq.write_table(with_column(rows, "at", far), path)
     with pytest.raises(fp.BatchError, match=r"far\.parquet: column 'at': .*1 to 9999"):
         make(tmp_path, partition_by="day(at)").run()
 

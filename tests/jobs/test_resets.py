@@ -18,7 +18,7 @@ from fencepost import Columns, Policy, auditor, lake, resets
 from fencepost.generate import LandingZone, generate
 from fencepost.lake import repeats
 from fencepost.pages.run import run_page
-from support.lake import hashes, land, make_job
+from support.lake import hashes, land, make_job, with_column
 
 DAY_MS = 86_400_000
 TIMED = Columns(timestamp="timestamp")
@@ -302,6 +302,6 @@ def test_if_sequences_wrap_in_a_run_only_newer_rows_count(tmp_path: Path) -> Non
     assert report.counts == {"ACCEPTED": 2_000, "DUPLICATE": 10}
     later = pq.read_table(tmp_path / "source/b.parquet")
     moved = pc.add(later["timestamp"], DAY_MS)
-    land_all(tmp_path, {"c": later.set_column(later.column_names.index("timestamp"), "timestamp", moved)})
+    land_all(tmp_path, {"c": with_column(later, "timestamp", moved)})
     with pytest.raises(fp.PolicyError, match="'retimed': 10"):
         make_job(tmp_path, policy=policy, order_by=(), max_idle_ms=10 * DAY_MS).run()

@@ -19,6 +19,7 @@ from fencepost.lake.plan import PLANS
 from fencepost.lake.schemas import from_text, merged, to_text
 from fencepost.state.decision import decision_from_json, to_json
 from fencepost.state.sinks import RunFolders
+from support.lake import with_column
 from support.object_sinks import Bucket
 from support.quick_retries import probe_little  # noqa: F401
 from support.schemas import ROWS, events, ints
@@ -168,8 +169,8 @@ def test_how_a_file_was_written_makes_no_other_columns(tmp_path: Path) -> None:
     others = [
         table.select(table.column_names[::-1]),
         table.cast(pa.schema(fields)),
-        table.set_column(table.schema.get_field_index("text"), "text", table["text"].dictionary_encode()),
-        table.set_column(table.schema.get_field_index("text"), "text", table["text"].cast(pa.large_string())),
+        with_column(table, "text", table["text"].dictionary_encode()),
+        with_column(table, "text", table["text"].cast(pa.large_string())),
         table.replace_schema_metadata({"writer": "another"}),
     ]
     for number, other in enumerate(others):

@@ -53,6 +53,11 @@ SCHEMA = pa.schema(
 )
 
 
+def with_column(rows: pa.Table, name: str, values: Any) -> pa.Table:
+    """The rows with other values in a column."""
+    return rows.set_column(rows.column_names.index(name), name, values)
+
+
 def make_rows(seed: int, count: int = 600) -> pa.Table:
     """Rows with repeats near and far, two epochs, holes and untracked rows; `origin` is another in every row."""
     rng = np.random.default_rng(seed)

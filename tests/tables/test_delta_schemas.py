@@ -16,6 +16,7 @@ from fencepost.lake import DedupJob
 from fencepost.state import delta_sink
 from fencepost.state.delta_log import put_commit, read_table
 from fencepost.state.stores import LocalStore
+from support.lake import with_column
 from support.schemas import ROWS, events, ints
 
 
@@ -154,7 +155,7 @@ def _columns_of_others(root: Path, change: str) -> None:
     if change == "one less":
         table = table.drop_columns(["y"])
     if change == "another type":
-        table = table.set_column(table.column_names.index("y"), "y", table["seq"])
+        table = with_column(table, "y", table["seq"])
     if change == "a constraint":
         DeltaTable(root / "sink").alter.add_constraint({"some": "seq >= 0"})
     elif change == "one more":
