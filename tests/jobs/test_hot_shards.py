@@ -444,7 +444,7 @@ def test_a_task_comes_late(tmp_path: Path) -> None:
 # -- Other ways to run
 
 
-def test_a_seed_and_a_rebase_are_split_too(tmp_path: Path) -> None:
+def test_a_seed_is_split_too(tmp_path: Path) -> None:
     rows = make_rows(1, 400, 5_000, 1)
     land(tmp_path / "source", "a.parquet", rows)
     clean = run_of(tmp_path / "source", tmp_path / "clean", WHOLE).outputs
@@ -453,14 +453,10 @@ def test_a_seed_and_a_rebase_are_split_too(tmp_path: Path) -> None:
         root = tmp_path / str(spans_max)
         source = tmp_path / "clean" / "sink" / Path(clean[0]).parent
         job = DedupJob(source, root / "state", root / "sink", task_spans_max=spans_max, shards=1, sync=False)
-        assert job.seed().kept == clean_rows(tmp_path / "clean")
+        assert job.seed().kept == sum(pq.read_metadata(file).num_rows for file in source.glob("*.parquet"))
         states[spans_max] = entries(root)
         assert plan_of(root).get("split_shards") == (1 if spans_max == FEW else None)
     assert states[WHOLE] == states[FEW]
-
-
-def clean_rows(root: Path) -> int:
-    return sum(pq.read_metadata(file).num_rows for file in (root / "sink").glob("run=1/*.parquet"))
 
 
 def test_invalid_limits_are_refused(tmp_path: Path) -> None:
