@@ -16,7 +16,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from fencepost import state
-from fencepost.lake import DedupJob, LocalEngine, left_out
+from fencepost.lake import LocalEngine, left_out
 from fencepost.state.decision import Deferred, decision_from_json, to_json
 from support.lake import (
     first_of_each,
@@ -278,10 +278,6 @@ def append(root: Path, rows: pa.Table) -> Path:
     return file
 
 
-def delta_job(root: Path, **options: Any) -> DedupJob:
-    return DedupJob(root / "source", root / "state", root / "sink", **options)
-
-
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("damage", [cut, lambda file: file.write_bytes(bytes(file.stat().st_size))])
 def test_a_job_continues_and_checks_the_bad_file_again(
@@ -290,19 +286,19 @@ def test_a_job_continues_and_checks_the_bad_file_again(
     """The position moves past it; it is read when it is whole again, though no commit names it any more."""
     if not first:
         append(tmp_path, numbered(100))
-        delta_job(tmp_path).run()
+        make_job(tmp_path).run()
     bad = append(tmp_path, numbered(0))
     append(tmp_path, numbered(10))
     whole = bad.read_bytes()
     damage(bad)
-    report = delta_job(tmp_path).run()
+    report = make_job(tmp_path).run()
     assert (report.files, report.deferred, report.quarantined) == (1, (bad.name,), ())
     clock.ms += MINUTE_MS - 1
     append(tmp_path, numbered(20))
-    assert delta_job(tmp_path).run().files == 1
+    assert make_job(tmp_path).run().files == 1
     bad.write_bytes(whole)
-    assert delta_job(tmp_path).run().files == 1
-    assert delta_job(tmp_path).run().version is None
+    assert make_job(tmp_path).run().files == 1
+    assert make_job(tmp_path).run().version is None
     assert sorted(kept(tmp_path)) == sorted([*range(30), *([] if first else range(100, 110))])
 
 
@@ -310,13 +306,13 @@ def test_a_bad_file_of_a_table_is_quarantined_or_stops_the_run(tmp_path: Path, c
     bad = append(tmp_path, numbered(0))
     append(tmp_path, numbered(10))
     cut(bad)
-    delta_job(tmp_path).run()
+    make_job(tmp_path).run()
     clock.ms += MINUTE_MS
     with pytest.raises(fp.SourceError, match=f"{bad.name}: .* bytes, but the table") as caught:
-        delta_job(tmp_path, on_bad_file="stop").run()
+        make_job(tmp_path, on_bad_file="stop").run()
     assert caught.value.path == str(bad)
-    assert [path for path, _ in delta_job(tmp_path).run().quarantined] == [bad.name]
-    assert delta_job(tmp_path).run().version is None
+    assert [path for path, _ in make_job(tmp_path).run().quarantined] == [bad.name]
+    assert make_job(tmp_path).run().version is None
 
 
 def test_versions_wait_for_a_bad_file_of_a_version_before(tmp_path: Path, clock: Clock) -> None:
@@ -324,26 +320,26 @@ def test_versions_wait_for_a_bad_file_of_a_version_before(tmp_path: Path, clock:
     files = [append(tmp_path, numbered(number * 10)) for number in range(3)]
     whole = files[1].read_bytes()
     cut(files[1])
-    report = delta_job(tmp_path, **options).run()
+    report = make_job(tmp_path, **options).run()
     assert (report.files, report.deferred, report.blocked) == (1, (files[1].name,), (files[2].name,))
     append(tmp_path, numbered(30))
-    assert delta_job(tmp_path, **options).run().files == 0
+    assert make_job(tmp_path, **options).run().files == 0
     state.open(tmp_path / "state").reshard(3)
     files[1].write_bytes(whole)
-    assert delta_job(tmp_path, **options).run().counts == {"ACCEPTED": 30}
+    assert make_job(tmp_path, **options).run().counts == {"ACCEPTED": 30}
     assert sorted(kept(tmp_path)) == list(range(40))
 
 
 def test_a_rollback_takes_back_what_was_deferred(tmp_path: Path, clock: Clock) -> None:
     append(tmp_path, numbered(0))
-    delta_job(tmp_path).run()
+    make_job(tmp_path).run()
     bad = append(tmp_path, numbered(10))
     whole = bad.read_bytes()
     cut(bad)
-    delta_job(tmp_path).run()
+    make_job(tmp_path).run()
     state.open(tmp_path / "state").rollback(1)
     bad.write_bytes(whole)
-    assert delta_job(tmp_path).run().rows == 10
+    assert make_job(tmp_path).run().rows == 10
     assert sorted(kept(tmp_path)) == list(range(20))
 
 
@@ -351,10 +347,10 @@ def test_a_bad_file_that_was_deleted_from_the_table(tmp_path: Path, clock: Clock
     append(tmp_path, numbered(0))
     bad = append(tmp_path, numbered(10))
     cut(bad)
-    delta_job(tmp_path).run()
+    make_job(tmp_path).run()
     DeltaTable(tmp_path / "source").delete()
     bad.unlink()
-    report = delta_job(tmp_path).run()
+    report = make_job(tmp_path).run()
     assert (report.deferred, len(newest(tmp_path).deferred)) == ((), 0)
 
 

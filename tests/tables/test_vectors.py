@@ -19,14 +19,14 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from fencepost import state
-from fencepost.lake import DedupJob, audit
+from fencepost.lake import audit
 from fencepost.lake.scan import LENGTH, ROW, without
 from fencepost.state.stores import LocalStore
 from fencepost.state.vectors import MAGIC, Bitmap, from_z85, ranges_of, read_vector, to_z85
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
-from support.lake import SCHEMA, first_of_each, make_rows, read_sink
+from support.lake import SCHEMA, first_of_each, make_job, make_rows, read_sink
 
 PLANS = ("interval", "row", "aligned")
 
@@ -125,7 +125,7 @@ def test_removed_rows_are_not_read(tmp_path: Path, storage: str, plan: Any) -> N
     rng = np.random.default_rng(5)
     gone = [sorted(rng.choice(300, count, replace=False).tolist()) for count in (40, 299, 1)]
     take_away(tmp_path, gone, storage)
-    report = DedupJob(tmp_path / "source", tmp_path / "state", tmp_path / "sink", plan=plan).run()
+    report = make_job(tmp_path, plan=plan).run()
     there = {
         name: table.filter(~np.isin(np.arange(300), rows))
         for (name, table), rows in zip(tables.items(), gone, strict=True)
