@@ -65,6 +65,13 @@ def assert_one_of_each(root: Path, *seeds: int, count: int = 300) -> None:
     polars.testing.assert_frame_equal(identities(found), identities(wanted))
 
 
+def write_clean(root: Path, way: str) -> pa.Table:
+    """A table without repeats; gives its rows."""
+    clean = expected_of(0).filter(IS_TRACKED).to_arrow().cast(SCHEMA)
+    write_deltalake(root / "table", clean, configuration=WAYS[way])
+    return clean
+
+
 def commits(root: Path) -> list[str]:
     """The operation of each commit."""
     found = []
@@ -118,8 +125,7 @@ def test_nothing_new_changes_nothing(tmp_path: Path, way: str) -> None:
 
 
 def test_files_that_lose_no_row_and_those_that_lose_all(tmp_path: Path, way: str) -> None:
-    clean = expected_of(0).filter(pl.col("pid") >= 0).to_arrow().cast(SCHEMA)
-    write_deltalake(tmp_path / "table", clean, configuration=WAYS[way])
+    clean = write_clean(tmp_path, way)
     kept = set(table_of(tmp_path).file_uris())
     write_deltalake(tmp_path / "table", clean, mode="append")
     make_job(tmp_path).run()
@@ -129,8 +135,7 @@ def test_files_that_lose_no_row_and_those_that_lose_all(tmp_path: Path, way: str
 
 
 def test_a_version_without_refused_rows_is_a_transaction(tmp_path: Path, way: str) -> None:
-    clean = expected_of(0).filter(pl.col("pid") >= 0).to_arrow().cast(SCHEMA)
-    write_deltalake(tmp_path / "table", clean, configuration=WAYS[way])
+    write_clean(tmp_path, way)
     make_job(tmp_path).run()
     assert [kind for kind, _ in read_commit(LocalStore(tmp_path / "table"), 1) or [] if kind != "commitInfo"] == ["txn"]
     assert make_job(tmp_path).run().version is None
@@ -227,8 +232,8 @@ def test_any_mix_of_appends_compactions_and_runs(tmp_path: Path, way: str, seed:
         else:
             table_of(tmp_path).create_checkpoint()
     make_job(tmp_path).run()
-    tracked = rows_of(tmp_path).filter(pl.col("pid") >= 0)
-    wanted = expected_of(*landed, count=100).filter(pl.col("pid") >= 0)
+    tracked = rows_of(tmp_path).filter(IS_TRACKED)
+    wanted = expected_of(*landed, count=100).filter(IS_TRACKED)
     polars.testing.assert_frame_equal(tracked, wanted)
 
 
@@ -282,7 +287,7 @@ def test_compaction_that_comes_first_is_planned_around(tmp_path: Path, way: str,
 
 def test_copies_that_others_take_away_are_not_counted_on(tmp_path: Path, way: str, meddling: Any) -> None:
     """The first of two copies is deleted while the second is about to be removed: both would be lost."""
-    clean = expected_of(0).filter(pl.col("pid") >= 0)
+    clean = expected_of(0).filter(IS_TRACKED)
     for origin in ("first", "second"):
         rows = clean.with_columns(origin=pl.lit(origin)).to_arrow().cast(SCHEMA)
         write_deltalake(tmp_path / "table", rows, mode="append", configuration=WAYS[way])
@@ -522,13 +527,12 @@ def test_operations_are_transactions_too(tmp_path: Path, way: str) -> None:
 
 
 def test_a_seed_removes_no_rows(tmp_path: Path, way: str) -> None:
-    clean = expected_of(0).filter(pl.col("pid") >= 0).to_arrow().cast(SCHEMA)
-    write_deltalake(tmp_path / "table", clean, configuration=WAYS[way])
+    write_clean(tmp_path, way)
     make_job(tmp_path).seed()
     append(tmp_path, 0, 1, way=way)
     make_job(tmp_path).run()
-    tracked = rows_of(tmp_path).filter(pl.col("pid") >= 0)
-    polars.testing.assert_frame_equal(tracked, expected_of(0, 1).filter(pl.col("pid") >= 0))
+    tracked = rows_of(tmp_path).filter(IS_TRACKED)
+    polars.testing.assert_frame_equal(tracked, expected_of(0, 1).filter(IS_TRACKED))
 
 
 @pytest.mark.parametrize("fate", ["finished", "abandoned"])
