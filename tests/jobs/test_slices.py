@@ -224,7 +224,7 @@ def land_days(folder: Path) -> None:
         land(folder / "source" / day, "a.parquet", make_rows(number))
 
 
-def test_rows_of_a_bad_file_do_not_count(tmp_path: Path) -> None:
+def test_a_bad_file_keeps_out_what_follows_for_one_run_only(tmp_path: Path) -> None:
     land_files(tmp_path)
     make_job(tmp_path).run()
     land_files(tmp_path, range(5, 7))
