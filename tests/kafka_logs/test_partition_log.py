@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.kafka_logs import rows_of
+from support.threads import in_threads
 
 ACCEPTED, DUPLICATE, UNTRACKED = Verdict.ACCEPTED, Verdict.DUPLICATE, Verdict.UNTRACKED
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -767,11 +768,7 @@ def test_threads_append_at_once(tmp_path: Path) -> None:
                 assert offset is not None
                 assert values_of(log, offset)[0] == (offset, b"%d:%d" % (pid, seq))
 
-        threads = [threading.Thread(target=work, args=(pid,)) for pid in told]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads([partial(work, pid) for pid in told])
         found = dict(values_of(log))
     assert list(found) == list(range(2400))
     for pid, some in told.items():

@@ -9,9 +9,9 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from sqlalchemy import create_engine
 from support.faulty_transport import FaultyTransport
 from support.producers import batch
 from support.s3_server import BUCKET, s3_options
+from support.threads import in_threads
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 
@@ -525,11 +526,7 @@ def test_writers_of_one_folder_agree_on_one_order(tmp_path: Path) -> None:
                 at = range(start, start + 20)
                 producer.send({"to": [it % 2 for it in at], "value": [number * 1000 + it for it in at]})
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([partial(write, number) for number in range(4)])
     landing = read_landing(tmp_path)
     found = values(landing)
     assert sorted(found) == sorted(number * 1000 + it for number in range(4) for it in range(100))

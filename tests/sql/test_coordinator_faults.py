@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from fencepost.sql import ProducerIdentity, TransactionCoordinator
 from sqlalchemy import Engine
@@ -22,6 +22,7 @@ from support.coordinator_faults import (
     outcome_of,
     start,
 )
+from support.threads import in_threads
 from support.transacting import OUTPUT, Markers
 from support.waiting import PATIENCE_SECONDS
 
@@ -113,21 +114,15 @@ def test_one_identity_in_two_places_is_one_producer(
 ) -> None:
     """A second process of one identity looks like a retry: both get an answer, one decides and does its work."""
     identity = coordinator.init_producer("an id")
-    found: list[ProducerIdentity] = []
     for _ in range(10):
         coordinator.begin(identity)
-        found.clear()
-        threads = [threading.Thread(target=commit, args=(new_engine, identity, found)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        found = in_threads([partial(commit, new_engine, identity)] * 3)
         assert found == [ProducerIdentity(identity.pid, identity.epoch + 1)] * 3
         [identity] = set(found)
     assert len(all_of(coordinator, OUTPUT.c.id)) == 10
 
 
-def commit(new_engine: Callable[[], Engine], identity: ProducerIdentity, found: list[ProducerIdentity]) -> None:
+def commit(new_engine: Callable[[], Engine], identity: ProducerIdentity) -> ProducerIdentity:
     row = {"pid": identity.pid, "epoch": identity.epoch}
     mine = TransactionCoordinator(new_engine())
-    found.append(mine.commit(identity, work=lambda connection: connection.execute(OUTPUT.insert(), row)))
+    return mine.commit(identity, work=lambda connection: connection.execute(OUTPUT.insert(), row))

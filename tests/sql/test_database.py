@@ -19,6 +19,7 @@ from fencepost.sql.database import Database
 from fencepost.sql.migrations import Part
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, select, text
 from sqlalchemy.pool import StaticPool
+from support.threads import in_threads
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 TABLES = MetaData()
@@ -62,11 +63,7 @@ def test_rows_read_for_writing_are_locked(database: Database, new_engine: Callab
         for _ in range(25):
             mine.transaction(lambda connection: increment(connection, 1))
 
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([count] * 4)
     assert value(database, 1) == 100
 
 
@@ -87,11 +84,7 @@ def test_deadlocks_are_tried_again(database: Database, new_engine: Callable[[], 
 
         Database(new_engine()).transaction(work)
 
-    threads = [threading.Thread(target=both, args=order) for order in ((1, 2), (2, 1))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([lambda: both(1, 2), lambda: both(2, 1)])
     assert (value(database, 1), value(database, 2)) == (2, 2)
     # On a busy machine they meet more than once.
     assert len(runs) == 2 if database.is_sqlite else len(runs) >= 3
@@ -122,20 +115,7 @@ def test_a_schema_of_a_newer_version_is_refused(database: Database) -> None:
 
 
 def test_tables_are_made_by_many_at_once(database_url: str, new_engine: Callable[[], Engine]) -> None:
-    failures: list[BaseException] = []
-
-    def make() -> None:
-        try:
-            Database(new_engine()).create_tables(Part("counter", 1, TABLES))
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=make) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads([lambda: Database(new_engine()).create_tables(Part("counter", 1, TABLES))] * 8)
     assert sqlalchemy.inspect(new_engine()).has_table("counter")
 
 

@@ -22,6 +22,7 @@ from fencepost.sql import Reaped, RetentionWarning, SqlSink, derived_key, transi
 from fencepost.sql.consumers import CLAIMS, MESSAGES
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, func, select, text
 from support.databases import without_mariadb
+from support.threads import in_threads
 from support.waiting import PATIENCE_SECONDS
 
 TABLES = MetaData()
@@ -763,25 +764,17 @@ def test_a_trigger_that_prevents_updates_ends_the_transition(orders: Engine) -> 
 def test_of_many_transitions_one_happens(orders: Engine, new_engine: Callable[[], Engine]) -> None:
     from fencepost.sql.database import Database
 
-    moved: list[bool] = []
+    def pay() -> bool:
+        return Database(new_engine()).transaction(lambda it: transition(it, ORDERS, {"id": 1}, "new", "paid"))
 
-    def pay() -> None:
-        database = Database(new_engine())
-        moved.append(database.transaction(lambda it: transition(it, ORDERS, {"id": 1}, "new", "paid")))
-
-    threads = [threading.Thread(target=pay) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(moved) == [False] * 5 + [True]
+    assert sorted(in_threads([pay] * 6)) == [False] * 5 + [True]
 
 
 def test_of_two_that_have_read_the_same_one_moves(orders: Engine, new_engine: Callable[[], Engine]) -> None:
     """Outside a transaction of `Database`, SQLite's read takes no lock: the update itself must check."""
-    met, moved = threading.Barrier(2), list[bool | str]()
+    met = threading.Barrier(2)
 
-    def pay(to: str) -> None:
+    def pay(to: str) -> bool | str:
         engine, waited = new_engine(), False
 
         @sqlalchemy.event.listens_for(engine, "before_cursor_execute")
@@ -793,15 +786,11 @@ def test_of_two_that_have_read_the_same_one_moves(orders: Engine, new_engine: Ca
                 met.wait(timeout=PATIENCE_SECONDS)
 
         try:
-            moved.append(move(engine, 1, "new", to))
+            return move(engine, 1, "new", to)
         except fp.TransitionError as error:
-            moved.append(str(error))
+            return str(error)
 
-    threads = [threading.Thread(target=pay, args=(to,)) for to in ("paid", "sent")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    moved = in_threads([lambda: pay("paid"), lambda: pay("sent")])
     assert moved.count(True) == 1
     assert sum(isinstance(it, str) and "to " in it for it in moved) == 1
 

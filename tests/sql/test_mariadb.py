@@ -17,6 +17,7 @@ from fencepost.sql import IdempotentRequests, ProducerRegistry, RequestClaim, Re
 from fencepost.sql.database import Database
 from sqlalchemy import Connection, Engine, text
 from support.mariadb import MariaDBServer
+from support.threads import in_threads
 from support.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
@@ -324,11 +325,7 @@ def test_a_deadlock_that_an_effect_passes_over_commits_nothing(
         undone.append(first)
 
     SqlSink(engine, None, "c").handle([{"pid": 3, "epoch": 0, "partition": 0, "seq": 0}], lambda *_: None)
-    threads = [threading.Thread(target=both, args=order) for order in ((1, 2), (2, 1))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([lambda: both(1, 2), lambda: both(2, 1)])
     assert undone[0] == 1213
     assert len(undone) == 2, "who passed over the error is told"
     assert rows_of(engine, "SELECT total FROM totals") == [(1,), (1,)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from fencepost.kafka import PartitionLog
 from fencepost.transports import LandingTransport, PartitionLogTransport, SqlTransport
 from support.faulty_transport import MemoryTransport
+from support.threads import in_threads
 
 KINDS = ["sqlite", "postgresql", "landing", "log"]
 
@@ -116,11 +117,7 @@ def test_the_first_of_concurrent_writers_stores_the_number(place: Any) -> None:
         with contextlib.suppress(fp.PolicyError):
             found.append(new(partitions=count).partitions)
 
-    threads = [threading.Thread(target=ask, args=(count,)) for count in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([partial(ask, count) for count in range(1, 5)])
     assert len(found) == 1
     assert new().partitions == found[0]
 

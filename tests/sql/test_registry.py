@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fencepost.sql.pids import PID_MAX
 from fencepost.transports import LandingTransport, SqlTransport
 from sqlalchemy import Engine, event, func, select, text
 from support.coordinator_doors import Route
+from support.threads import in_threads
 
 NewEngine = Callable[[], Engine]
 DAY_MS = 24 * 3600 * 1000
@@ -386,24 +388,15 @@ def test_a_connection_that_is_lost_costs_an_epoch_at_most(engine: Engine, new_en
 def test_many_at_once_never_get_the_same(database_url: str, new_engine: NewEngine) -> None:
     """Threads with engines of their own, on a few ids and on ids of their own."""
     found: list[ProducerIdentity] = []
-    failures: list[BaseException] = []
 
     def work(number: int) -> None:
-        try:
-            registry = ProducerRegistry(new_engine(), block_size=2)
-            for turn in range(12):
-                found.append(registry.init_producer(f"shared {turn % 3}"))
-                found.append(registry.init_producer(f"own {number} {turn}"))
-                found.append(registry.init_producer())
-        except BaseException as error:
-            failures.append(error)
+        registry = ProducerRegistry(new_engine(), block_size=2)
+        for turn in range(12):
+            found.append(registry.init_producer(f"shared {turn % 3}"))
+            found.append(registry.init_producer(f"own {number} {turn}"))
+            found.append(registry.init_producer())
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads([partial(work, number) for number in range(6)])
     assert len(found) == 6 * 12 * 3
     assert len({(it.pid, it.epoch) for it in found}) == len(found)
     epochs: dict[int, list[int]] = {}

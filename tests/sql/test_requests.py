@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
@@ -16,6 +15,7 @@ from fencepost.sql import IdempotentRequests, RequestClaim, Response, derived_ke
 from sqlalchemy import Connection, Engine, event, text
 from support.connections import lose_the_connection
 from support.processes import fork_server
+from support.threads import in_threads
 
 PROCESSES = fork_server("fencepost.sql", "sqlalchemy.dialects.postgresql.psycopg", "psycopg")
 SCOPE, KEY, BODY = "account-7", "k", b"POST /orders"
@@ -186,25 +186,16 @@ def test_a_lost_commit_is_settled(
 
 
 def test_concurrent_repeats_have_one_effect(requests: IdempotentRequests, new_engine: Callable[[], Engine]) -> None:
-    begin = threading.Barrier(6)
-    answers: list[Any] = []
-
-    def send(mine: IdempotentRequests) -> None:
-        begin.wait()
+    def send() -> Response:
+        mine = IdempotentRequests(new_engine())
         while True:
             try:
                 claim = mine.claim(SCOPE, KEY, BODY)
             except fp.RequestInFlightError:
                 continue
-            answers.append(claim if isinstance(claim, Response) else claim.complete(insert("order", CREATED)))
-            return
+            return claim if isinstance(claim, Response) else claim.complete(insert("order", CREATED))
 
-    threads = [threading.Thread(target=send, args=[IdempotentRequests(new_engine())]) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [CREATED] * 6
+    assert in_threads([send] * 6) == [CREATED] * 6
     assert effects(requests.database.engine) == ["order"]
 
 

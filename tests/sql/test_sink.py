@@ -7,11 +7,11 @@ import datetime
 import json
 import random
 import re
-import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from sqlalchemy import Column, Connection, Engine, Integer, MetaData, SmallInteg
 from sqlalchemy.exc import IntegrityError
 from support.databases import without_mariadb
 from support.postgres import PostgresServer
+from support.threads import in_threads
 from support.waiting import wait_until
 
 TABLES = MetaData()
@@ -712,52 +713,34 @@ def test_broker_coordinates_as_a_sequence_are_labelled(events: Engine, columns: 
 def test_many_processes_apply_each_row_once(events: Engine, new_engine: Callable[[], Engine]) -> None:
     """Shuffled redeliveries of the same rows to four sinks of one consumer, keys overlapping and new to all."""
     identities = [(pid, 0, partition, seq) for pid in range(6) for partition in range(2) for seq in range(20)]
-    failures: list[BaseException] = []
     SqlSink(events, "events", "billing")
 
     def consume(seed: int) -> None:
         chance = random.Random(seed)
         mine = identities * 2
         chance.shuffle(mine)
-        try:
-            sink = SqlSink(new_engine(), "events", "billing")
-            for start in range(0, len(mine), 16):
-                sink.apply(rows(*mine[start : start + 16]))
-        except BaseException as error:
-            failures.append(error)
+        sink = SqlSink(new_engine(), "events", "billing")
+        for start in range(0, len(mine), 16):
+            sink.apply(rows(*mine[start : start + 16]))
 
-    threads = [threading.Thread(target=consume, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads([partial(consume, seed) for seed in range(4)])
     assert stored(events) == sorted(identities)
     assert count(events, CLAIMS) == 12
 
 
 def test_many_processes_apply_each_message_once(events: Engine, new_engine: Callable[[], Engine]) -> None:
     names = [f"{number}" for number in range(200)]
-    failures: list[BaseException] = []
     SqlSink(events, "events", "c", "message_id", message_id="note")
 
     def consume(seed: int) -> None:
         chance = random.Random(seed)
         mine = names * 2
         chance.shuffle(mine)
-        try:
-            sink = SqlSink(new_engine(), "events", "c", "message_id", message_id="note")
-            for start in range(0, len(mine), 16):
-                sink.apply({"note": mine[start : start + 16]})
-        except BaseException as error:
-            failures.append(error)
+        sink = SqlSink(new_engine(), "events", "c", "message_id", message_id="note")
+        for start in range(0, len(mine), 16):
+            sink.apply({"note": mine[start : start + 16]})
 
-    threads = [threading.Thread(target=consume, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads([partial(consume, seed) for seed in range(4)])
     with events.connect() as connection:
         found = sorted(connection.execute(select(EVENTS.c.note)).scalars())
     assert found == sorted(names)

@@ -22,6 +22,7 @@ from support.connections import lose_the_connection
 from support.mariadb import MariaDBServer
 from support.postgres import PostgresServer
 from support.processes import fork_server
+from support.threads import in_threads
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 # Not forked from the test process, which has threads.
@@ -150,11 +151,7 @@ def test_sinks_that_deadlock_in_their_effects(events: Engine, new_engine: Callab
 
     # The first call of a consumer fixes the types of its keys, and others wait for it.
     SqlSink(events, None, "c").handle(run(0, 1, pid=3), lambda *_: None)
-    threads = [threading.Thread(target=both, args=order) for order in ((1, 2), (2, 1))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([lambda: both(1, 2), lambda: both(2, 1)])
     with events.connect() as connection:
         assert connection.execute(text("SELECT total FROM totals")).scalars().all() == [10, 10]
     assert len(runs) == 3

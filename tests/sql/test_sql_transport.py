@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from fencepost.transports import (
 from support.databases import without_mariadb
 from support.faulty_transport import FaultyTransport, MemoryTransport
 from support.producers import batch
+from support.threads import in_threads
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 SCHEMA = pa.schema({"value": pa.int64()})
@@ -485,17 +486,12 @@ def test_each_row_is_written_once_despite_a_faulty_network(engine: sa.Engine, se
 
 def test_several_producers_write_to_one_partition(engine: sa.Engine, new_engine: NewEngine) -> None:
     SqlTransport(engine, "events", schema=SCHEMA)
-    engines = [new_engine() for _ in range(3)]
 
     def write(number: int) -> None:
-        with fp.SequencedProducer(SqlTransport(engines[number], "events"), batch_rows=4) as producer:
+        with fp.SequencedProducer(SqlTransport(new_engine(), "events"), batch_rows=4) as producer:
             producer.send({"value": [number * 100 + it for it in range(40)]})
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([partial(write, number) for number in range(3)])
     found = values(engine)
     assert [[it for it in found if it // 100 == number] for number in range(3)] == [
         [number * 100 + it for it in range(40)] for number in range(3)

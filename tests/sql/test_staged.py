@@ -29,6 +29,7 @@ from support.lake import SCHEMA, Crash, dead_before, first_of_each, land, make_r
 from support.mariadb import MariaDBServer
 from support.postgres import PostgresServer
 from support.secret_runs import SECRETS, contents_of, files_with, start_killed
+from support.threads import in_threads
 
 CREATE = "CREATE TABLE events (pid BIGINT, epoch SMALLINT, partition INTEGER, seq INTEGER, origin VARCHAR(20))"
 
@@ -264,20 +265,15 @@ def test_a_version_of_another_copy_of_the_state_is_not_taken_for_its_own(
 
 def test_many_drivers_at_once(events: Engine, make: Callable[..., DedupJob], tmp_path: Path) -> None:
     land_some(tmp_path, 0, 1)
-    outcomes: Counter[str] = Counter()
 
-    def run() -> None:
+    def run() -> str:
         try:
             make(engine=LocalEngine(1)).run()
-            outcomes["run"] += 1
         except fp.FencepostError as error:
-            outcomes[type(error).__name__] += 1
+            return type(error).__name__
+        return "run"
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    outcomes = Counter(in_threads([run] * 4))
     assert outcomes["run"] >= 1, outcomes
     assert outcomes.keys() <= {"run", "StateConflictError", "SinkError"}, outcomes
     make().run()
