@@ -25,7 +25,7 @@ from fencepost.sql import (
 )
 from fencepost.sql import transaction_tables as tables
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, func, select, text
-from support.coordinator_doors import MachineDoor, Route, SqlDoor
+from support.coordinator_doors import MachineDoor, Route, SqlDoor, set_back
 from support.coordinator_rulebook import NONE, Case, Known, Request
 
 NewEngine = Callable[[], Engine]
@@ -46,12 +46,6 @@ def insert(what: str) -> Callable[[Connection], object]:
 def output(coordinator: TransactionCoordinator) -> list[str]:
     query = select(OUTPUT.c.what).order_by(OUTPUT.c.what)
     return coordinator.database.transaction(lambda connection: list(connection.execute(query).scalars()))
-
-
-def set_back(coordinator: TransactionCoordinator, by_ms: int) -> None:
-    """As if the open transactions had begun so much earlier."""
-    values = {"started_ms": tables.PRODUCERS.c.started_ms - by_ms}
-    coordinator.database.transaction(lambda connection: connection.execute(tables.PRODUCERS.update().values(values)))
 
 
 def state(coordinator: TransactionCoordinator, pid: int) -> str:
@@ -360,7 +354,7 @@ def test_one_that_cannot_be_finished_does_not_keep_the_others(engine: Engine) ->
         if name != "late":
             with pytest.raises(fp.ConcurrentTransactionError):
                 coordinator.commit(identity)
-    set_back(coordinator, 60_001)
+    set_back(coordinator.database, started_ms=60_001)
     broken = False
     with pytest.raises(fp.ConcurrentTransactionError, match="transactional id 'bad'"):
         coordinator.recover()
@@ -428,7 +422,7 @@ def test_transactions_that_are_open_for_too_long_are_aborted(coordinator: Transa
     for it in (late, patient):
         coordinator.add_offsets(it, "group", {it.pid: (0, 1)})
     assert coordinator.reap() == Recovered(0, 0)
-    set_back(coordinator, 2000)
+    set_back(coordinator.database, started_ms=2000)
     assert coordinator.reap() == Recovered(0, 1)
     assert coordinator.reap() == Recovered(0, 0)
     assert coordinator.decision(late.pid, late.epoch) == "abort"
@@ -446,7 +440,7 @@ def test_a_clock_that_is_set_back_leaves_no_transaction_open(coordinator: Transa
     """One that began while the clock was a year ahead would be open for a year, and would not be reported as late."""
     ahead, near = (coordinator.init_producer(name, timeout_ms=60_000) for name in ("ahead", "near"))
     coordinator.begin(ahead)
-    set_back(coordinator, -365 * 86_400_000)
+    set_back(coordinator.database, started_ms=-365 * 86_400_000)
     coordinator.begin(near)
     update = tables.PRODUCERS.update().where(tables.PRODUCERS.c.pid == near.pid)
     a_bit = update.values(started_ms=tables.PRODUCERS.c.started_ms + 30_000)

@@ -25,17 +25,10 @@ from fencepost.sql import (
 from fencepost.sql import transaction_tables as tables
 from fencepost.sql.database import Database
 from sqlalchemy import Engine, inspect, select
-from support.coordinator_doors import Route
+from support.coordinator_doors import Route, set_back
 
 NewEngine = Callable[[], Engine]
 DAY_MS = 86_400_000
-
-
-def set_back(engine: Engine, **by_ms: int) -> None:
-    """Move the times in these columns back."""
-    with engine.begin() as connection:
-        values = {name: tables.PRODUCERS.c[name] - ms for name, ms in by_ms.items()}
-        connection.execute(tables.PRODUCERS.update().values(values))
 
 
 def fail(*_: object) -> None:
@@ -87,7 +80,7 @@ def test_an_open_transaction_is_described(
 def test_a_late_transaction_is_reported_as_late(
     engine: Engine, coordinator: TransactionCoordinator, owner: ProducerIdentity
 ) -> None:
-    set_back(engine, started_ms=DAY_MS)
+    set_back(Database(engine), started_ms=DAY_MS)
     found = the_one(engine)
     assert found.is_late
     assert found.age_ms is not None
@@ -98,7 +91,7 @@ def test_a_late_transaction_is_reported_as_late(
     found = the_one(engine)
     assert (found.state, found.is_late) == ("prepare_abort", False), "its markers have a time-out of their own"
     assert found.waits_for.startswith("abort markers for sales. Call recover() ")
-    set_back(engine, updated_ms=DAY_MS)
+    set_back(Database(engine), updated_ms=DAY_MS)
     assert the_one(engine).is_late
     assert list_transactions(engine, unfinished_only=False)[0].owner.pid == owner.pid
 
@@ -158,7 +151,7 @@ def test_metrics(
     assert (states, found["late"]) == ({"empty": 1, "ongoing": 1}, 0)
     assert found["pids"] >= 2
     assert 0 <= found["oldest_age_ms"] < DAY_MS
-    set_back(engine, started_ms=DAY_MS)
+    set_back(Database(engine), started_ms=DAY_MS)
     assert transaction_metrics(engine)["late"] == 1
     code, out, err = run(capsys, database_url, "metrics")
     lines = out.splitlines()
@@ -170,7 +163,7 @@ def test_metrics(
     TransactionCoordinator(engine).terminate("stage")
     found = transaction_metrics(engine)
     assert (found["transactional_ids"]["prepare_abort"], found["late"]) == (1, 0)
-    set_back(engine, updated_ms=DAY_MS)
+    set_back(Database(engine), updated_ms=DAY_MS)
     assert transaction_metrics(engine)["late"] == 1
 
 
@@ -211,7 +204,7 @@ def test_the_command_line(
     assert code == 0
     assert "waits_for: its producer, to" in out
     assert "state: ongoing\n" in out
-    set_back(engine, started_ms=DAY_MS)
+    set_back(Database(engine), started_ms=DAY_MS)
     code, out, _ = run(capsys, database_url, "describe", "stage", "--json")
     report = json.loads(out)
     assert (code, report["is_late"], report["owner"]["pid"]) == (3, True, owner.pid)

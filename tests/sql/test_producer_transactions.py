@@ -12,7 +12,6 @@ import pytest
 import sqlalchemy as sa
 from fencepost import kafka
 from fencepost.sql import ProducerRegistry, Recovered, TransactionCoordinator
-from fencepost.sql import transaction_tables as tables
 from fencepost.transports import (
     LandingTransport,
     PartitionLogTransport,
@@ -20,6 +19,7 @@ from fencepost.transports import (
     read_committed,
     read_landing,
 )
+from support.coordinator_doors import set_back
 from support.faulty_transport import FaultyTransport
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
@@ -119,14 +119,13 @@ def test_a_restarted_producer_aborts_the_open_transaction(engine: sa.Engine, pla
 def test_a_transaction_that_took_too_long_does_not_stop_its_producer(engine: sa.Engine, place: Place) -> None:
     """Its time-out has raised the epoch, like another producer: here the producer continues."""
     coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
-    late = tables.PRODUCERS.update().values(started_ms=tables.PRODUCERS.c.started_ms - 100_000)
     with fp.SequencedProducer(
         place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
     ) as producer:
         producer.begin()
         producer.send(rows(place, 2))
         producer.flush(30)
-        coordinator.database.transaction(lambda connection: connection.execute(late))
+        set_back(coordinator.database, started_ms=100_000)
         assert coordinator.recover() == Recovered(0, 1)
         calls: list[Callable[[], Any]] = [lambda: producer.send(rows(place, 1)), lambda: producer.send(rows(place, 2))]
         for call in (*calls, producer.commit):

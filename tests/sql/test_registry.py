@@ -20,17 +20,11 @@ from fencepost.sql import transaction_tables as tables
 from fencepost.sql.pids import PID_MAX
 from fencepost.transports import LandingTransport, SqlTransport
 from sqlalchemy import Engine, event, func, select, text
-from support.coordinator_doors import Route
+from support.coordinator_doors import Route, set_back
 from support.threads import in_threads
 
 NewEngine = Callable[[], Engine]
 DAY_MS = 24 * 3600 * 1000
-
-
-def set_back(registry: ProducerRegistry, column: str, by_ms: int) -> None:
-    """As if so much time had passed."""
-    values = {column: tables.PRODUCERS.c[column] - by_ms}
-    registry.database.transaction(lambda connection: connection.execute(tables.PRODUCERS.update().values(values)))
 
 
 def rows_of(registry: ProducerRegistry) -> int:
@@ -167,10 +161,10 @@ def test_used_up_epochs_rotate_the_pid(engine: Engine) -> None:
 def test_an_unused_id_expires_and_sees_its_old_pid(engine: Engine, is_reaped: bool) -> None:
     registry = ProducerRegistry(engine)
     old = registry.init_producer("an id")
-    set_back(registry, "updated_ms", 7 * DAY_MS - 60_000)
+    set_back(registry.database, updated_ms=7 * DAY_MS - 60_000)
     assert registry.expire() == 0
     assert registry.init_producer("an id").pid == old.pid, "not yet"
-    set_back(registry, "updated_ms", 7 * DAY_MS)
+    set_back(registry.database, updated_ms=7 * DAY_MS)
     if is_reaped:
         assert registry.expire() == 1
         with pytest.raises(fp.MappingError, match=f"has the pid {old.pid}: it expired"):
@@ -184,12 +178,12 @@ def test_an_unused_id_expires_and_sees_its_old_pid(engine: Engine, is_reaped: bo
 def test_a_tombstone_is_kept_for_its_time(engine: Engine) -> None:
     registry = ProducerRegistry(engine, tombstone_ms=30 * DAY_MS)
     registry.init_producer("an id")
-    set_back(registry, "updated_ms", 7 * DAY_MS)
+    set_back(registry.database, updated_ms=7 * DAY_MS)
     assert registry.expire() == 1
-    set_back(registry, "updated_ms", 30 * DAY_MS - 60_000)
+    set_back(registry.database, updated_ms=30 * DAY_MS - 60_000)
     assert registry.expire() == 0
     assert rows_of(registry) == 1
-    set_back(registry, "updated_ms", 60_000)
+    set_back(registry.database, updated_ms=60_000)
     assert registry.expire() == 0
     assert rows_of(registry) == 0
     assert registry.init_producer("an id").previous_pid is None, "nothing is known any more"
@@ -200,7 +194,7 @@ def test_open_transactions_do_not_expire(engine: Engine) -> None:
     coordinator = TransactionCoordinator(engine, registry)
     identity = registry.init_producer("an id")
     coordinator.begin(identity)
-    set_back(registry, "updated_ms", 100 * DAY_MS)
+    set_back(registry.database, updated_ms=100 * DAY_MS)
     assert registry.expire() == 0
     coordinator.commit(identity)
 
@@ -211,7 +205,7 @@ def test_names_in_use_are_kept_alive(engine: Engine) -> None:
     assert ProducerRegistry(engine, expiry_ms=2**62).keep_alive_ms <= DAY_MS, "an interval that a thread can wait for"
     used, replaced = registry.init_producer("used"), registry.init_producer("replaced")
     successor = registry.init_producer("replaced")
-    set_back(registry, "updated_ms", 2 * DAY_MS)
+    set_back(registry.database, updated_ms=2 * DAY_MS)
     registry.keep_alive(used)
     registry.keep_alive(replaced)
     assert registry.expire() == 1, "who was replaced keeps nothing alive"
@@ -250,7 +244,7 @@ def test_the_name_of_a_running_producer_does_not_expire(engine: Engine, kind: st
 
     with fp.SequencedProducer(Anywhere(), name="gate 7", **options) as producer:
         for _ in range(2):
-            set_back(registry, "updated_ms", 2 * DAY_MS)
+            set_back(registry.database, updated_ms=2 * DAY_MS)
             deadline = time.monotonic() + 60
             while not is_kept():
                 assert time.monotonic() < deadline, "it is not kept alive"
@@ -260,7 +254,7 @@ def test_the_name_of_a_running_producer_does_not_expire(engine: Engine, kind: st
                 producer.send([{"n": 1}])
         pid = producer.identity.pid
         assert producer.previous_pid is None
-    set_back(registry, "updated_ms", 2 * DAY_MS)
+    set_back(registry.database, updated_ms=2 * DAY_MS)
     assert registry.expire() == 1, "nobody keeps it alive any more"
     with fp.SequencedProducer(Anywhere(), name="gate 7", **options) as producer:
         assert (producer.previous_pid, producer.identity.epoch) == (pid, 0)

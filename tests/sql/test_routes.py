@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 from fencepost import kafka
 from fencepost.sql import Recovered, TransactionCoordinator, Unrouted
-from fencepost.sql import transaction_tables as tables
 from fencepost.transports import LandingTransport, PartitionLogTransport, SqlTransport, read_committed, read_landing
+from support.coordinator_doors import set_back
 from support.coordinator_mutants import ROUTE_MUTANTS, route_mutant
 from support.services import simulate
 
@@ -65,11 +65,6 @@ def rows(kind: str, value: int) -> dict[str, Any]:
     return {"value": [str(value) if kind == "log" else value]}
 
 
-def pass_time_out(coordinator: TransactionCoordinator) -> None:
-    late = tables.PRODUCERS.update().values(started_ms=tables.PRODUCERS.c.started_ms - 100_000)
-    coordinator.database.transaction(lambda connection: connection.execute(late))
-
-
 def producer_of(coordinator: TransactionCoordinator, topic: str, output: Output) -> fp.SequencedProducer:
     return fp.SequencedProducer(output.transport, name=topic, coordinator=coordinator, topic=topic)
 
@@ -85,7 +80,7 @@ def test_recover_leaves_the_transactions_of_others(
         producer.begin()
         producer.send(rows(kind, 1))
         producer.flush(30)
-        pass_time_out(clicks)
+        set_back(clicks.database, started_ms=100_000)
         left = Recovered(0, 0, (Unrouted("sales", ("sales",)),))
         assert clicks.recover() == left
         assert clicks.reap() == left

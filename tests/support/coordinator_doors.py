@@ -10,6 +10,7 @@ import fencepost as fp
 import sqlalchemy
 from fencepost.sql import ProducerIdentity, ProducerRegistry, TransactionCoordinator, transaction
 from fencepost.sql import transaction_tables as tables
+from fencepost.sql.database import Database
 
 from support.coordinator_rulebook import NONE, Case, Known, Request, Result
 
@@ -217,13 +218,15 @@ class SqlDoor:
                 self.coordinator.recover()
                 self.writes_markers = False
             case "time out":
-                self._set_back("started_ms", 60_001)
+                set_back(self.database, started_ms=60_001)
                 self.coordinator.reap()
             case "expire":
-                self._set_back("updated_ms", EXPIRY_MS)
+                set_back(self.database, updated_ms=EXPIRY_MS)
                 self.registry.expire()
         return None
 
-    def _set_back(self, column: str, by_ms: int) -> None:
-        values = {column: tables.PRODUCERS.c[column] - by_ms}
-        self.database.transaction(lambda connection: connection.execute(tables.PRODUCERS.update().values(values)))
+
+def set_back(database: Database, **by_ms: int) -> None:
+    """As if so much more time had passed since the times in these columns, of all producers."""
+    values = {name: tables.PRODUCERS.c[name] - ms for name, ms in by_ms.items()}
+    database.transaction(lambda connection: connection.execute(tables.PRODUCERS.update().values(values)))

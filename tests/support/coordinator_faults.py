@@ -12,7 +12,7 @@ from fencepost.sql import Positions, TransactionCoordinator
 from fencepost.sql import transaction_tables as tables
 from sqlalchemy import Engine, select
 
-from support.coordinator_doors import Route
+from support.coordinator_doors import Route, set_back
 from support.processes import fork_server
 from support.transacting import BATCH, GROUP, OUTPUT, PARTITIONS, TOPIC, Markers
 from support.waiting import PATIENCE_SECONDS
@@ -84,8 +84,7 @@ def leave_work(coordinator: TransactionCoordinator) -> None:
         other.commit(prepared)
     late = coordinator.init_producer("late", timeout_ms=1)
     coordinator.add_partitions(late, PARTITIONS)
-    values = {"started_ms": tables.PRODUCERS.c.started_ms - 1000}
-    coordinator.database.transaction(lambda connection: connection.execute(tables.PRODUCERS.update().values(values)))
+    set_back(coordinator.database, started_ms=1000)
 
 
 def check_recovered(coordinator: TransactionCoordinator, markers: Markers) -> None:
