@@ -207,10 +207,12 @@ def simulate(engine: sqlalchemy.Engine, seed: int, module: Any = coordinators) -
                 running[name] = None
     world.is_calm = True
     for _ in range(50 * EVENTS):
-        for name in SERVICES.keys() - done:
+        for name in sorted(SERVICES.keys() - done):
             step(name)
         for name in sorted(SERVICES):
             world.recover(name)
+        if done == SERVICES.keys():
+            break
     assert done == SERVICES.keys(), f"{SERVICES.keys() - done} do not come to an end"
     world.check()
     return world.faults
