@@ -80,7 +80,7 @@ def test_a_missing_column_fails_its_batch(transport: PartitionLogTransport) -> N
 @pytest.mark.parametrize("seed", range(3))
 def test_each_record_is_written_once_despite_a_faulty_network(tmp_path: Path, seed: int) -> None:
     with PartitionLogTransport(tmp_path, partitions=2) as log:
-        transport = FaultyTransport(Waits(log), seed)
+        transport = FaultyTransport(log, seed)
         with fp.SequencedProducer(transport, partition_by="to", request_timeout_ms=100, **QUICK) as producer:
             for value in range(40):
                 producer.send([{"to": value % 2, "n": value}])
@@ -90,16 +90,6 @@ def test_each_record_is_written_once_despite_a_faulty_network(tmp_path: Path, se
             "value"
         ].to_pylist()
         assert [json.loads(it)["n"] for it in found] == list(range(number, 40, 2))
-
-
-class Waits:
-    """Answers instead of futures, which the faulty transport makes itself."""
-
-    def __init__(self, behind: PartitionLogTransport) -> None:
-        self.behind, self.partitions, self.fence = behind, behind.partitions, behind.fence
-
-    def send(self, batch: SequencedBatch) -> Answer:
-        return self.behind.send(batch).result(10)
 
 
 class LosesTheFirstAnswer:
@@ -141,7 +131,7 @@ def test_batches_in_the_log_are_not_sent_again_under_a_new_epoch(
 @pytest.mark.parametrize("seed", range(3))
 def test_each_record_is_written_once_if_batches_are_refused_too(tmp_path: Path, seed: int) -> None:
     with PartitionLogTransport(tmp_path, partitions=2, value="n") as log:
-        transport = FaultyTransport(Waits(log), seed)
+        transport = FaultyTransport(log, seed)
         producer = fp.SequencedProducer(transport, partition_by="to", request_timeout_ms=100, **QUICK)
         for value in range(60):
             producer.send([{"to": value % 2, "odd" if value % 7 == 3 else "n": f"{value}"}])

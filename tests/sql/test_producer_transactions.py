@@ -219,12 +219,8 @@ def test_a_lease_of_the_registry_fences(engine: sa.Engine, place: Place) -> None
 
 @pytest.mark.parametrize("seed", range(2))
 def test_committed_rows_are_written_once_despite_a_faulty_network(engine: sa.Engine, place: Place, seed: int) -> None:
-    if isinstance(place.transport, PartitionLogTransport):
-        behind: Any = Waits(place.transport)
-    else:
-        behind = place.transport
     coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
-    faulty = FaultyTransport(behind, seed, share=0.4)
+    faulty = FaultyTransport(place.transport, seed, share=0.4)
     settings = {"request_timeout_ms": 300, **QUICK}
     wanted: list[int] = []
     with fp.SequencedProducer(
@@ -242,13 +238,3 @@ def test_committed_rows_are_written_once_despite_a_faulty_network(engine: sa.Eng
             wanted += values
     faulty.settle()
     assert place.read() == wanted
-
-
-class Waits:
-    """Answers instead of futures, which the faulty transport makes itself."""
-
-    def __init__(self, behind: PartitionLogTransport) -> None:
-        self.behind, self.partitions, self.fence = behind, behind.partitions, behind.fence
-
-    def send(self, batch: Any) -> Any:
-        return self.behind.send(batch).result(30)

@@ -86,27 +86,31 @@ class FaultyTransport:
             delay = self._random.random() * self.late_s
             self.told[kind] = self.told.get(kind, 0) + 1
         if kind == "truth":
-            answer.set_result(self.behind.send(batch))
+            answer.set_result(self._send(batch))
         elif kind == "error before":
             answer.set_result(Answer(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         elif kind == "error after":
-            self.behind.send(batch)
+            self._send(batch)
             answer.set_exception(OSError("connection reset"))
         elif kind == "lost answer":
-            self.behind.send(batch)
+            self._send(batch)
         elif kind == "twice":
-            first = self.behind.send(batch)
-            self.behind.send(batch)
+            first = self._send(batch)
+            self._send(batch)
             answer.set_result(first)
         elif kind == "late answer":
-            told = self.behind.send(batch)
+            told = self._send(batch)
             self._later(delay, lambda: answer.set_result(told))
         elif kind == "late request":
-            self._later(delay, lambda: answer.set_result(self.behind.send(batch)))
+            self._later(delay, lambda: answer.set_result(self._send(batch)))
         elif kind == "late copy":
-            answer.set_result(self.behind.send(batch))
-            self._later(delay, lambda: self.behind.send(batch))
+            answer.set_result(self._send(batch))
+            self._later(delay, lambda: self._send(batch))
         return answer
+
+    def _send(self, batch: SequencedBatch) -> Answer:
+        answer: Answer | Future[Answer] = self.behind.send(batch)
+        return answer.result(30) if isinstance(answer, Future) else answer
 
     def settle(self) -> None:
         """Wait for what is late."""
