@@ -7,73 +7,41 @@ from pathlib import Path
 from typing import Any
 
 import fencepost as fp
-import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-from fencepost import kafka
 from fencepost.sql import ProducerRegistry, Recovered, TransactionCoordinator
-from fencepost.transports import (
-    LandingTransport,
-    PartitionLogTransport,
-    SqlTransport,
-    read_committed,
-    read_landing,
-)
 from support.coordinator_doors import set_back
 from support.faulty_transport import FaultyTransport
+from support.outputs import KINDS, Output, make_output
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 
 
-class Place:
-    """A transport, and how to read what is committed there."""
-
-    def __init__(self, transport: Any, read: Callable[[], list[int]]) -> None:
-        self.transport, self.read = transport, read
-
-
-@pytest.fixture(params=["sql", "landing", "log"])
-def place(request: pytest.FixtureRequest, engine: sa.Engine, tmp_path: Path) -> Iterator[Place]:
-    if request.param == "sql":
-        transport: Any = SqlTransport(engine, "events", schema=pa.schema({"value": pa.int64()}), partitions=2)
-
-        def read() -> list[int]:
-            found = read_committed(engine, "events")
-            return sorted(found["value"].to_pylist()) if found.num_rows else []
-
-        yield Place(transport, read)
-    elif request.param == "landing":
-        transport = LandingTransport(tmp_path / "landing", partitions=2, sync=False)
-        yield Place(
-            transport,
-            lambda: sorted(
-                it for table in read_landing(tmp_path / "landing").tables() for it in table["value"].to_pylist()
-            ),
-        )
-    else:
-        with PartitionLogTransport(tmp_path / "logs", partitions=2, value="text") as transport:
-
-            def read_logs() -> list[int]:
-                tables = [
-                    pa.table(kafka.read_records(tmp_path / "logs" / f"events-{it}", "read_committed")) for it in (0, 1)
-                ]
-                return sorted(int(value) for table in tables for value in table["value"].to_pylist())
-
-            yield Place(transport, read_logs)
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, engine: sa.Engine, tmp_path: Path) -> Iterator[Output]:
+    made = make_output(request.param, "events", engine, tmp_path, partitions=2)
+    yield made
+    made.close()
 
 
-def rows(place: Place, *values: int) -> dict[str, Any]:
+@pytest.fixture
+def coordinator(engine: sa.Engine, place: Output) -> TransactionCoordinator:
+    return TransactionCoordinator(engine, routes={"out": place.transport})
+
+
+def open_producer(transport: Any, coordinator: TransactionCoordinator, **settings: Any) -> fp.SequencedProducer:
+    return fp.SequencedProducer(
+        transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK, **settings
+    )
+
+
+def rows(place: Output, *values: int) -> dict[str, Any]:
     """Some for each partition."""
-    if isinstance(place.transport, PartitionLogTransport):
-        return {"partition": [it % 2 for it in values], "text": [str(it) for it in values]}
-    return {"partition": [it % 2 for it in values], "value": list(values)}
+    return place.rows(*values, partition=[it % 2 for it in values])
 
 
-def test_transactions_are_seen_together_or_not_at_all(engine: sa.Engine, place: Place) -> None:
-    coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
-    with fp.SequencedProducer(
-        place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
-    ) as producer:
+def test_transactions_are_seen_together_or_not_at_all(coordinator: TransactionCoordinator, place: Output) -> None:
+    with open_producer(place.transport, coordinator) as producer:
         with producer.transaction():
             producer.send(rows(place, 1, 2))
             producer.send(rows(place, 3))
@@ -90,19 +58,12 @@ def test_transactions_are_seen_together_or_not_at_all(engine: sa.Engine, place: 
     assert coordinator.positions("stage 2").decided == {0: 6}
 
 
-def test_a_restarted_producer_aborts_the_open_transaction(engine: sa.Engine, place: Place) -> None:
-    coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
-
-    def open_producer() -> fp.SequencedProducer:
-        return fp.SequencedProducer(
-            place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
-        )
-
-    zombie = open_producer()
+def test_a_restarted_producer_aborts_the_open_transaction(coordinator: TransactionCoordinator, place: Output) -> None:
+    zombie = open_producer(place.transport, coordinator)
     zombie.begin()
     zombie.send(rows(place, 1, 2))
     zombie.flush(30)
-    with open_producer() as producer:
+    with open_producer(place.transport, coordinator) as producer:
         with producer.transaction():
             producer.send(rows(place, 3, 4))
         late = zombie.send(rows(place, 5, 7))
@@ -116,12 +77,11 @@ def test_a_restarted_producer_aborts_the_open_transaction(engine: sa.Engine, pla
         zombie.close()
 
 
-def test_a_transaction_that_took_too_long_does_not_stop_its_producer(engine: sa.Engine, place: Place) -> None:
+def test_a_transaction_that_took_too_long_does_not_stop_its_producer(
+    coordinator: TransactionCoordinator, place: Output
+) -> None:
     """Its time-out has raised the epoch, like another producer: here the producer continues."""
-    coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
-    with fp.SequencedProducer(
-        place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
-    ) as producer:
+    with open_producer(place.transport, coordinator) as producer:
         producer.begin()
         producer.send(rows(place, 2))
         producer.flush(30)
@@ -137,12 +97,10 @@ def test_a_transaction_that_took_too_long_does_not_stop_its_producer(engine: sa.
     assert place.read() == [1, 2]
 
 
-def test_an_abort_after_a_decided_commit_says_so_and_the_commit_completes(engine: sa.Engine, place: Place) -> None:
-    routes = {"out": place.transport}
-    coordinator = TransactionCoordinator(engine, routes=routes)
-    with fp.SequencedProducer(
-        place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
-    ) as producer:
+def test_an_abort_after_a_decided_commit_says_so_and_the_commit_completes(
+    coordinator: TransactionCoordinator, place: Output
+) -> None:
+    with open_producer(place.transport, coordinator) as producer:
         producer.begin()
         producer.send(rows(place, 1, 2))
         producer.flush(30)
@@ -160,11 +118,8 @@ def test_an_abort_after_a_decided_commit_says_so_and_the_commit_completes(engine
     assert place.read() == [1, 2, 3, 4]
 
 
-def test_a_producer_replaced_in_a_transaction_stops(engine: sa.Engine, place: Place) -> None:
-    coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
-    producer = fp.SequencedProducer(
-        place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
-    )
+def test_a_producer_replaced_in_a_transaction_stops(coordinator: TransactionCoordinator, place: Output) -> None:
+    producer = open_producer(place.transport, coordinator)
     producer.begin()
     producer.send(rows(place, 2))
     producer.flush(30)
@@ -177,24 +132,16 @@ def test_a_producer_replaced_in_a_transaction_stops(engine: sa.Engine, place: Pl
     assert place.read() == []
 
 
-def test_closing_aborts_what_is_open(engine: sa.Engine, place: Place) -> None:
-    coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
-    with fp.SequencedProducer(
-        place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
-    ) as producer:
+def test_closing_aborts_what_is_open(coordinator: TransactionCoordinator, place: Output) -> None:
+    with open_producer(place.transport, coordinator) as producer:
         producer.begin()
         producer.send(rows(place, 1, 2))
-    with (
-        fp.SequencedProducer(
-            place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
-        ) as producer,
-        producer.transaction(),
-    ):
+    with open_producer(place.transport, coordinator) as producer, producer.transaction():
         producer.send(rows(place, 3))
     assert place.read() == [3]
 
 
-def test_a_lease_of_the_registry_fences(engine: sa.Engine, place: Place) -> None:
+def test_a_lease_of_the_registry_fences(engine: sa.Engine, place: Output) -> None:
     registry = ProducerRegistry(engine)
 
     def open_producer() -> fp.SequencedProducer:
@@ -218,14 +165,12 @@ def test_a_lease_of_the_registry_fences(engine: sa.Engine, place: Place) -> None
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_committed_rows_are_written_once_despite_a_faulty_network(engine: sa.Engine, place: Place, seed: int) -> None:
-    coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
+def test_committed_rows_are_written_once_despite_a_faulty_network(
+    coordinator: TransactionCoordinator, place: Output, seed: int
+) -> None:
     faulty = FaultyTransport(place.transport, seed, share=0.4)
-    settings = {"request_timeout_ms": 300, **QUICK}
     wanted: list[int] = []
-    with fp.SequencedProducer(
-        faulty, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **settings
-    ) as producer:
+    with open_producer(faulty, coordinator, request_timeout_ms=300) as producer:
         for number in range(8):
             values = range(number * 10, number * 10 + 6)
             producer.begin()

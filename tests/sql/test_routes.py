@@ -11,74 +11,38 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-from fencepost import kafka
-from fencepost.sql import Recovered, TransactionCoordinator, Unrouted
-from fencepost.transports import LandingTransport, PartitionLogTransport, SqlTransport, read_committed, read_landing
+from fencepost.sql import ProducerIdentity, Recovered, TransactionCoordinator, Unrouted
 from support.coordinator_doors import set_back
 from support.coordinator_mutants import ROUTE_MUTANTS, route_mutant
+from support.outputs import KINDS, Output, make_output
+from support.producers import batch
 from support.services import simulate
 
 NewEngine = Callable[[], sa.Engine]
 SEEDS = range(12)
 
 
-class Output:
-    """A transport, and how to read what is committed there."""
-
-    def __init__(self, transport: Any, read: Callable[[], list[int]]) -> None:
-        self.transport, self.read = transport, read
-
-
-def make_output(kind: str, name: str, engine: sa.Engine, folder: Path) -> Output:
-    path = folder / name
-    if kind == "sql":
-        transport = SqlTransport(engine, name, schema=pa.schema({"value": pa.int64()}))
-        return Output(transport, lambda: read_committed(engine, name)["value"].to_pylist())
-    if kind == "landing":
-        return Output(
-            LandingTransport(path, sync=False),
-            lambda: [it for table in read_landing(path).tables() for it in table["value"].to_pylist()],
-        )
-
-    def read_log() -> list[int]:
-        found = pa.table(kafka.read_records(path / "events-0", "read_committed"))
-        return [int(it) for it in found["value"].to_pylist()]
-
-    return Output(PartitionLogTransport(path, value="value"), read_log)
-
-
-@pytest.fixture(params=["sql", "landing", "log"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def outputs(kind: str, new_engine: NewEngine, tmp_path: Path) -> Iterator[dict[str, Output]]:
+@pytest.fixture(params=KINDS)
+def outputs(request: pytest.FixtureRequest, new_engine: NewEngine, tmp_path: Path) -> Iterator[dict[str, Output]]:
     """Those of two services: they know nothing of each other, but for the database."""
-    made = {name: make_output(kind, name, new_engine(), tmp_path) for name in ("clicks", "sales")}
+    made = {name: make_output(request.param, name, new_engine(), tmp_path) for name in ("clicks", "sales")}
     yield made
     for it in made.values():
-        getattr(it.transport, "close", lambda: None)()
-
-
-def rows(kind: str, value: int) -> dict[str, Any]:
-    return {"value": [str(value) if kind == "log" else value]}
+        it.close()
 
 
 def producer_of(coordinator: TransactionCoordinator, topic: str, output: Output) -> fp.SequencedProducer:
     return fp.SequencedProducer(output.transport, name=topic, coordinator=coordinator, topic=topic)
 
 
-def test_recover_leaves_the_transactions_of_others(
-    kind: str, outputs: dict[str, Output], new_engine: NewEngine
-) -> None:
+def test_recover_leaves_the_transactions_of_others(outputs: dict[str, Output], new_engine: NewEngine) -> None:
     """B stalls past its time-out while A recovers. Markers of A must not go to A's output, or B's rows are doubled."""
     clicks, sales = (
         TransactionCoordinator(new_engine(), routes={topic: outputs[topic].transport}) for topic in ("clicks", "sales")
     )
     with producer_of(sales, "sales", outputs["sales"]) as producer:
         producer.begin()
-        producer.send(rows(kind, 1))
+        producer.send(outputs["sales"].rows(1))
         producer.flush(30)
         set_back(clicks.database, started_ms=100_000)
         left = Recovered(0, 0, (Unrouted("sales", ("sales",)),))
@@ -89,37 +53,34 @@ def test_recover_leaves_the_transactions_of_others(
             producer.commit()
         producer.abort()
         with producer.transaction():
-            producer.send(rows(kind, 1))
+            producer.send(outputs["sales"].rows(1))
     assert {name: it.read() for name, it in outputs.items()} == {"clicks": [], "sales": [1]}
 
 
-def test_one_transaction_of_several_transports(kind: str, outputs: dict[str, Output], engine: sa.Engine) -> None:
+def test_one_transaction_of_several_transports(outputs: dict[str, Output], engine: sa.Engine) -> None:
     """Each output has the producer id of the same transaction: all get the coordinator's decision."""
     coordinator = TransactionCoordinator(engine, routes={name: it.transport for name, it in outputs.items()})
     identity = coordinator.init_producer("stage")
     for value, decide in ((1, coordinator.abort), (2, coordinator.commit)):
         coordinator.add_partitions(identity, [(name, 0) for name in outputs])
         for it in outputs.values():
-            write(it.transport, identity, rows(kind, value))
+            write(it, identity, value)
         assert all(2 not in it.read() for it in outputs.values())
         identity = decide(identity)
     assert {name: it.read() for name, it in outputs.items()} == {"clicks": [2], "sales": [2]}
 
 
-def write(transport: Any, identity: Any, columns: dict[str, Any]) -> None:
+def write(output: Output, identity: ProducerIdentity, value: int) -> None:
     """One row as the first batch of an identity in partition 0."""
-    from fencepost.producer import SequencedBatch
-    from fencepost.producer.stamping import stamp
-
-    stamped = stamp(pa.table(columns), identity.pid, identity.epoch, 0, 0)
-    answer = transport.send(SequencedBatch(0, identity.pid, identity.epoch, 0, 0, 1, stamped, transactional=True))
+    row = pa.table(output.rows(value))
+    answer = output.transport.send(batch(identity.pid, identity.epoch, 0, row, transactional=True))
     answer = answer.result(30) if hasattr(answer, "result") else answer
     assert answer.error is fp.Verdict.ACCEPTED
 
 
 @pytest.mark.parametrize("outcome", ["commit", "abort"])
 def test_markers_of_some_topics_are_written_by_one_and_the_rest_by_another(
-    kind: str, outputs: dict[str, Output], new_engine: NewEngine, outcome: str
+    outputs: dict[str, Output], new_engine: NewEngine, outcome: str
 ) -> None:
     """A decision is final for each partition, so any coordinator with a route may write its marker."""
     both, clicks, sales = (
@@ -129,7 +90,7 @@ def test_markers_of_some_topics_are_written_by_one_and_the_rest_by_another(
     identity = both.init_producer("stage")
     both.add_partitions(identity, [("clicks", 0), ("sales", 0)])
     for it in outputs.values():
-        write(it.transport, identity, rows(kind, 1))
+        write(it, identity, 1)
     decide = clicks.commit if outcome == "commit" else clicks.abort
     for _ in range(2):
         with pytest.raises(fp.ConcurrentTransactionError, match=r"markers for 'sales' have no route here"):
