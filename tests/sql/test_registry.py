@@ -15,7 +15,7 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 from fencepost.producer import Answer
-from fencepost.sql import ProducerIdentity, ProducerRegistry, TransactionCoordinator
+from fencepost.sql import Positions, ProducerIdentity, ProducerRegistry, TransactionCoordinator
 from fencepost.sql import transaction_tables as tables
 from fencepost.sql.pids import PID_MAX
 from fencepost.transports import LandingTransport, SqlTransport
@@ -112,17 +112,11 @@ def test_open_transactions_are_aborted(engine: Engine) -> None:
     new = registry.init_producer("an id")
     assert (new.pid, new.epoch) == (old.pid, old.epoch + 2), "one for the abort, one for the producer"
     assert coordinator.decision(old.pid, old.epoch) == "abort"
-    assert coordinator.positions("group") == fp_positions({})
+    assert coordinator.positions("group") == Positions({}, frozenset())
     for call in (coordinator.begin, coordinator.commit, coordinator.abort):
         with pytest.raises(fp.FencedError):
             call(old)
     coordinator.begin(new)
-
-
-def fp_positions(decided: dict[Any, int], *pending: Any) -> Any:
-    from fencepost.sql import Positions
-
-    return Positions(decided, frozenset(pending))
 
 
 def test_a_transaction_that_waits_for_markers_makes_a_new_producer_wait(engine: Engine) -> None:
