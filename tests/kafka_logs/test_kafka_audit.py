@@ -24,8 +24,6 @@ from fencepost.kafka.source import open_log
 from fencepost.lake import DedupJob, KafkaLog
 from support.kafka_logs import DATA, PARTITIONS, read_csv, rows_of
 
-HOUR = 3_600_000
-
 
 @pytest.fixture(scope="module")
 def report() -> kafka.LogAudit:

@@ -18,9 +18,8 @@ from fencepost.lake import run as run_module
 from fencepost.lake.kafka_log import find_new
 from fencepost.lake.kafka_segments import Isolation
 from fencepost.state.sinks import RunFolders
-from support.kafka_logs import DATA, append_again, batches_of, copy_upto
+from support.kafka_logs import DATA, PARTITIONS, append_again, batches_of, copy_upto
 
-PARTITIONS = sorted(path.name for path in DATA.iterdir() if path.is_dir())
 ISOLATIONS: tuple[Isolation, ...] = ("read_uncommitted", "read_committed")
 
 

@@ -25,8 +25,6 @@ from support.interpreter import assert_released
 from support.kafka_logs import DATA, PARTITIONS, read_csv, rows_of
 from support.s3_server import BUCKET, s3_options, serve_s3
 
-HEADER_BYTES = 61
-
 
 @pytest.fixture(scope="module")
 def truth() -> dict[str, Any]:

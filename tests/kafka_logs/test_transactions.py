@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import fencepost as fp
@@ -16,9 +14,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from fencepost.kafka import TransactionIndex
+from support.kafka_logs import DATA, read_csv, rows_of
 
-SEGMENTS = Path(__file__).parents[1] / "data" / "kafka-segments"
-TRUTH = json.loads(gzip.decompress((SEGMENTS / "ground_truth.json.gz").read_bytes()))
+TRUTH = json.loads(gzip.decompress((DATA / "ground_truth.json.gz").read_bytes()))
 # The topics with transactions: all others are of one kind of row only.
 PARTITIONS = ["carts-0", "events-0", "orders-0", "orders-1", "payments-0", "payments-1"]
 KINDS = {0: "abort", 1: "commit"}
@@ -53,29 +51,31 @@ def marker_kind(log: bytes, position: int) -> str:
     return KINDS[int.from_bytes(log[at + 2 : at + 4], "big")]
 
 
+def rows_in(file: str, name: str) -> list[dict[str, str]]:
+    """The rows about a partition folder in a truth file."""
+    return [row for row in read_csv(file) if row["file"].startswith(f"{name}/")]
+
+
 def read_log(name: str) -> pa.Table:
     """The batches of a partition folder, of all its segments, with the names that read_batches gives."""
     topic, _, partition = name.rpartition("-")
     rows = []
-    with (SEGMENTS / "batches.csv").open() as file:
-        for row in csv.DictReader(file):
-            if not row["file"].startswith(f"{name}/"):
-                continue
-            is_control = row["control"] == "true"
-            log = (SEGMENTS / row["file"]).read_bytes() if is_control else b""
-            rows.append(
-                {
-                    "topic": topic,
-                    "partition": int(partition),
-                    "base_offset": int(row["base_offset"]),
-                    "last_offset": int(row["last_offset"]),
-                    "pid": int(row["producer_id"]),
-                    "epoch": int(row["producer_epoch"]),
-                    "max_timestamp": int(row["timestamp"]),
-                    "transactional": row["transactional"] == "true",
-                    "control": marker_kind(log, int(row["position"])) if is_control else None,
-                }
-            )
+    for row in rows_in("batches.csv", name):
+        is_control = row["control"] == "true"
+        log = (DATA / row["file"]).read_bytes() if is_control else b""
+        rows.append(
+            {
+                "topic": topic,
+                "partition": int(partition),
+                "base_offset": int(row["base_offset"]),
+                "last_offset": int(row["last_offset"]),
+                "pid": int(row["producer_id"]),
+                "epoch": int(row["producer_epoch"]),
+                "max_timestamp": int(row["timestamp"]),
+                "transactional": row["transactional"] == "true",
+                "control": marker_kind(log, int(row["position"])) if is_control else None,
+            }
+        )
     assert rows
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
@@ -89,20 +89,14 @@ def outcomes(index: TransactionIndex, batches: Any, columns: fp.BatchColumns | N
     return table.column("outcome").to_pylist()
 
 
-def rows_of(table: Any) -> list[dict[str, Any]]:
-    return pa.table(table).to_pylist()
-
-
 def aborted(index: TransactionIndex, partition: Any) -> list[tuple[int, ...]]:
     return [tuple(row.values()) for row in rows_of(index.aborted(partition))]
 
 
 def broker_aborted(name: str) -> list[tuple[int, ...]]:
     """What the broker's own indexes list, segment by segment."""
-    with (SEGMENTS / "aborted.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["file"].startswith(f"{name}/")]
     fields = ("producer_id", "first_offset", "last_offset", "last_stable_offset")
-    return [tuple(int(row[field]) for field in fields) for row in rows]
+    return [tuple(int(row[field]) for field in fields) for row in rows_in("aborted.csv", name)]
 
 
 # What a broker wrote

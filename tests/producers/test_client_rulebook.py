@@ -87,12 +87,6 @@ class BumpsThoughItMustAsk(Sequencer):
         super()._bump()
 
 
-class TakesLateRefusals(Sequencer):
-    def answered(self, id: int, answer: Any, now_ms: int) -> None:
-        self._given_up.discard(id)
-        super().answered(id, answer, now_ms)
-
-
 class IgnoresOldNumbers(Sequencer):
     def _answered_by_old_numbers(self, sent: Sent, *rest: Any) -> None:
         self._retry(sent.batch, 0)
