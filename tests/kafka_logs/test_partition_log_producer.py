@@ -28,22 +28,22 @@ def transport(tmp_path: Path) -> Iterator[PartitionLogTransport]:
         yield transport
 
 
+def records(folder: Path, partition: int = 0) -> pa.Table:
+    return pa.table(kafka.read_records(folder / f"events-{partition}", isolation="read_uncommitted"))
+
+
 def test_rows_become_records_that_every_reader_reads(transport: PartitionLogTransport, tmp_path: Path) -> None:
     rows = {"user": ["ann", None, "bob"], "value": [b"login", b"click", None], "to": [0, 0, 1]}
     with fp.SequencedProducer(transport, partition_by="to") as producer:
         assert [it.result(10).offset for it in producer.send(rows)] == [0, 0]
     transport.close()
-    found = pa.table(kafka.read_records(tmp_path / "events-0", isolation="read_uncommitted")).select(
-        ["offset", "key", "value", "pid", "epoch", "seq"]
-    )
+    found = records(tmp_path).select(["offset", "key", "value", "pid", "epoch", "seq"])
     pid = producer.identity.pid
     assert found.to_pylist() == [
         {"offset": 0, "key": b"ann", "value": b"login", "pid": pid, "epoch": 0, "seq": 0},
         {"offset": 1, "key": None, "value": b"click", "pid": pid, "epoch": 0, "seq": 1},
     ]
-    assert pa.table(kafka.read_records(tmp_path / "events-1", isolation="read_uncommitted"))["value"].to_pylist() == [
-        None
-    ]
+    assert records(tmp_path, 1)["value"].to_pylist() == [None]
 
 
 def test_times_of_day_in_json_keep_their_nanoseconds(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_without_a_value_a_row_is_json(tmp_path: Path) -> None:
         fp.SequencedProducer(transport, partition_by=None) as producer,
     ):
         producer.send(rows)
-    [record] = pa.table(kafka.read_records(tmp_path / "events-0", isolation="read_uncommitted")).to_pylist()
+    [record] = records(tmp_path).to_pylist()
     assert json.loads(record["value"]) == {
         "user": "änn", "n": 1, "at": "2024-02-29T12:00:00+00:00", "raw": "ff", "none": None,
     }  # fmt: skip
@@ -86,9 +86,7 @@ def test_each_record_is_written_once_despite_a_faulty_network(tmp_path: Path, se
                 producer.send([{"to": value % 2, "n": value}])
         transport.settle()
     for number in range(2):
-        found = pa.table(kafka.read_records(tmp_path / f"events-{number}", isolation="read_uncommitted"))[
-            "value"
-        ].to_pylist()
+        found = records(tmp_path, number)["value"].to_pylist()
         assert [json.loads(it)["n"] for it in found] == list(range(number, 40, 2))
 
 
@@ -120,10 +118,7 @@ def test_batches_in_the_log_are_not_sent_again_under_a_new_epoch(
     assert (found.epoch, found.first_seq, found.is_duplicate) == (0, 0, True)
     assert isinstance(refused.exception(10), fp.DeliveryError)
     assert (third.result(10).epoch, third.result(10).first_seq) == (1, 0)
-    assert pa.table(kafka.read_records(tmp_path / "events-0", isolation="read_uncommitted"))["value"].to_pylist() == [
-        b"one",
-        b"three",
-    ]
+    assert records(tmp_path)["value"].to_pylist() == [b"one", b"three"]
     with pytest.raises(fp.DeliveryError):
         producer.close()
 
@@ -139,9 +134,7 @@ def test_each_record_is_written_once_if_batches_are_refused_too(tmp_path: Path, 
             producer.close()
         transport.settle()
     for number in range(2):
-        found = pa.table(kafka.read_records(tmp_path / f"events-{number}", isolation="read_uncommitted"))[
-            "value"
-        ].to_pylist()
+        found = records(tmp_path, number)["value"].to_pylist()
         assert [int(it) for it in found] == [it for it in range(number, 60, 2) if it % 7 != 3]
 
 
