@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
@@ -186,8 +187,7 @@ def test_a_lost_commit_is_settled(
 
 
 def test_concurrent_repeats_have_one_effect(requests: IdempotentRequests, new_engine: Callable[[], Engine]) -> None:
-    def send() -> Response:
-        mine = IdempotentRequests(new_engine())
+    def send(mine: IdempotentRequests) -> Response:
         while True:
             try:
                 claim = mine.claim(SCOPE, KEY, BODY)
@@ -195,7 +195,7 @@ def test_concurrent_repeats_have_one_effect(requests: IdempotentRequests, new_en
                 continue
             return claim if isinstance(claim, Response) else claim.complete(insert("order", CREATED))
 
-    assert in_threads([send] * 6) == [CREATED] * 6
+    assert in_threads([partial(send, IdempotentRequests(new_engine())) for _ in range(6)]) == [CREATED] * 6
     assert effects(requests.database.engine) == ["order"]
 
 
