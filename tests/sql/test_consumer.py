@@ -51,6 +51,14 @@ def order(number: int) -> str:
     return json.dumps({"customer": f"c{number}", "cents": number})
 
 
+def of_orders(*counts: int) -> Cluster:
+    """So many orders in partition 0, and in those after it."""
+    cluster = Cluster()
+    for partition, count in enumerate(counts):
+        cluster.send("orders", *map(order, range(count)), partition=partition)
+    return cluster
+
+
 def decode(message: Any) -> dict[str, Any]:
     return dict(json.loads(message.value()))
 
@@ -157,8 +165,7 @@ def test_a_decoder_passes_over_messages(orders: Engine) -> None:
 
 def test_another_process_takes_over_in_mid_batch(orders: Engine) -> None:
     """The group has given the partition to another process while this one was busy: its transaction is refused."""
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(10)))
+    cluster = of_orders(10)
     sink = new_sink(orders)
     client = FakeClient(cluster, [P0])
 
@@ -178,9 +185,7 @@ def test_another_process_takes_over_in_mid_batch(orders: Engine) -> None:
 
 def test_a_conflict_of_one_partition_loses_nothing_of_another(orders: Engine) -> None:
     """Both were in the transaction that was refused."""
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(10)))
-    cluster.send("orders", *map(order, range(10)), partition=1)
+    cluster = of_orders(10, 10)
     sink = new_sink(orders)
 
     def decode_slowly(message: FakeMessage) -> dict[str, Any]:
@@ -197,8 +202,7 @@ def test_a_conflict_of_one_partition_loses_nothing_of_another(orders: Engine) ->
 
 def test_a_conflict_of_another_sink_stops_it(orders: Engine) -> None:
     """The loop cannot resolve it by reading its own positions again."""
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(3)))
+    cluster = of_orders(3)
     sink = new_sink(orders)
     other = SqlSink(orders, None, "other")
 
@@ -211,8 +215,7 @@ def test_a_conflict_of_another_sink_stops_it(orders: Engine) -> None:
 
 
 def test_positions_that_are_forgotten_meanwhile_stop_it(orders: Engine) -> None:
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(4)))
+    cluster = of_orders(4)
     sink = new_sink(orders)
 
     def forgetting(message: FakeMessage) -> dict[str, Any]:
@@ -225,9 +228,7 @@ def test_positions_that_are_forgotten_meanwhile_stop_it(orders: Engine) -> None:
 
 @pytest.mark.parametrize("failing_seeks", [0, 3])
 def test_partitions_move_between_polls(orders: Engine, failing_seeks: int) -> None:
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(20)))
-    cluster.send("orders", *map(order, range(20)), partition=1)
+    cluster = of_orders(20, 20)
     client = FakeClient(cluster, [P0])
     client.is_cooperative = True
     client.failing_seeks = failing_seeks
@@ -265,8 +266,7 @@ class Outage:
 
 
 def test_an_outage_pauses_and_the_same_messages_are_applied(orders: Engine) -> None:
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(5)))
+    cluster = of_orders(5)
     client = FakeClient(cluster, [P0])
     pauses: list[bool] = []
     outage = Outage(3, lambda: pauses.append(bool(client.paused)))
@@ -285,8 +285,7 @@ def test_a_replica_that_lacks_the_last_transactions(
     orders: Engine, monkeypatch: pytest.MonkeyPatch, is_outage: bool
 ) -> None:
     """Of a partition without new messages: after a failover they stayed unapplied until the next one came."""
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(3)))
+    cluster = of_orders(3)
     client, failovers = FakeClient(cluster, [P0, P1]), []
 
     def failing_over(message: FakeMessage) -> dict[str, Any]:
@@ -337,9 +336,7 @@ def test_an_outage_without_new_messages_is_one_too(orders: Engine, monkeypatch: 
 
 def test_partitions_move_in_an_outage(orders: Engine) -> None:
     """One partition is revoked and its messages are applied by another process; one partition is assigned."""
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(3)))
-    cluster.send("orders", *map(order, range(3)), partition=1)
+    cluster = of_orders(3, 3)
     client = FakeClient(cluster, [P0])
     loop = new_loop(new_sink(orders), client, effect=Outage(1, lambda: (client.take(P0), client.give(P1))))  # type: ignore[func-returns-value, arg-type, return-value]
     loop.run()
@@ -349,9 +346,7 @@ def test_partitions_move_in_an_outage(orders: Engine) -> None:
 
 def test_a_partition_that_was_taken_away_in_an_outage_is_read_when_it_returns(orders: Engine) -> None:
     """librdkafka leaves it paused: a pause outlives the assignment."""
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(3)))
-    cluster.send("orders", *map(order, range(3)), partition=1)
+    cluster = of_orders(3, 3)
     client = FakeClient(cluster, [P0, P1])
     client.is_cooperative = True
     returns = iter([lambda: client.give(P0)])
@@ -406,8 +401,7 @@ def test_a_dead_letter_of_a_topic_that_was_created_again_replaces_none(orders: E
 
 
 def test_a_message_whose_decoder_fails_is_tried_again(orders: Engine) -> None:
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(4)))
+    cluster = of_orders(4)
     failed: list[int] = []
 
     def flaky(message: FakeMessage) -> dict[str, Any]:
@@ -454,8 +448,7 @@ def test_an_error_that_no_message_causes_stops_the_loop(orders: Engine, decoder:
 
 def test_a_table_that_changes_while_the_loop_runs_stops_it(orders: Engine) -> None:
     """Each start of the loop made a hundred dead letters: no message is the cause."""
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(6)))
+    cluster = of_orders(6)
 
     def renaming(message: FakeMessage) -> dict[str, Any]:
         if message.offset() == 4:
@@ -478,8 +471,7 @@ def test_fields_that_the_table_has_not(orders: Engine) -> None:
 
 
 def test_a_replay_is_judged_by_the_claims(orders: Engine) -> None:
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(4)))
+    cluster = of_orders(4)
     sink = new_sink(orders)
     new_loop(sink, FakeClient(cluster, [P0])).run()
     sink.forget_positions("orders-0")
@@ -529,8 +521,7 @@ def test_refused_rows_become_dead_letters(orders: Engine) -> None:
 @pytest.mark.parametrize(("start", "first"), [("earliest", 0), ("latest", 4), ("committed", 2)])
 def test_where_a_new_partition_begins(orders: Engine, start: Any, first: int) -> None:
     """ "latest" is the end of the topic when it was first seen, also for the process after a crash."""
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(4)))
+    cluster = of_orders(4)
     cluster.committed[P0] = 2
     sink = new_sink(orders)
 
@@ -552,8 +543,7 @@ def test_where_a_new_partition_begins(orders: Engine, start: Any, first: int) ->
 
 
 def test_messages_that_were_deleted_unread(orders: Engine) -> None:
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(3)))
+    cluster = of_orders(3)
     sink = new_sink(orders)
     new_loop(sink, FakeClient(cluster, [P0])).run()
     cluster.send("orders", *map(order, range(3, 9)))
@@ -613,8 +603,7 @@ def test_two_partitions_whose_messages_are_all_deleted(orders: Engine) -> None:
 
 
 def test_a_topic_that_was_created_again(orders: Engine) -> None:
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(3)))
+    cluster = of_orders(3)
     sink = new_sink(orders)
     new_loop(sink, FakeClient(cluster, [P0])).run()
     again = Cluster()
@@ -624,8 +613,7 @@ def test_a_topic_that_was_created_again(orders: Engine) -> None:
 
 
 def test_kafka_that_does_not_answer_is_asked_again(orders: Engine) -> None:
-    cluster = Cluster()
-    cluster.send("orders", order(0))
+    cluster = of_orders(1)
     client = FakeClient(cluster, [P0])
     client.failing_bounds = 3
     loop = new_loop(new_sink(orders), client)
@@ -640,8 +628,7 @@ def test_kafka_that_does_not_answer_is_asked_again(orders: Engine) -> None:
 def test_a_loop_that_is_stopped_in_an_outage_says_nothing_else(
     orders: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster = Cluster()
-    cluster.send("orders", order(0))
+    cluster = of_orders(1)
     outage = Outage(1)
     loop = new_loop(new_sink(orders), FakeClient(cluster, [P0]), effect=outage)
     outage.meanwhile = loop.stop
@@ -660,8 +647,7 @@ def test_a_fatal_error_of_the_client(orders: Engine) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_loop_after_its_transaction(orders: Engine, number: int) -> None:
-    cluster = Cluster()
-    cluster.send("orders", *map(order, range(4)))
+    cluster = of_orders(4)
 
     def signalled(message: FakeMessage) -> dict[str, Any]:
         if message.offset() == 1:
@@ -756,8 +742,7 @@ def test_a_dead_letter_is_written_to_a_topic_once(orders: Engine, kind: type[Fak
 
 def test_metrics_for_a_scraper(orders: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assignment_module, "_ENDS_EVERY_S", 0)
-    cluster = Cluster()
-    cluster.send("orders", order(0), order(1))
+    cluster = of_orders(2)
     client = FakeClient(cluster, [P0])
     loop = new_loop(new_sink(orders, 'a"b'), client)
 
