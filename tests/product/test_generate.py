@@ -184,6 +184,11 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def rich_counts(rich: Path) -> dict[str, int]:
+    return measure(rich, RICH.producers)
+
+
 # Truth
 
 
@@ -278,25 +283,24 @@ def as_reference_row(name: str, row: Row) -> SimpleNamespace:
     ],
 )
 def test_each_kind_of_row_occurs_unless_its_share_is_0(
-    rich: Path, tmp_path: Path, share: str, ingredients: list[str]
+    rich_counts: dict[str, int], tmp_path: Path, share: str, ingredients: list[str]
 ) -> None:
-    there = measure(rich, RICH.producers)
     without: dict[str, Any] = {share: 0}
     generate(tmp_path, dataclasses.replace(RICH, **without))
     gone = measure(tmp_path, RICH.producers)
-    assert all(there[name] > 0 for name in there), there
+    assert all(count > 0 for count in rich_counts.values()), rich_counts
     assert {name: gone[name] for name in ingredients} == dict.fromkeys(ingredients, 0)
     assert all(gone[name] > 0 for name in gone if name not in ingredients), gone
 
 
-def test_the_summary_counts_each_kind_of_row(rich: Path) -> None:
+def test_the_summary_counts_each_kind_of_row(rich: Path, rich_counts: dict[str, int]) -> None:
     counted = json.loads((rich / "truth" / "d0003.json").read_text())
     rows = read_rows(landing_files(rich))
     distinct = len({(row.place, row.offset) for row in rows})
     assert counted["written"] == RICH.rows
     assert distinct == RICH.rows + counted["retries"] - counted["missing"]
     assert len(rows) - distinct == counted["near"] + counted["far"] + counted["redelivered_rows"]
-    assert counted["redelivered_files"] == measure(rich, RICH.producers)["redelivered"] == 2
+    assert counted["redelivered_files"] == rich_counts["redelivered"] == 2
 
 
 def test_shares_are_shares_of_rows(tmp_path: Path) -> None:
