@@ -112,13 +112,15 @@ def zone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "landing"
 
 
+def answers_of(report: fp.AuditReport) -> dict[str, Section]:
+    return {it.name: it for it in audit_page(report).sections}
+
+
 def test_the_answers_are_the_figures_of_the_audit(zone: Path) -> None:
     report = lake.audit(zone, columns=LANDING)
     page = check_page(report.to_html())
-    assert [it.name for it in audit_page(report).sections] == [
-        "repeats", "lost", "producers", "since", "zombies", "restarts"
-    ]  # fmt: skip
-    sections = {it.name: it for it in audit_page(report).sections}
+    sections = answers_of(report)
+    assert list(sections) == ["repeats", "lost", "producers", "since", "zombies", "restarts"]
     assert sections["repeats"].figure == f"{report.counts['DUPLICATE']:,} rows"
     assert sections["lost"].figure == f"{report.missing_rows:,} rows"
     with_findings = len({row["pid"] for row in report.keys.to_pylist()})
@@ -191,8 +193,8 @@ def test_columns_folders_and_errors_are_escaped_too(tmp_path: Path) -> None:
 
 def test_a_report_without_findings_has_a_text_for_it() -> None:
     rows = pa.table({"pid": [1, 1], "epoch": [0, 0], "partition": [0, 0], "seq": [0, 1], "timestamp": [0, 1]})
-    report = fp.audit(rows, columns=Columns(timestamp="timestamp"))
-    sections = {it.name: it for it in audit_page(report).sections}
+    report = fp.audit(rows, columns=TIMED)
+    sections = answers_of(report)
     assert [it.mood for it in sections.values()] == ["good"] * 6
     assert report.charts == {}
     with pytest.raises(ValueError, match="no findings"):
@@ -204,7 +206,7 @@ def test_a_report_without_findings_has_a_text_for_it() -> None:
 
 def test_without_timestamps_the_page_says_what_is_unknown() -> None:
     report = fp.audit(rows_of(list(range(5))))
-    sections = {it.name: it for it in audit_page(report).sections}
+    sections = answers_of(report)
     assert (sections["since"].mood, sections["restarts"].mood) == ("unknown", "unknown")
     assert "--timestamp" in sections["since"].commands[0].line
     assert report.charts["over_time"].title == "Findings by position"
@@ -226,18 +228,14 @@ def test_every_policy_has_its_page(policy: str, zone: Path) -> None:
 
 def test_losses_without_a_time() -> None:
     rows = pa.table({"pid": [1, 1], "epoch": [0, 0], "partition": [0, 0], "seq": [0, 5], "timestamp": [0, 1]})
-    sections = {it.name: it for it in audit_page(fp.audit(rows, "in_order", Columns(timestamp="timestamp"))).sections}
+    sections = answers_of(fp.audit(rows, "in_order", TIMED))
     assert (sections["lost"].figure, sections["since"].mood) == ("4 rows", "unknown")
     table = fp.StateTable("any_order", keep=("timestamp",))
-    table.apply(rows, Columns(timestamp="timestamp"))
-    known = fp.audit(rows.slice(0, 0), columns=Columns(timestamp="timestamp"), table=table)
-    sections = {it.name: it for it in audit_page(known).sections}
+    table.apply(rows, TIMED)
+    known = fp.audit(rows.slice(0, 0), columns=TIMED, table=table)
+    sections = answers_of(known)
     assert (sections["lost"].figure, sections["since"].figure) == ("4 rows", "1970-01-01 00:00")
     check_page(known.to_html())
-
-
-def answers_of(report: fp.AuditReport) -> dict[str, Section]:
-    return {it.name: it for it in audit_page(report).sections}
 
 
 @pytest.mark.parametrize("policy", ["kafka", "strict", "watermark", "kafka_offsets"])
@@ -284,7 +282,7 @@ def test_a_wrong_clock_does_not_hide_a_zombie_or_show_one(wrong: int, is_active:
         {"pid": [1] * (count + 1), "epoch": epochs, "partition": [0] * (count + 1), "seq": range(count + 1)}
         | {"timestamp": times}
     )
-    report = fp.audit(rows, columns=Columns(timestamp="timestamp"))
+    report = fp.audit(rows, columns=TIMED)
     assert answers_of(report)["zombies"].figure == ("Yes" if is_active else "Not any more")
 
 
@@ -611,4 +609,4 @@ def many_producers(count: int) -> fp.AuditReport:
         "seq": seq,
         "timestamp": np.arange(4 * count) * (365 * 86_400_000 // (4 * count)) + seq,
     }
-    return fp.audit(pa.table(rows), columns=Columns(timestamp="timestamp"))
+    return fp.audit(pa.table(rows), columns=TIMED)
