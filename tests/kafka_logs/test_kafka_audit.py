@@ -22,7 +22,7 @@ from fencepost.kafka.audit_report import FINDINGS, PartitionAudit
 from fencepost.kafka.sequence_checks import MAX, Sequences
 from fencepost.kafka.source import open_log
 from fencepost.lake import DedupJob, KafkaLog
-from support.kafka_logs import DATA, PARTITIONS, read_csv, rows_of
+from support.kafka_logs import DATA, PARTITIONS, batches_in, read_csv, rows_of
 
 
 @pytest.fixture(scope="module")
@@ -142,17 +142,6 @@ def test_a_replay_from_any_snapshot_gives_every_later_one(name: str, tmp_path: P
 # What is taken out, doubled or damaged
 
 
-def batches_of(folder: Path) -> list[bytes]:
-    found = []
-    for path in sorted(folder.glob("*.log")):
-        whole, at = path.read_bytes(), 0
-        while at < len(whole):
-            end = at + 12 + struct.unpack_from(">i", whole, at + 8)[0]
-            found.append(whole[at:end])
-            at = end
-    return found
-
-
 def moved(batch: bytes, offset: int) -> bytes:
     """The same batch at another offset, which its checksum does not cover."""
     return struct.pack(">q", offset) + batch[8:]
@@ -168,7 +157,7 @@ def rewritten(tmp_path: Path, name: str, change: Callable[[list[bytes]], list[by
     folder = tmp_path / name
     folder.mkdir()
     offset, out = 0, []
-    for batch in change(batches_of(DATA / name)):
+    for batch in change(list(batches_in(DATA / name))):
         base, last = offsets_of(batch)
         out.append(moved(batch, offset))
         offset += last - base + 1
@@ -409,7 +398,8 @@ def test_an_idle_producer_that_the_broker_forgot_is_not_a_difference(tmp_path: P
 def test_a_compacted_transaction_is_not_hanging(tmp_path: Path) -> None:
     folder = rewritten(tmp_path, "orders-0", lambda batches: batches)
     (path,) = folder.glob("*.log")
-    end = offsets_of(moved(batches_of(folder)[-1], 0))[1] + offsets_of(batches_of(folder)[-1])[0] + 1
+    [*_, last] = batches_in(folder)
+    end = offsets_of(last)[1] + 1
     empty = struct.pack(">qiibIhiqqqhii", end, 61 - 12, 0, 2, 0, 0x10, 4, -1, 5, 77, 0, 0, 0)
     path.write_bytes(path.read_bytes() + empty)
     (found,) = kafka.audit(folder).partitions

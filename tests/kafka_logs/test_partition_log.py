@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -31,13 +30,12 @@ from fencepost.metrics import to_text
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.kafka_logs import rows_of
+from support.kafka_logs import batches_in, rows_of
 from support.threads import in_threads
 
 ACCEPTED, DUPLICATE, UNTRACKED = Verdict.ACCEPTED, Verdict.DUPLICATE, Verdict.UNTRACKED
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 TIME = 1_700_000_000_000
-LENGTH, HEADER_BYTES = struct.Struct(">qi"), 61
 
 RECORDS: list[Any] = [
     b"a value",
@@ -56,17 +54,6 @@ def fields_of(record: Any) -> tuple[Any, Any, list[Any]]:
         return None, record, []
     key, value, *headers = record
     return key, value, [*headers[0]] if headers else []
-
-
-def batches_in(folder: Path) -> Iterator[bytes]:
-    """The bytes of each batch, by the length in its header."""
-    for segment in sorted(folder.glob("*.log")):
-        data, at = segment.read_bytes(), 0
-        while at < len(data):
-            end = at + LENGTH.size + LENGTH.unpack_from(data, at)[1]
-            assert end <= len(data)
-            yield data[at:end]
-            at = end
 
 
 def values_of(log: PartitionLog, from_offset: int = 0, isolation: Any = "read_uncommitted") -> list[tuple[int, bytes]]:

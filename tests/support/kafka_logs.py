@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import shutil
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,17 @@ def rows_of(stream: Any) -> list[dict[str, Any]]:
 
 def batches_of(folder: Path) -> list[dict[str, Any]]:
     return rows_of(kafka.read_batches(folder))
+
+
+def batches_in(folder: Path) -> Iterator[bytes]:
+    """The bytes of each batch, by the length in its header."""
+    for segment in sorted(folder.glob("*.log")):
+        data, at = segment.read_bytes(), 0
+        while at < len(data):
+            end = at + 12 + struct.unpack_from(">i", data, at + 8)[0]
+            assert end <= len(data)
+            yield data[at:end]
+            at = end
 
 
 def copy_upto(name: str, root: Path, end: int) -> Path:
