@@ -95,7 +95,7 @@ def retimed_of(rows: pl.DataFrame) -> dict[tuple[Any, ...], int]:
 def test_every_figure(monkeypatch: pytest.MonkeyPatch, seed: int, call_rows: int) -> None:
     monkeypatch.setattr(auditor, "CALL_ROWS", call_rows)
     monkeypatch.setattr(auditor, "COMPACT_MIN", 100)
-    data = timed_rows(seed, 300 if call_rows == 1 else 3_000)
+    data = timed_rows(seed, {1: 300, 7: 1_000}.get(call_rows, 3_000))
     report = fp.audit(data, columns=TIMED, producers_max=100, reset_rows_min=5)
     rows = rows_of(data)
     copies = int(rows["is_copy"].sum())
