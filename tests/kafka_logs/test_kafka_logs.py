@@ -97,7 +97,7 @@ def test_the_columns_have_the_names_and_types_of_the_interface() -> None:
     assert {field.name: field.type for field in records} == kinds
 
 
-def test_markers_agree_with_the_outcomes_of_the_transactions(truth: dict[str, Any]) -> None:
+def test_markers_agree_with_the_outcomes_of_the_transactions() -> None:
     for name in PARTITIONS:
         batches = rows_of(kafka.read_batches(DATA / name))
         aborted = {int(it["last_offset"]) for it in read_csv("aborted.csv") if it["file"].startswith(f"{name}/")}
@@ -522,7 +522,7 @@ def test_a_segment_that_is_cut_while_it_is_read_is_an_error() -> None:
         pa.table(stream)
 
 
-def test_a_store_that_fails_is_reported(tmp_path: Path) -> None:
+def test_a_store_that_fails_is_reported() -> None:
     class Failing(Counted):
         def read(self, offset: int, length: int) -> bytes:
             raise fp.StoreError("the store is away")

@@ -166,7 +166,7 @@ def test_charts_have_the_numbers_of_the_report(zone: Path) -> None:
             assert count == (sum(row[kind] for kind in kinds) if row else 0)
 
 
-def test_every_text_is_escaped(tmp_path: Path) -> None:
+def test_every_text_is_escaped() -> None:
     report = fp.audit(rows_of(HOSTILE), columns=Columns())
     html = report.to_html()
     page = check_page(html)
@@ -388,7 +388,7 @@ def test_a_notebook_shows_the_page_in_a_frame(monkeypatch: pytest.MonkeyPatch) -
     assert report._repr_html_() is None
 
 
-def test_without_the_extra_an_error_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_extra_an_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(fp.FencepostError, match=r"pip install 'fencepost\[report\]'"):
         fp.audit(rows_of([1])).to_html()
@@ -545,7 +545,7 @@ def test_gaps_of_a_compacted_partition_are_not_among_the_lost_ones(
     assert json.loads(capsys.readouterr().out)["found"]["missing"] == report.count_findings()["missing"]
 
 
-def test_the_transactions_that_hang_come_first(tmp_path: Path) -> None:
+def test_the_transactions_that_hang_come_first() -> None:
     report = kafka.audit(DATA, now_ms=0)
     whole = next(it for it in report.partitions if len(it.open))
     late = [*[False] * 60, True]
@@ -583,7 +583,7 @@ def test_shares_are_not_rounded_to_0_or_100_percent() -> None:
     ]  # fmt: skip
 
 
-def test_the_size_of_a_page_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_page_is_bounded() -> None:
     assert len(many_producers(50_000).to_html()) < 1_000_000
 
 

@@ -644,7 +644,7 @@ def random_request(rng: random.Random, known: Known | None) -> Request:
     return Request(name, pid, epoch, partitions)
 
 
-def test_random_requests_come_to_every_answer(engine: Engine) -> None:
+def test_random_requests_come_to_every_answer() -> None:
     """What the test above asks is worth asking."""
     answers = set()
     for seed in range(40):

@@ -110,7 +110,7 @@ def test_workers_of_one_input_take_every_event_once(database_url: str, coordinat
 
 
 def test_one_identity_in_two_places_is_one_producer(
-    coordinator: TransactionCoordinator, new_engine: Callable[[], Engine], markers: Markers
+    coordinator: TransactionCoordinator, new_engine: Callable[[], Engine]
 ) -> None:
     """A second process of one identity looks like a retry: both get an answer, one decides and does its work."""
     identity = coordinator.init_producer("an id")

@@ -306,7 +306,7 @@ def test_of_three_one_is_at_work_and_another_after_its_death(
     assert {it.end() for it in daemons if it is not victim} == {0}
 
 
-def test_it_stops_on_a_signal(engine: Engine, coordinator: TransactionCoordinator, new_daemon: NewDaemon) -> None:
+def test_it_stops_on_a_signal(coordinator: TransactionCoordinator, new_daemon: NewDaemon) -> None:
     daemon = new_daemon()
     wait_until(lambda: "recover: 0 completed" in daemon.said(), "it does not work")
     assert daemon.end() == 0

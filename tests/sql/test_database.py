@@ -114,7 +114,7 @@ def test_a_schema_of_a_newer_version_is_refused(database: Database) -> None:
     assert value(database, 1) == 0
 
 
-def test_tables_are_made_by_many_at_once(database_url: str, new_engine: Callable[[], Engine]) -> None:
+def test_tables_are_made_by_many_at_once(new_engine: Callable[[], Engine]) -> None:
     in_threads([lambda: Database(new_engine()).create_tables(Part("counter", 1, TABLES))] * 8)
     assert sqlalchemy.inspect(new_engine()).has_table("counter")
 

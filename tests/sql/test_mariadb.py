@@ -168,7 +168,7 @@ def test_sessions_that_would_change_values_are_refused(engine: Engine, settings:
     lenient.dispose()
 
 
-def test_servers_of_mysql_and_old_ones_are_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_of_mysql_and_old_ones_are_refused(engine: Engine) -> None:
     for version, problem in (("8.4.2", "MySQL 8.4.2. Supported are"), ("10.5.1-MariaDB", "10.6 or newer")):
         other = sa.create_engine(engine.url)
 

@@ -373,7 +373,7 @@ def test_a_connection_that_is_lost_costs_an_epoch_at_most(engine: Engine, new_en
     assert found[-1].epoch < 24
 
 
-def test_many_at_once_never_get_the_same(database_url: str, new_engine: NewEngine) -> None:
+def test_many_at_once_never_get_the_same(new_engine: NewEngine) -> None:
     """Threads with engines of their own, on a few ids and on ids of their own."""
     found: list[ProducerIdentity] = []
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ def shape(engine: Engine) -> dict[str, Any]:
     }
 
 
-def test_the_sql_makes_what_the_library_makes(engine: Engine, request: pytest.FixtureRequest) -> None:
+def test_the_sql_makes_what_the_library_makes(engine: Engine) -> None:
     run_script(engine, schema.ddl(engine.dialect.name, PARTS))
     by_sql = shape(engine)
     assert all(not it.remedy for it in schema.status(engine, PARTS))
@@ -311,9 +310,7 @@ def test_a_schema_that_is_too_old_is_refused_with_what_to_do(engine: Engine) -> 
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_a_role_without_the_right_to_create_tables_gets_a_remedy(
-    engine: Engine, new_engine: Callable[[], Engine]
-) -> None:
+def test_a_role_without_the_right_to_create_tables_gets_a_remedy(engine: Engine) -> None:
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             name = connection.execute(text("SELECT current_schema()")).scalar_one()

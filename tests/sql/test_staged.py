@@ -438,9 +438,7 @@ def test_an_sql_sink_provides_a_staged_table(events: Engine, tmp_path: Path) -> 
 
 
 @without_mariadb
-def test_an_engine_that_its_url_does_not_lead_to(
-    events: Engine, new_engine: Callable[..., Engine], database_url: str, tmp_path: Path
-) -> None:
+def test_an_engine_that_its_url_does_not_lead_to(events: Engine, database_url: str, tmp_path: Path) -> None:
     """Workers have the URL alone: what it leads to must be the table that the sink was made for."""
     if events.dialect.name == "sqlite":
         elsewhere = create_engine("sqlite:///", creator=lambda: sqlite3.connect(events.url.database or ""))
