@@ -23,7 +23,7 @@ from fencepost.kafka.source import Segment, find_partitions, open_log, topic_and
 from fencepost.state.stores import open_store
 from support.interpreter import assert_released
 from support.kafka_logs import DATA, PARTITIONS, read_csv, rows_of
-from support.s3_server import BUCKET, s3_options, serve_s3
+from support.s3_server import BUCKET, s3_options
 
 
 @pytest.fixture(scope="module")
@@ -304,29 +304,28 @@ def test_readers_refuse_other_sources_and_invalid_arguments(tmp_path: Path) -> N
 # Object stores
 
 
-def test_an_object_store_gives_the_same_rows() -> None:
-    with serve_s3() as endpoint:
-        options = s3_options(endpoint)
-        root = f"s3://{BUCKET}/logs"
-        store = open_store(root, options=options)
-        for path in (DATA / "orders-0").iterdir():
-            assert store.put(f"orders-0/{path.name}", path.read_bytes())
-        for isolation in ("read_uncommitted", "read_committed"):
-            ours = pa.table(kafka.read_records(f"{root}/orders-0", isolation, options=options))  # type: ignore[arg-type]
-            assert ours.equals(pa.table(kafka.read_records(DATA / "orders-0", isolation)))  # type: ignore[arg-type]
-        batches = kafka.read_batches(f"{root}/orders-0/", options=options)
-        assert pa.table(batches).equals(pa.table(kafka.read_batches(DATA / "orders-0")))
-        for path in sorted((DATA / "orders-0").glob("*.log")):
-            ours = kafka.read_records(f"{root}/orders-0/{path.name}", "read_committed", options=options)
-            assert pa.table(ours).equals(pa.table(kafka.read_records(path, "read_committed")))
-        for kind, read in (("snapshot", kafka.read_snapshot), ("txnindex", kafka.read_aborted)):
-            path = sorted((DATA / "orders-0").glob(f"*.{kind}"))[0]
-            found = read(f"{root}/orders-0/{path.name}", options=options)
-            assert rows_of(found) == rows_of(read(path))
-        with pytest.raises(fp.SourceError, match=r"no segments .* partitions orders-0: read each"):
-            kafka.read_batches(root, options=options)
-        with pytest.raises(fp.SourceError, match="nowhere: no segments"):
-            kafka.read_batches(f"{root}/nowhere", options=options)
+def test_an_object_store_gives_the_same_rows(endpoint: str) -> None:
+    options = s3_options(endpoint)
+    root = f"s3://{BUCKET}/logs"
+    store = open_store(root, options=options)
+    for path in (DATA / "orders-0").iterdir():
+        assert store.put(f"orders-0/{path.name}", path.read_bytes())
+    for isolation in ("read_uncommitted", "read_committed"):
+        ours = pa.table(kafka.read_records(f"{root}/orders-0", isolation, options=options))  # type: ignore[arg-type]
+        assert ours.equals(pa.table(kafka.read_records(DATA / "orders-0", isolation)))  # type: ignore[arg-type]
+    batches = kafka.read_batches(f"{root}/orders-0/", options=options)
+    assert pa.table(batches).equals(pa.table(kafka.read_batches(DATA / "orders-0")))
+    for path in sorted((DATA / "orders-0").glob("*.log")):
+        ours = kafka.read_records(f"{root}/orders-0/{path.name}", "read_committed", options=options)
+        assert pa.table(ours).equals(pa.table(kafka.read_records(path, "read_committed")))
+    for kind, read in (("snapshot", kafka.read_snapshot), ("txnindex", kafka.read_aborted)):
+        path = sorted((DATA / "orders-0").glob(f"*.{kind}"))[0]
+        found = read(f"{root}/orders-0/{path.name}", options=options)
+        assert rows_of(found) == rows_of(read(path))
+    with pytest.raises(fp.SourceError, match=r"no segments .* partitions orders-0: read each"):
+        kafka.read_batches(root, options=options)
+    with pytest.raises(fp.SourceError, match="nowhere: no segments"):
+        kafka.read_batches(f"{root}/nowhere", options=options)
 
 
 class Counted:

@@ -26,7 +26,7 @@ from fencepost.lake.kafka_segments import (
 )
 from fencepost.state.stores import open_store
 from support.kafka_logs import DATA, PARTITIONS
-from support.s3_server import BUCKET, s3_options, serve_s3
+from support.s3_server import BUCKET, s3_options
 
 ISOLATIONS: tuple[Isolation, ...] = ("read_uncommitted", "read_committed")
 
@@ -256,19 +256,18 @@ def test_internal_folders_of_the_broker_are_skipped(tmp_path: Path) -> None:
     assert own.topic == "__consumer_offsets"
 
 
-def test_an_object_store(tmp_path: Path) -> None:
+def test_an_object_store(endpoint: str) -> None:
     """Whole batches by range reads, and what is not wanted jumped over."""
-    with serve_s3() as server:
-        options = s3_options(server)
-        for name in ("orders-0", "clicks-1"):
-            store = open_store(f"s3://{BUCKET}/backup/{name}", options=options)
-            for path in (DATA / name).iterdir():
-                store.put(path.name, path.read_bytes())
-        logs = open_partitions(f"s3://{BUCKET}/backup", options)
-        assert [(it.topic, it.partition) for it in logs] == [("clicks", 1), ("orders", 0)]
-        for log, isolation in itertools.product(logs, ISOLATIONS):
-            parts = pickle.loads(pickle.dumps(read_view(log, isolation, options=options).parts()))
-            wanted = pa.table(kafka.read_records(DATA / f"{log.topic}-{log.partition}", isolation))
-            assert records_of(parts).equals(wanted)
-            some = wanted.filter(pa.compute.greater(wanted["offset"], 100))
-            assert records_of(parts, [("offset", ">", 100)]).equals(some)
+    options = s3_options(endpoint)
+    for name in ("orders-0", "clicks-1"):
+        store = open_store(f"s3://{BUCKET}/backup/{name}", options=options)
+        for path in (DATA / name).iterdir():
+            store.put(path.name, path.read_bytes())
+    logs = open_partitions(f"s3://{BUCKET}/backup", options)
+    assert [(it.topic, it.partition) for it in logs] == [("clicks", 1), ("orders", 0)]
+    for log, isolation in itertools.product(logs, ISOLATIONS):
+        parts = pickle.loads(pickle.dumps(read_view(log, isolation, options=options).parts()))
+        wanted = pa.table(kafka.read_records(DATA / f"{log.topic}-{log.partition}", isolation))
+        assert records_of(parts).equals(wanted)
+        some = wanted.filter(pa.compute.greater(wanted["offset"], 100))
+        assert records_of(parts, [("offset", ">", 100)]).equals(some)
