@@ -23,7 +23,7 @@ from typing import Any
 
 import sqlalchemy
 from sqlalchemy import text
-from support.kafka_broker import ANSWER_SECONDS, Broker
+from support.kafka_broker import ANSWER_SECONDS, Broker, consumer_settings
 from support.postgres import PostgresServer
 from support.processes import fork_server
 from support.waiting import PATIENCE_SECONDS, wait_until
@@ -60,17 +60,13 @@ def consume(url: str, address: str, topic: str, batch_max: int, ready: Any) -> N
 
     logging.disable(logging.ERROR)  # outages and dead letters are wanted here
     client = Consumer(
-        {
-            "bootstrap.servers": address,
-            "group.id": topic,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "error",
-            "isolation.level": "read_committed",
-            "partition.assignment.strategy": "cooperative-sticky",
-            "session.timeout.ms": SESSION_MS,
-            "heartbeat.interval.ms": SESSION_MS // 5,
-            "log_level": 0,
-        }
+        consumer_settings(
+            address,
+            topic,
+            partition_assignment_strategy="cooperative-sticky",
+            session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=SESSION_MS // 5,
+        )
     )
     engine = sqlalchemy.create_engine(url)
     sink = SqlSink(engine, "orders", "billing", policy="kafka_offsets", columns="kafka")

@@ -21,18 +21,17 @@ import pytest
 import sqlalchemy
 from aiokafka import AIOKafkaConsumer
 from confluent_kafka import Consumer
-from faults.loop import FAULTS, Round
+from faults.loop import CREATE, FAULTS, Round
 from fencepost.consumer import AsyncConsumerLoop, ConsumerLoop
 from fencepost.errors import StoreError
 from fencepost.sql import AsyncSqlSink, SqlSink
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
-from support.kafka_broker import ANSWER_SECONDS, Broker
+from support.kafka_broker import ANSWER_SECONDS, Broker, consumer_settings
 from support.postgres import PostgresServer
 from support.processes import fork_server
 from support.waiting import PATIENCE_SECONDS, wait_until
 
-CREATE = 'CREATE TABLE orders (topic TEXT, partition INTEGER, "offset" BIGINT, number BIGINT NOT NULL)'
 STEPS = ("decode", "before commit", "after commit")
 _FORK = fork_server("fencepost.consumer", "sqlalchemy", "psycopg", "confluent_kafka")
 
@@ -66,19 +65,8 @@ def consume(
         reach("decode")
         return dict(json.loads(message.value()))
 
-    client = Dying(
-        {
-            "bootstrap.servers": address,
-            "group.id": topic,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "error",
-            "isolation.level": "read_committed",
-            "session.timeout.ms": 1000,
-            "heartbeat.interval.ms": 200,
-            "log_level": 0,
-            **settings,
-        }
-    )
+    quick = consumer_settings(address, topic, session_timeout_ms=1000, heartbeat_interval_ms=200)
+    client = Dying(quick | settings)
     sink = SqlSink(engine, "orders", "billing", policy="kafka_offsets", columns="kafka")
     sqlalchemy.event.listen(engine, "commit", lambda _: reach("before commit"))
     loop = ConsumerLoop(client, sink, [topic], decode=decode, attempts=2, batch_max=7, linger_s=0.01)
@@ -226,17 +214,7 @@ def test_two_consumers_a_rebalance_a_kill_and_a_crash_of_the_database(
 
 
 def new_client(orders: Orders, strategy: str = "cooperative-sticky") -> Consumer:
-    return Consumer(
-        {
-            "bootstrap.servers": orders.broker.address,
-            "group.id": orders.topic,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "error",
-            "isolation.level": "read_committed",
-            "partition.assignment.strategy": strategy,
-            "log_level": 0,
-        }
-    )
+    return Consumer(consumer_settings(orders.broker.address, orders.topic, partition_assignment_strategy=strategy))
 
 
 @pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])

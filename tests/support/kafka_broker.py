@@ -59,6 +59,19 @@ log.retention.ms=-1
 """
 
 
+def consumer_settings(address: str, group: str, **more: object) -> dict[str, Any]:
+    """Of confluent-kafka's consumer for a loop. `more`: other settings, with underscores for dots."""
+    return {
+        "bootstrap.servers": address,
+        "group.id": group,
+        "enable.auto.commit": False,
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed",
+        "log_level": 0,
+        **{name.replace("_", "."): value for name, value in more.items()},
+    }
+
+
 class Broker:
     """A broker and its folder. `address` is what clients are given."""
 
