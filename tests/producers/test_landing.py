@@ -659,7 +659,7 @@ from sqlalchemy import create_engine
 told_at, waits_at = map(int, sys.argv[3:])
 transport, registry = LandingTransport(sys.argv[1], sync=False), ProducerRegistry(create_engine(sys.argv[2]))
 with fp.SequencedProducer(transport, name="reader", registry=registry, position="at") as producer:
-    for start in range(0, 600, 6):
+    for start in range(0, 300, 6):
         producer.send([{"at": at, "value": at} for at in range(start, start + 6)])
         if start == told_at:
             producer.flush()
@@ -672,7 +672,7 @@ with fp.SequencedProducer(transport, name="reader", registry=registry, position=
 def test_a_producer_that_is_killed_and_begins_again_loses_and_doubles_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITE, str(tmp_path), f"sqlite:///{tmp_path}.db"]
     for seed in range(3):
-        told_at = 6 * random.Random(seed).randrange(2, 80)
+        told_at = 6 * random.Random(seed).randrange(2, 30)
         places = [str(told_at), str(told_at + 60)]  # killed between them: it waits at the second
         process = subprocess.Popen([*command, *places], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdout is not None
@@ -684,7 +684,7 @@ def test_a_producer_that_is_killed_and_begins_again_loses_and_doubles_nothing(tm
         assert found == list(range(len(found)))
     subprocess.run([*command, "-1", "-1"], check=True, capture_output=True)
     landing = read_landing(tmp_path)
-    assert values(landing) == list(range(600))
+    assert values(landing) == list(range(300))
     assert len({batch.epoch for batch in landing.batches}) >= 2, "more than one of them has written"
 
 
