@@ -154,7 +154,7 @@ class Round:
             self._demand(one.exitcode == 0, f"a consumer ends with {one.exitcode}")
             self.consumers.remove(one)
         elif fault == "database killed":
-            self.server.halt("immediate")
+            self.server.halt()
             time.sleep(self.chance.uniform(0, 0.5))
             self.server.start_again()
             self.engine.dispose()

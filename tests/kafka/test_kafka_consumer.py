@@ -196,7 +196,7 @@ def test_two_consumers_a_rebalance_a_kill_and_a_crash_of_the_database(
         orders.send(10)
     orders.wait()
 
-    server.halt("immediate")
+    server.halt()
     orders.send(20)
     server.start_again()
     orders.engine.dispose()

@@ -119,7 +119,7 @@ def test_every_function_reports_that_the_database_is_unavailable(
     engine: sa.Engine, server: Server, tmp_path: Path
 ) -> None:
     doors = Doors(engine, tmp_path / "sink")
-    server.halt("immediate")
+    server.halt()
     try:
         for name, call in (doors.makers | doors.calls).items():
             with pytest.raises(fp.StoreError, match=r"not respond .*cannot continue \(.+\)") as caught:
@@ -282,7 +282,7 @@ def test_a_producer_outlives_an_outage_that_is_longer_than_its_time_out(
         try:
             for _ in range(2):
                 feeder.wait(is_delivered, 5)
-                server.halt("immediate")
+                server.halt()
                 feeder.wait(is_expired, 3)
                 server.start_again()
             feeder.wait(is_delivered, 5)
@@ -350,7 +350,7 @@ def test_transactions_under_load_survive_outages(engine: sa.Engine, server: Serv
             until, seen = committed[0] + 5, len(failures)
             with changed:
                 assert changed.wait_for(lambda until=until: committed[0] >= until, 60), failures[-3:]
-            server.halt("immediate")
+            server.halt()
             while len(failures) == seen and thread.is_alive():
                 is_over.wait(0.01)
             server.start_again()
@@ -376,7 +376,7 @@ def test_an_outage_masks_nothing_and_leaves_no_threads(engine: sa.Engine, server
     def break_off(producer: fp.SequencedProducer, value: int) -> None:
         producer.send({"value": [value]})
         producer.flush(30)
-        server.halt("immediate")
+        server.halt()
         raise ZeroDivisionError
 
     try:
@@ -394,7 +394,7 @@ def test_an_outage_masks_nothing_and_leaves_no_threads(engine: sa.Engine, server
         producer.begin()
         producer.send({"value": [3]})
         producer.flush(30)
-        server.halt("immediate")
+        server.halt()
         with pytest.raises(fp.StoreError):
             producer.close()
         assert set(threading.enumerate()) == threads
@@ -414,7 +414,7 @@ def test_an_abort_that_began_prevents_a_commit(engine: sa.Engine, server: Server
         producer.begin()
         producer.send({"value": [1]})
         producer.flush(30)
-        server.halt("immediate")
+        server.halt()
         try:
             with pytest.raises(fp.StoreError):
                 producer.abort()
@@ -439,7 +439,7 @@ def test_an_outcome_that_is_unknown_stays_so_in_an_outage(engine: sa.Engine, ser
     def lose(connection: Any) -> None:
         commit(connection)
         engine.dialect.do_commit = commit  # type: ignore[method-assign]
-        server.halt("immediate")
+        server.halt()
         connection.driver_connection.close()
         if engine.dialect.name == "mariadb":
             raise pymysql.OperationalError(2013, "the answer was lost")
@@ -467,7 +467,7 @@ def test_an_outcome_that_is_unknown_stays_so_in_an_outage(engine: sa.Engine, ser
 @on_each
 def test_a_decision_that_could_not_be_completed_is_not_called_undone(engine: sa.Engine, server: Server) -> None:
     """The database becomes unavailable while markers are written: the decision is final, and the error says so."""
-    coordinator = TransactionCoordinator(engine, routes={"out": Route(lambda *_: server.halt("immediate"))})
+    coordinator = TransactionCoordinator(engine, routes={"out": Route(lambda *_: server.halt())})
     identity = coordinator.init_producer("stage")
     coordinator.add_partitions(identity, [("out", 0)])
     try:

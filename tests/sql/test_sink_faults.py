@@ -195,7 +195,7 @@ def test_a_server_that_crashes_again_and_again(own_server: PostgresServer | Mari
         mark = applied + 20 * chance.randrange(1, 25)
         wait_until(lambda mark=mark: applied >= mark, "nothing is applied")
         met = len(errors)
-        own_server.halt("immediate")
+        own_server.halt()
         wait_until(lambda met=met: len(errors) > met, "no call met the crash")
         own_server.start_again()
     mark = applied + 500

@@ -49,9 +49,9 @@ class PostgresServer:
         self.halt()  # nobody needs what an orderly end would still write
         shutil.rmtree(self.folder)
 
-    def halt(self, mode: str = "immediate") -> None:
-        """Stops the server and keeps its folder; "immediate" is how a crash looks to clients."""
-        self._run("pg_ctl", "stop", "--wait", "-D", "data", "-m", mode)
+    def halt(self) -> None:
+        """Stops the server, as a crash looks to clients, and keeps its folder."""
+        self._run("pg_ctl", "stop", "--wait", "-D", "data", "-m", "immediate")
 
     def new_database(self) -> str:
         """The URL of an empty schema of its own, for SQLAlchemy with psycopg.
