@@ -226,8 +226,7 @@ def test_a_fenced_producer_that_wrote_nevertheless_is_reported(tmp_path: Path) -
 
 
 def test_a_snapshot_and_an_index_of_another_log_differ(tmp_path: Path) -> None:
-    folder = tmp_path / "orders-0"
-    shutil.copytree(DATA / "orders-0", folder)
+    folder = shutil.copytree(DATA / "orders-0", tmp_path / "orders-0")
     entries = rows_of(kafka.read_snapshot(folder / "00000000000000000140.snapshot"))
     table = fp.BrokerTable.from_kafka_snapshot(folder / "00000000000000000140.snapshot", 0)
     pid = entries[0]["pid"]
@@ -251,8 +250,7 @@ def test_a_snapshot_and_an_index_of_another_log_differ(tmp_path: Path) -> None:
 
 
 def test_a_log_that_retention_cut_begins_with_its_snapshot(tmp_path: Path) -> None:
-    folder = tmp_path / "clicks-0"
-    shutil.copytree(DATA / "clicks-0", folder)
+    folder = shutil.copytree(DATA / "clicks-0", tmp_path / "clicks-0")
     (folder / "00000000000000000000.log").unlink()
     (found,) = kafka.audit(folder).partitions
     assert (found.log_start, found.known_from) == (156, "00000000000000000156.snapshot")
@@ -333,8 +331,7 @@ def test_a_marker_before_the_log_begins_is_not_a_difference(tmp_path: Path) -> N
 def test_files_that_retention_removes_during_an_audit_are_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    folder = tmp_path / "clicks-0"
-    shutil.copytree(DATA / "clicks-0", folder)
+    folder = shutil.copytree(DATA / "clicks-0", tmp_path / "clicks-0")
     waiting = sorted(folder.glob(f"*{ending}"))[:2]
 
     def list_and_remove(path: str, options: Any = None) -> Any:
@@ -353,8 +350,7 @@ def test_files_that_retention_removes_during_an_audit_are_not_lost(
 def test_an_index_entry_of_a_batch_that_is_written_meanwhile_is_not_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "orders-0"
-    shutil.copytree(DATA / "orders-0", folder)
+    folder = shutil.copytree(DATA / "orders-0", tmp_path / "orders-0")
     path = sorted(it for it in folder.glob("*.log") if it.stat().st_size)[-1]
     for later in folder.glob("*.log"):
         if later > path:
@@ -378,8 +374,7 @@ def test_an_index_entry_of_a_batch_that_is_written_meanwhile_is_not_damage(
 
 
 def test_an_idle_producer_that_the_broker_forgot_is_not_a_difference(tmp_path: Path) -> None:
-    folder = tmp_path / "clicks-1"
-    shutil.copytree(DATA / "clicks-1", folder)
+    folder = shutil.copytree(DATA / "clicks-1", tmp_path / "clicks-1")
     last = sorted(folder.glob("*.snapshot"))[-1]
     entries = rows_of(kafka.read_snapshot(last))
     oldest = min(entries, key=lambda row: row["timestamp"])
@@ -408,8 +403,7 @@ def test_a_compacted_transaction_is_not_hanging(tmp_path: Path) -> None:
 
 
 def test_damage_is_a_finding_and_what_can_be_read_is_audited(tmp_path: Path) -> None:
-    folder = tmp_path / "clicks-2"
-    shutil.copytree(DATA / "clicks-2", folder)
+    folder = shutil.copytree(DATA / "clicks-2", tmp_path / "clicks-2")
     last = sorted(folder.glob("*.log"))[-1]
     last.write_bytes(last.read_bytes()[:-20])
     snapshot = sorted(folder.glob("*.snapshot"))[0]
@@ -454,8 +448,7 @@ def test_a_batch_that_was_cut_out_is_missing_unless_the_log_is_compacted(name: s
     """Any batch of any log except the last ones, whose loss cannot be detected."""
     whole = rows_of(kafka.read_batches(DATA / name))
     for at in range(0, len(whole) - 1, 7):
-        folder = tmp_path / str(at) / name
-        shutil.copytree(DATA / name, folder)
+        folder = shutil.copytree(DATA / name, tmp_path / str(at) / name)
         batch = whole[at]
         cut_out(folder, batch)
         count = batch["last_offset"] - batch["base_offset"] + 1
@@ -475,8 +468,7 @@ def test_a_removed_segment_is_reported_as_missing(tmp_path: Path) -> None:
     """A middle segment, the first batches of the first one, and the last ones if files of the broker show them."""
     names = ["clicks-0", "orders-0", "events-0"]
     for name in names:
-        folder = tmp_path / name
-        shutil.copytree(DATA / name, folder)
+        folder = shutil.copytree(DATA / name, tmp_path / name)
         segments = sorted(it for it in folder.glob("*.log") if it.stat().st_size)
         rows = rows_of(kafka.read_batches(folder))
         gone = segments[len(segments) // 2 if len(segments) > 2 else -1]
@@ -502,8 +494,7 @@ def test_a_batch_with_fewer_records_than_offsets_shows_compaction() -> None:
 @pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state"])
 def test_internal_topics_are_compacted_unless_they_are_named(topic: str, tmp_path: Path) -> None:
     """Nobody who passes a policy for all topics thinks of Kafka's own."""
-    folder = tmp_path / f"{topic}-0"
-    shutil.copytree(DATA / "profiles-0", folder)
+    folder = shutil.copytree(DATA / "profiles-0", tmp_path / f"{topic}-0")
     for policy in ("unknown", "delete", {"*": "delete"}, {topic: "unknown", "*": "delete"}):
         (found,) = kafka.audit(folder, cleanup_policy=policy).partitions
         assert (found.compacted, found.count_findings()["missing"]) == (True, 0)
@@ -513,8 +504,7 @@ def test_internal_topics_are_compacted_unless_they_are_named(topic: str, tmp_pat
 
 def test_a_snapshot_behind_the_last_batch_names_what_compaction_removed(tmp_path: Path) -> None:
     """The newest segment is empty, and nothing is left of the end of the one before."""
-    folder = tmp_path / "clicks-0"
-    shutil.copytree(DATA / "clicks-0", folder)
+    folder = shutil.copytree(DATA / "clicks-0", tmp_path / "clicks-0")
     *_, last = sorted(it for it in folder.glob("*.log") if it.stat().st_size)
     end = rows_of(kafka.read_batches(folder))[-1]["last_offset"] + 1
     last.write_bytes(b"")
@@ -571,8 +561,7 @@ def test_a_compacted_log_agrees_with_snapshots_of_what_it_still_has(tmp_path: Pa
 
 
 def test_a_compacted_log_reports_the_numbers_that_it_skips(tmp_path: Path) -> None:
-    folder = tmp_path / "clicks-2"
-    shutil.copytree(DATA / "clicks-2", folder)
+    folder = shutil.copytree(DATA / "clicks-2", tmp_path / "clicks-2")
     rows = rows_of(kafka.read_batches(folder))
     cut = next(it for it in rows[5:] if it["pid"] >= 0 and it["control"] is None)
     cut_out(folder, cut)
@@ -592,8 +581,7 @@ def test_checksums_detect_every_batch_that_was_changed(name: str, tmp_path: Path
     assert (clean.damage, clean.checksums) == ((), True)
     chance = random.Random(3)
     for number in range(25):
-        folder = tmp_path / str(number) / name
-        shutil.copytree(DATA / name, folder)
+        folder = shutil.copytree(DATA / name, tmp_path / str(number) / name)
         at = chance.randrange(len(rows))
         bent = rows[at : at + 2] if number % 2 else chance.sample(rows, 3)
         for row in bent:
@@ -641,8 +629,7 @@ def test_an_impossible_producer_in_a_header_is_damage(at: int, bit: int, tmp_pat
 
 
 def test_a_gap_does_not_hide_the_damaged_batch_behind_it(tmp_path: Path) -> None:
-    folder = tmp_path / "clicks-0"
-    shutil.copytree(DATA / "clicks-0", folder)
+    folder = shutil.copytree(DATA / "clicks-0", tmp_path / "clicks-0")
     _, gone, behind, *_ = sorted(folder.glob("*.log"))
     gone.unlink()
     data = bytearray(behind.read_bytes())
@@ -709,8 +696,7 @@ def test_only_partitions_with_findings_are_shown_and_all_are_summed(tmp_path: Pa
 def test_a_nightly_check_of_a_log_with_a_hole_fails(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "logs" / "clicks-0"
-    shutil.copytree(DATA / "clicks-0", folder)
+    folder = shutil.copytree(DATA / "clicks-0", tmp_path / "logs" / "clicks-0")
     rows = rows_of(kafka.read_batches(folder))
     command = ["kafka", "audit", str(tmp_path / "logs"), "--fail-on", kind, "--only-findings"]
     assert cli.main([*command, "--checksums", "--cleanup-policy", "delete", "--now-ms", "newest"]) == cli.EXIT_CLEAN

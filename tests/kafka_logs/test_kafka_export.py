@@ -150,8 +150,7 @@ def written(out: Path) -> str:
 
 
 def test_an_empty_segment_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "clicks-0"
-    shutil.copytree(DATA / "clicks-0", folder)
+    folder = shutil.copytree(DATA / "clicks-0", tmp_path / "clicks-0")
     segments_of(folder)[1].write_bytes(b"")
     code, _, err = run(capsys, folder, tmp_path / "out")
     assert (code, "are in no segment" in err) == (cli.EXIT_FINDINGS, True)
@@ -194,8 +193,7 @@ def test_salvage_exports_the_batches_before_a_torn_tail(
     names = sorted({it["segment"] for it in whole})
     torn = [it for it in whole if it["segment"] == (names[-1] if place == "last" else names[1])]
     for number, (at, kept) in enumerate([(0, 1), (0, 40), (1, 61), (len(torn) - 1, 100), (len(torn) - 1, 11)]):
-        folder = tmp_path / str(number) / "clicks-0"
-        shutil.copytree(DATA / "clicks-0", folder)
+        folder = shutil.copytree(DATA / "clicks-0", tmp_path / str(number) / "clicks-0")
         path = folder / torn[at]["segment"]
         path.write_bytes(path.read_bytes()[: torn[at]["position"] + kept])
         assert run(capsys, folder, tmp_path / f"{number}.no", "--isolation", isolation)[0] != cli.EXIT_CLEAN
@@ -264,8 +262,7 @@ def test_salvage_shows_no_transaction_of_a_segment_that_seems_to_overlap(
 
 
 def test_salvage_leaves_out_batches_whose_checksum_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "orders-0"
-    shutil.copytree(DATA / "orders-0", folder)
+    folder = shutil.copytree(DATA / "orders-0", tmp_path / "orders-0")
     rows = batches_of(folder)
     data_rows = [it for it in rows if it["control"] is None]
     bent = [data_rows[2], data_rows[3], data_rows[-1]]

@@ -531,8 +531,7 @@ def test_a_store_that_fails_is_reported() -> None:
 
 
 def test_segments_that_overlap_or_leave_gaps_are_reported(tmp_path: Path) -> None:
-    folder = tmp_path / "clicks-0"
-    shutil.copytree(DATA / "clicks-0", folder)
+    folder = shutil.copytree(DATA / "clicks-0", tmp_path / "clicks-0")
     _, second, third = sorted(folder.glob("*.log"))[:3]
     second.unlink()
     stream = kafka.read_batches(folder, damage="report")
@@ -552,8 +551,7 @@ def test_segments_that_overlap_or_leave_gaps_are_reported(tmp_path: Path) -> Non
 
 
 def test_an_index_that_disagrees_with_its_log_is_a_finding(tmp_path: Path) -> None:
-    folder = tmp_path / "clicks-0"
-    shutil.copytree(DATA / "clicks-0", folder)
+    folder = shutil.copytree(DATA / "clicks-0", tmp_path / "clicks-0")
     one, other = sorted(folder.glob("*.index"))[:2]
     one.write_bytes(one.read_bytes() + bytes(8000))
     entries = bytearray(other.read_bytes())
@@ -648,8 +646,7 @@ def test_the_interpreter_is_released(tmp_path: Path) -> None:
 
 
 def test_files_are_opened_with_the_first_row(tmp_path: Path) -> None:
-    folder = tmp_path / "orders-0"
-    shutil.copytree(DATA / "orders-0", folder)
+    folder = shutil.copytree(DATA / "orders-0", tmp_path / "orders-0")
     stream = kafka.read_batches(folder)
     last = sorted(folder.glob("*.log"))[-1]
     last.unlink()

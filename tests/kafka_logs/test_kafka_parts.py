@@ -141,8 +141,7 @@ def test_conditions_on_headers() -> None:
 
 def test_segments_and_batches_that_cannot_match_are_not_read(tmp_path: Path) -> None:
     """Segments by the offsets of their names, batches by their headers, partitions by the names of their folders."""
-    folder = tmp_path / "clicks-0"
-    shutil.copytree(DATA / "clicks-0", folder)
+    folder = shutil.copytree(DATA / "clicks-0", tmp_path / "clicks-0")
     assert [it.segment.base_offset for it in parts_of(folder, "read_uncommitted", [("offset", "<", 271)])] == [0, 156]
     assert [it.segment.base_offset for it in parts_of(folder, "read_uncommitted", [("offset", "=", 300)])] == [271]
     logs = open_partitions(DATA)
@@ -162,8 +161,7 @@ def test_segments_and_batches_that_cannot_match_are_not_read(tmp_path: Path) -> 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 def test_damage_is_reported_with_its_place(tmp_path: Path, isolation: Isolation) -> None:
     """Also where only some batches of the segment are read."""
-    folder = tmp_path / "orders-0"
-    shutil.copytree(DATA / "orders-0", folder)
+    folder = shutil.copytree(DATA / "orders-0", tmp_path / "orders-0")
     batches = pa.table(kafka.read_batches(folder)).to_pylist()
     committed = set(pa.table(kafka.read_records(folder, "read_committed"))["offset"].to_pylist())
     batch = [it for it in batches if it["control"] is None and it["base_offset"] in committed][-2]
@@ -180,8 +178,7 @@ def test_damage_is_reported_with_its_place(tmp_path: Path, isolation: Isolation)
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 def test_batches_after_the_plan_are_not_read(tmp_path: Path, isolation: Isolation) -> None:
-    folder = tmp_path / "orders-0"
-    shutil.copytree(DATA / "orders-0", folder)
+    folder = shutil.copytree(DATA / "orders-0", tmp_path / "orders-0")
     last = sorted(folder.glob("*.log"))[-1]
     data = last.read_bytes()
     batches = pa.table(kafka.read_batches(last)).to_pylist()
@@ -197,8 +194,7 @@ def test_batches_after_the_plan_are_not_read(tmp_path: Path, isolation: Isolatio
 
 def test_a_log_that_was_cut_after_the_plan_is_refused(tmp_path: Path) -> None:
     """Its rows would be missing without an error."""
-    folder = tmp_path / "orders-0"
-    shutil.copytree(DATA / "orders-0", folder)
+    folder = shutil.copytree(DATA / "orders-0", tmp_path / "orders-0")
     parts = parts_of(folder, "read_uncommitted")
     last = sorted(folder.glob("*.log"))[-1]
     batches = pa.table(kafka.read_batches(last)).to_pylist()
@@ -211,8 +207,7 @@ def test_a_log_that_was_cut_after_the_plan_is_refused(tmp_path: Path) -> None:
 
 def test_segments_that_are_merged_after_the_plan_are_not_read_twice(tmp_path: Path) -> None:
     """A broker that compacts puts the records of several segments into the first one."""
-    folder = tmp_path / "clicks-2"
-    shutil.copytree(DATA / "clicks-2", folder)
+    folder = shutil.copytree(DATA / "clicks-2", tmp_path / "clicks-2")
     wanted = pa.table(kafka.read_records(folder))
     first, *others = parts_of(folder, "read_uncommitted")
     later = records_of(others)
@@ -223,8 +218,7 @@ def test_segments_that_are_merged_after_the_plan_are_not_read_twice(tmp_path: Pa
 
 
 def test_the_end_of_a_live_log_may_be_in_the_making(tmp_path: Path) -> None:
-    folder = tmp_path / "orders-0"
-    shutil.copytree(DATA / "orders-0", folder)
+    folder = shutil.copytree(DATA / "orders-0", tmp_path / "orders-0")
     first, last = sorted(folder.glob("*.log"))
     data = last.read_bytes()
     batches = pa.table(kafka.read_batches(last)).to_pylist()

@@ -670,8 +670,7 @@ def test_damage_in_any_segment_is_cut_on_request(tmp_path: Path, keeps_states: b
     segments = sorted(whole.glob("*.log"))
     assert len(segments) >= 3
     for segment in segments:
-        path = tmp_path / segment.stem / "orders-0"
-        shutil.copytree(whole, path)
+        path = shutil.copytree(whole, tmp_path / segment.stem / "orders-0")
         if not keeps_states:
             for state in [*path.glob("*.state"), *path.glob("*.snapshot")]:
                 state.unlink()

@@ -265,8 +265,7 @@ def test_nothing_to_read(spark: SparkSession) -> None:
 
 
 def test_damage_fails_the_query(spark: SparkSession, tmp_path: Path) -> None:
-    folder = tmp_path / "orders-0"
-    shutil.copytree(DATA / "orders-0", folder)
+    folder = shutil.copytree(DATA / "orders-0", tmp_path / "orders-0")
     path = sorted(folder.glob("*.log"))[0]
     data = bytearray(path.read_bytes())
     data[100] ^= 1
