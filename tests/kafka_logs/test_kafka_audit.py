@@ -22,7 +22,7 @@ from fencepost.kafka.audit_report import FINDINGS, PartitionAudit
 from fencepost.kafka.sequence_checks import MAX, Sequences
 from fencepost.kafka.source import open_log
 from fencepost.lake import DedupJob, KafkaLog
-from support.kafka_logs import DATA, PARTITIONS, batches_in, read_csv, rows_of
+from support.kafka_logs import DATA, PARTITIONS, batches_in, flip, read_csv, rows_of
 
 
 @pytest.fixture(scope="module")
@@ -586,9 +586,7 @@ def test_checksums_detect_every_batch_that_was_changed(name: str, tmp_path: Path
         bent = rows[at : at + 2] if number % 2 else chance.sample(rows, 3)
         for row in bent:
             path = folder / row["segment"]
-            data = bytearray(path.read_bytes())
-            data[row["position"] + chance.randrange(61, row["bytes"])] ^= 1 << chance.randrange(8)
-            path.write_bytes(data)
+            flip(path, row["position"] + chance.randrange(61, row["bytes"]), 1 << chance.randrange(8))
         (unseen,) = kafka.audit(folder, checksums=False).partitions
         (found,) = kafka.audit(folder, checksums=True).partitions
         told = {(Path(it.path).name, it.position) for it in found.damage if it.kind == "content"}
@@ -611,9 +609,7 @@ def test_an_impossible_producer_in_a_header_is_damage(at: int, bit: int, tmp_pat
             log.append_marker(9, 1, "commit")
     path = folder / f"{0:020}.log"
     position = rows_of(kafka.read_batches(folder))[1]["position"]
-    data = bytearray(path.read_bytes())
-    data[position + at] ^= bit
-    path.write_bytes(data)
+    flip(path, position + at, bit)
     damaged, whole = kafka.audit(logs).partitions
     [found] = damaged.damage
     assert (found.kind, found.path, found.position) == ("field", str(path), position)
@@ -632,9 +628,7 @@ def test_a_gap_does_not_hide_the_damaged_batch_behind_it(tmp_path: Path) -> None
     folder = shutil.copytree(DATA / "clicks-0", tmp_path / "clicks-0")
     _, gone, behind, *_ = sorted(folder.glob("*.log"))
     gone.unlink()
-    data = bytearray(behind.read_bytes())
-    data[70] ^= 1
-    behind.write_bytes(data)
+    flip(behind, 70)
     (found,) = kafka.audit(folder, checksums=True, cleanup_policy="compact").partitions
     assert [(it.kind, Path(it.path).name, it.position) for it in found.damage if it.kind != "index"] == [
         ("gap", behind.name, 0),
@@ -705,9 +699,7 @@ def test_a_nightly_check_of_a_log_with_a_hole_fails(
         cut_out(folder, rows[4])
     else:
         path = folder / rows[4]["segment"]
-        data = bytearray(path.read_bytes())
-        data[rows[4]["position"] + 70] ^= 1
-        path.write_bytes(data)
+        flip(path, rows[4]["position"] + 70)
     assert cli.main([*command, "--checksums", "--cleanup-policy", "delete"]) == cli.EXIT_FINDINGS
     out, err = capsys.readouterr()
     assert "clicks-0: " in out

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from fencepost import cli, kafka
 from fencepost.cli.salvage import Source
-from support.kafka_logs import DATA, append_again, batches_of, copy_upto
+from support.kafka_logs import DATA, append_again, batches_of, copy_upto, flip
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -66,9 +66,7 @@ def test_damage_leaves_no_output(tmp_path: Path, capsys: pytest.CaptureFixture[s
     folder = copy_upto("orders-0", tmp_path / "logs", 10**9)
     append_again(folder, batches_of(folder)[0])
     path = sorted(folder.glob("*.log"))[-1]
-    data = bytearray(path.read_bytes())
-    data[-4] ^= 1
-    path.write_bytes(data)
+    flip(path, -4)
     code, told, err = run(capsys, folder, tmp_path / out)
     assert (code, told) == (1, "")
     assert err.startswith(f"fencepost: [FP201] {path}, byte ")
@@ -253,9 +251,7 @@ def test_salvage_shows_no_transaction_of_a_segment_that_seems_to_overlap(
         log.append(8, 0, 0, [b"aborted"], transactional=True)
         log.append_marker(8, 1, "abort")
     first, *_ = sorted(folder.glob("*.log"))
-    data = bytearray(first.read_bytes())
-    data[23] ^= 1
-    first.write_bytes(data)
+    flip(first, 23)
     code, _, err = run(capsys, folder, tmp_path / "a.parquet", "--isolation", "read_committed", "--salvage")
     assert (code, "are not exported" in err) == (cli.EXIT_FINDINGS, True)
     assert b"aborted" not in pq.read_table(tmp_path / "a.parquet")["value"].to_pylist()
@@ -268,9 +264,7 @@ def test_salvage_leaves_out_batches_whose_checksum_is_wrong(tmp_path: Path, caps
     bent = [data_rows[2], data_rows[3], data_rows[-1]]
     for row in bent:
         path = folder / row["segment"]
-        data = bytearray(path.read_bytes())
-        data[row["position"] + row["bytes"] - 1] ^= 1
-        path.write_bytes(data)
+        flip(path, row["position"] + row["bytes"] - 1)
     code, _, err = run(capsys, folder, tmp_path / "no")
     assert (code, "--salvage" in err, (tmp_path / "no").exists()) == (cli.EXIT_ERROR, True, False)
     wanted = pa.table(kafka.read_records(DATA / "orders-0", isolation="read_uncommitted"))["offset"].to_pylist()

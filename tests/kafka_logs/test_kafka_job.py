@@ -18,7 +18,7 @@ from fencepost.lake import run as run_module
 from fencepost.lake.kafka_log import find_new
 from fencepost.lake.kafka_segments import Isolation
 from fencepost.state.sinks import RunFolders
-from support.kafka_logs import DATA, PARTITIONS, append_again, batches_of, copy_upto
+from support.kafka_logs import DATA, PARTITIONS, append_again, batches_of, copy_upto, flip
 
 ISOLATIONS: tuple[Isolation, ...] = ("read_uncommitted", "read_committed")
 
@@ -132,9 +132,7 @@ def test_a_marker_with_a_changed_bit_stops_the_run(tmp_path: Path, outcome: Any)
         log.append(7, 1, 0, [b"two"])
     _, marker, _ = batches_of(folder)
     path = folder / marker["segment"]
-    data = bytearray(path.read_bytes())
-    data[marker["position"] + marker["bytes"] - 9] ^= 1  # the last byte of the key
-    path.write_bytes(data)
+    flip(path, marker["position"] + marker["bytes"] - 9)  # the last byte of the key
     for read in (lambda: pa.table(kafka.read_records(folder)), make_job(tmp_path).run):
         with pytest.raises(fp.SourceError, match="CRC-32C") as info:
             read()

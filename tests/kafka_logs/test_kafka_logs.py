@@ -22,7 +22,7 @@ from fencepost import kafka
 from fencepost.kafka.source import Segment, find_partitions, open_log, topic_and_partition
 from fencepost.state.stores import open_store
 from support.interpreter import assert_released
-from support.kafka_logs import DATA, PARTITIONS, read_csv, rows_of
+from support.kafka_logs import DATA, PARTITIONS, flip, read_csv, rows_of
 from support.s3_server import BUCKET, s3_options
 
 
@@ -478,9 +478,7 @@ def test_a_batch_whose_changed_pid_is_that_of_an_aborted_transaction_is_damage(t
         log.append_marker(6, 1, "abort")
     batch = pa.table(kafka.read_batches(folder)).to_pylist()[1]
     path = folder / batch["segment"]
-    data = bytearray(path.read_bytes())
-    data[batch["position"] + 50] ^= 1  # the last byte of the pid
-    path.write_bytes(data)
+    flip(path, batch["position"] + 50)  # the last byte of the pid
     with pytest.raises(fp.SourceError, match="CRC-32C") as info:
         pa.table(kafka.read_records(folder))
     assert info.value.position == batch["position"]

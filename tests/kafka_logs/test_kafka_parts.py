@@ -25,7 +25,7 @@ from fencepost.lake.kafka_segments import (
     records_schema,
 )
 from fencepost.state.stores import open_store
-from support.kafka_logs import DATA, PARTITIONS
+from support.kafka_logs import DATA, PARTITIONS, flip
 from support.s3_server import BUCKET, s3_options
 
 ISOLATIONS: tuple[Isolation, ...] = ("read_uncommitted", "read_committed")
@@ -151,8 +151,7 @@ def test_segments_and_batches_that_cannot_match_are_not_read(tmp_path: Path) -> 
     assert [it.topic for it in logs if may_be_in(it, [("partition", "in", (2, 9))])] == ["clicks"]
     # Of a batch that is not wanted, damage does not show.
     batches = pa.table(kafka.read_batches(folder)).to_pylist()
-    path, at = folder / batches[0]["segment"], batches[0]["position"] + 70
-    path.write_bytes((data := path.read_bytes())[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    flip(folder / batches[0]["segment"], batches[0]["position"] + 70)
     [log] = open_partitions(folder)
     wanted: list[Condition] = [("offset", ">", batches[0]["last_offset"])]
     assert len(records_of(read_view(log, "read_uncommitted").parts(), wanted)) == 733 - batches[0]["count"]
@@ -166,9 +165,7 @@ def test_damage_is_reported_with_its_place(tmp_path: Path, isolation: Isolation)
     committed = set(pa.table(kafka.read_records(folder, "read_committed"))["offset"].to_pylist())
     batch = [it for it in batches if it["control"] is None and it["base_offset"] in committed][-2]
     path = folder / batch["segment"]
-    data = bytearray(path.read_bytes())
-    data[batch["position"] + 80] ^= 0x40
-    path.write_bytes(data)
+    flip(path, batch["position"] + 80, 0x40)
     for conditions in ([], [("offset", ">=", batch["base_offset"])]):
         with pytest.raises(fp.SourceError, match="CRC-32C") as info:
             records_of(parts_of(folder, isolation), conditions)

@@ -30,7 +30,7 @@ from fencepost.metrics import to_text
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.kafka_logs import batches_in, rows_of
+from support.kafka_logs import batches_in, flip, rows_of
 from support.threads import in_threads
 
 ACCEPTED, DUPLICATE, UNTRACKED = Verdict.ACCEPTED, Verdict.DUPLICATE, Verdict.UNTRACKED
@@ -887,9 +887,7 @@ def test_segments_before_from_offset_are_not_read(tmp_path: Path) -> None:
     segments = sorted((tmp_path / "orders-0").glob("*.log"))
     start = int(segments[2].stem)
     whole = rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=start, isolation="read_uncommitted"))
-    damaged = bytearray(segments[1].read_bytes())
-    damaged[-1] ^= 1
-    segments[1].write_bytes(damaged)
+    flip(segments[1], -1)
     with pytest.raises(fp.SourceError, match=segments[1].name):
         rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=start - 1, isolation="read_uncommitted"))
     assert rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=start, isolation="read_uncommitted")) == whole

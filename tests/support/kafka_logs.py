@@ -41,6 +41,13 @@ def batches_in(folder: Path) -> Iterator[bytes]:
             at = end
 
 
+def flip(path: Path, at: int, bits: int = 1) -> None:
+    """Changes bits of a byte in a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= bits
+    path.write_bytes(data)
+
+
 def copy_upto(name: str, root: Path, end: int) -> Path:
     """Restore a partition to its state before the batch at offset `end`."""
     folder = root / name
