@@ -63,9 +63,19 @@ def land_some(root: Path, *seeds: int) -> None:
         land(root / "source", f"{seed}.parquet", make_rows(seed, 300))
 
 
+def rows_of(*seeds: int) -> pl.DataFrame:
+    return pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in seeds]))
+
+
+def assert_tracked_kept(root: Path, rows: pl.DataFrame) -> None:
+    """Each identity once; untracked rows come as often as their batches."""
+    found = read_sink(root).filter(IS_TRACKED).select(KEYS).sort(KEYS)
+    polars.testing.assert_frame_equal(found, first_of_each(rows.filter(IS_TRACKED)).select(KEYS).sort(KEYS))
+
+
 def assert_kept(root: Path, *seeds: int) -> None:
     """Each identity once, each untracked row once. Which of two copies stays depends on the order of batches."""
-    rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in seeds]))
+    rows = rows_of(*seeds)
     found = read_sink(root).select(SCHEMA.names)
     assert set(found["origin"]) <= set(rows["origin"])
     polars.testing.assert_frame_equal(found.select(KEYS).sort(KEYS), first_of_each(rows).select(KEYS).sort(KEYS))
@@ -194,9 +204,7 @@ def test_a_new_checkpoint_is_adopted_or_refused(spark: SparkSession, tmp_path: P
     with pytest.raises(StreamingQueryException, match="adopt_checkpoint=True"):
         stream(spark, tmp_path, writer(tmp_path), "checkpoint2")
     stream(spark, tmp_path, writer(tmp_path, adopt_checkpoint=True), "checkpoint2")
-    rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in range(3)]))
-    found = read_sink(tmp_path).filter(IS_TRACKED).select(KEYS).sort(KEYS)
-    polars.testing.assert_frame_equal(found, first_of_each(rows).filter(IS_TRACKED).select(KEYS).sort(KEYS))
+    assert_tracked_kept(tmp_path, rows_of(0, 1, 2))
 
 
 def test_a_state_that_was_lost_or_taken_back(spark: SparkSession, tmp_path: Path) -> None:
@@ -253,9 +261,7 @@ def test_a_checkpoint_that_was_taken_back(spark: SparkSession, tmp_path: Path) -
     stream(spark, tmp_path, writer(tmp_path, adopt_checkpoint=True), files=9)
     land_some(tmp_path, 4)
     stream(spark, tmp_path, writer(tmp_path))
-    rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in range(5)])).filter(IS_TRACKED)
-    found = read_sink(tmp_path).filter(IS_TRACKED)
-    polars.testing.assert_frame_equal(found.select(KEYS).sort(KEYS), first_of_each(rows).select(KEYS).sort(KEYS))
+    assert_tracked_kept(tmp_path, rows_of(*range(5)))
 
 
 def test_a_batch_under_an_old_number_that_holds_more(spark: SparkSession, tmp_path: Path) -> None:
@@ -295,8 +301,7 @@ def test_batches_go_to_a_delta_table(spark: SparkSession, tmp_path: Path) -> Non
     land_some(tmp_path, 0, 1)
     stream(spark, tmp_path, writer(tmp_path, layout="delta", rejects="all"))
     found = DeltaTable(tmp_path / "sink").to_pyarrow_table()
-    rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in range(2)]))
-    assert len(found) == len(first_of_each(rows))
+    assert len(found) == len(first_of_each(rows_of(0, 1)))
 
 
 def test_batches_without_rows_are_versions(spark: SparkSession, tmp_path: Path) -> None:
@@ -352,9 +357,8 @@ def test_a_custom_sink_gets_each_version_and_its_number(spark: SparkSession, tmp
     assert sink.calls == [1, 2, 2, 4]
     opened = state.open(tmp_path / "state")
     assert sink.attempts == [opened.version(it).attempt for it in sink.calls]
-    rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in (0, 1, 3)]))
     origins = sink.origins()
-    assert len(origins) == len(set(origins)) == len(first_of_each(rows))
+    assert len(origins) == len(set(origins)) == len(first_of_each(rows_of(0, 1, 3)))
     assert not list(folder.glob("run=*/part-*.parquet")), "rows lie there until the function has returned"
     with pytest.raises(fp.SinkError, match="pass sink="):
         state.open(tmp_path / "state").rollback(1)
@@ -498,9 +502,7 @@ def test_with_offsets_hidden_another_batch_under_a_known_number_is_refused(
         deliver(spark, tmp_path, rows, 0)
     assert hashes(tmp_path) == before
     deliver(spark, tmp_path, rows, 0, adopt_checkpoint=True)
-    found = read_sink(tmp_path).filter(IS_TRACKED).select(KEYS).sort(KEYS)
-    both = pl.DataFrame(pa.concat_tables([make_rows(0, 300), rows])).filter(IS_TRACKED)
-    polars.testing.assert_frame_equal(found, first_of_each(both).select(KEYS).sort(KEYS))
+    assert_tracked_kept(tmp_path, pl.DataFrame(pa.concat_tables([make_rows(0, 300), rows])))
 
 
 def test_rows_without_an_identity_are_compared_whole(spark: SparkSession, tmp_path: Path) -> None:
@@ -569,9 +571,7 @@ def test_a_checkpoint_taken_back_by_one(
         stream(spark, tmp_path, writer(tmp_path))
     assert_kept(tmp_path, 0, 1)
     stream(spark, tmp_path, writer(tmp_path, adopt_checkpoint=True))
-    found = read_sink(tmp_path).filter(IS_TRACKED).select(KEYS).sort(KEYS)
-    rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in range(3)])).filter(IS_TRACKED)
-    polars.testing.assert_frame_equal(found, first_of_each(rows).select(KEYS).sort(KEYS))
+    assert_tracked_kept(tmp_path, rows_of(0, 1, 2))
 
 
 def test_fields_of_structs_identify_rows(spark: SparkSession, tmp_path: Path) -> None:
