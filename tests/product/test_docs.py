@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,17 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+
+
+@pytest.fixture(scope="module")
+def generated() -> dict[str, str]:
+    """Pages that no file has, with their texts: they take seconds."""
+    return site_hook.generated_pages()
+
+
+@cache
+def command_line() -> Any:
+    return typer.main.get_command(app)
 
 
 def nav() -> list[str]:
@@ -80,9 +92,9 @@ def broken_links(text: str, path: Path) -> list[str]:
     return found
 
 
-def test_every_page_is_in_the_nav_once() -> None:
+def test_every_page_is_in_the_nav_once(generated: dict[str, str]) -> None:
     expected = {path.relative_to(DOCS).as_posix() for path in pages_of_docs()}
-    expected |= {*site_hook.repository_pages().values(), *site_hook.generated_pages()}
+    expected |= {*site_hook.repository_pages().values(), *generated}
     in_nav = nav()
     assert sorted(expected - set(in_nav)) == [], "add these pages to the nav of mkdocs.yml"
     assert sorted(set(in_nav) - expected) == [], "the nav of mkdocs.yml has pages that do not exist"
@@ -147,7 +159,7 @@ def commands_in(text: str) -> list[list[str]]:
 
 def wrong_usage(arguments: list[str]) -> str | None:
     """What the command line objects to in arguments; nothing is run."""
-    command, names = typer.main.get_command(app), list(arguments)
+    command, names = command_line(), list(arguments)
     while names and hasattr(command, "commands"):
         name = names.pop(0)
         if name.startswith("-"):
@@ -184,7 +196,7 @@ def unknown_options(text: str, known: set[str]) -> list[str]:
 
 
 def test_pages_name_options_that_exist() -> None:
-    known = options_of(typer.main.get_command(app)) | OTHER_TOOLS
+    known = options_of(command_line()) | OTHER_TOOLS
     pages = [*pages_of_docs(), ROOT / "README.md", ROOT / "CHANGELOG.md"]  # pages of benchmarks name their own programs
     unknown = {path.name: it for path in pages if (it := unknown_options(path.read_text("utf-8"), known))}
     assert unknown == {}
@@ -199,10 +211,9 @@ def test_a_wrong_command_is_detected() -> None:
     assert sum(len(commands_in(path.read_text("utf-8"))) for path in linked_pages()) >= 40
 
 
-def test_each_command_has_its_help_on_a_page() -> None:
-    pages = site_hook.generated_pages()
+def test_each_command_has_its_help_on_a_page(generated: dict[str, str]) -> None:
     for name, members in site_hook.commands().items():
-        page = pages[f"reference/cli/{name}.md"]
+        page = generated[f"reference/cli/{name}.md"]
         assert page.count("Usage: fencepost") == len(members)
         assert f"Usage: fencepost {name}" in page
-    assert "| [`fencepost dedup`](dedup.md) | " in pages["reference/cli/index.md"]
+    assert "| [`fencepost dedup`](dedup.md) | " in generated["reference/cli/index.md"]
