@@ -11,7 +11,7 @@ import pytest
 from fencepost import Columns
 from fencepost.policy import resolve
 from fencepost_spark import deduplicate, register
-from fencepost_spark.sql import Analyzed, GroupJudge
+from fencepost_spark.sql import ROWS_TOGETHER, Analyzed, GroupJudge
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import (
@@ -67,20 +67,26 @@ def test_the_table_function(spark: SparkSession, events: str) -> None:
 
 def test_it_keeps_what_deduplicate_keeps(spark: SparkSession, events: str) -> None:
     """Also where a group is judged in several pieces, and whatever else the rows hold."""
-    rows = spark.range(60_000).selectExpr(
-        "id % 7 AS PID",
-        "CAST(id % 2 AS int) AS epoch",
-        "CAST(id % 3 AS int) AS partition",
-        "CAST(id % 9000 AS int) AS seq",
-        "id AS `a payload`",
-        "named_struct('x', array(id, NULL), 'y', map('k', id)) AS nested",
-        "CAST(id AS decimal(20, 3)) AS price",
-        "timestamp_millis(id) AS at",
+    distinct = 18_000
+    assert distinct / 2 > ROWS_TOGETHER
+    rows = (
+        spark.range(distinct + 2_000)
+        .selectExpr(f"id % {distinct} AS id")
+        .selectExpr(
+            "id % 2 AS PID",
+            "CAST(id % 2 AS int) AS epoch",
+            "CAST(id % 2 AS int) AS partition",
+            "CAST(id div 2 AS int) AS seq",
+            "id AS `a payload`",
+            "named_struct('x', array(id, NULL), 'y', map('k', id)) AS nested",
+            "CAST(id AS decimal(20, 3)) AS price",
+            "timestamp_millis(id) AS at",
+        )
     )
     rows.createOrReplaceTempView("many")
     found = spark.sql("SELECT `a payload`, nested, price, at FROM fencepost_deduplicate(TABLE(many))").collect()
     kept = deduplicate(rows).select("a payload", "nested", "price", "at").collect()
-    assert len(found) == len({(it % 7, it % 2, it % 3, it % 9000) for it in range(60_000)})
+    assert len(found) == distinct
     assert sorted(found) == sorted(kept)
 
 
