@@ -64,8 +64,7 @@ def test_spark_and_threads_agree(
         reports = {engine: report(job.run()) for engine, job in jobs.items()}
         assert reports["spark"] == reports["local"]
         spark_rows, local_rows = (sink_rows(tmp_path / engine / "sink") for engine in jobs)
-        assert spark_rows.keys() == local_rows.keys()
-        assert all(spark_rows[name].equals(local_rows[name]) for name in spark_rows)
+        assert spark_rows == local_rows
         spark_state, local_state = (segments(tmp_path / engine / "state") for engine in jobs)
         assert len(spark_state) > 0
         assert spark_state == local_state
@@ -108,8 +107,7 @@ def test_small_runs_start_no_task(
     assert stages
     job("far", 0).run()
     near, far = (sink_rows(tmp_path / it / "sink") for it in ("near", "far"))
-    assert near.keys() == far.keys()
-    assert all(near[name].equals(far[name]) for name in near)
+    assert near == far
     assert segments(tmp_path / "near" / "state") == segments(tmp_path / "far" / "state")
     for name in ("driver_bytes_max", "driver_scan_bytes_max"):
         with pytest.raises(ValueError, match=f"^{name}=-1: expected 0 or more bytes"):
@@ -134,8 +132,7 @@ def test_the_driver_reads_identities_and_tasks_write(
         DedupJob(*folders, driver_bytes_max=1, driver_scan_bytes_max=bytes_max, plan="interval").run()
         assert stages == expected[name]
     rows = {name: sink_rows(tmp_path / name / "sink") for name in bounds}
-    assert rows["near"].keys() == rows["far"].keys()
-    assert all(rows["near"][name].equals(rows["far"][name]) for name in rows["near"])
+    assert rows["near"] == rows["far"]
     assert len({str(segments(tmp_path / name / "state")) for name in bounds}) == 1
     assert SparkEngine(spark, driver_bytes_max=0).driver_scan_bytes_max == 0
 
@@ -221,8 +218,7 @@ def test_every_plan_in_tasks(spark: SparkSession, tmp_path: Path, monkeypatch: p
         assert ("split_files" in decided.plan) == (plan == "row")
     spark_root, local_root = (tmp_path / make.__module__ for make in (DedupJob, lake.DedupJob))
     spark_rows, local_rows = sink_rows(spark_root / "sink"), sink_rows(local_root / "sink")
-    assert spark_rows.keys() == local_rows.keys()
-    assert all(spark_rows[name].equals(local_rows[name]) for name in spark_rows)
+    assert spark_rows == local_rows
     assert b"".join(segments(spark_root / "state")) != b""
     entries = [state.open(root / "state").entries() for root in (spark_root, local_root)]
     assert entries[0].equals(entries[1])
