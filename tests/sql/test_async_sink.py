@@ -13,7 +13,7 @@ import sqlalchemy
 from fencepost.sql import AsyncSqlSink, SqlSink
 from sqlalchemy import Engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from support.databases import without_mariadb
+from support.databases import execute, without_mariadb
 
 CREATE = "CREATE TABLE events (pid BIGINT, epoch SMALLINT, partition INTEGER, seq BIGINT, note VARCHAR(9) NOT NULL)"
 Work = Callable[[AsyncEngine], Awaitable[Any]]
@@ -25,8 +25,7 @@ def rows(*seqs: int, note: str | None = "n") -> list[dict[str, Any]]:
 
 @pytest.fixture
 def events(engine: Engine) -> Engine:
-    with engine.begin() as connection:
-        connection.execute(text(CREATE))
+    execute(engine, CREATE)
     return engine
 
 
@@ -75,9 +74,7 @@ def test_each_event_is_applied_once_by_both_kinds_of_sinks(events: Engine, run: 
 @pytest.mark.parametrize("count", [3, 3000])
 @without_mariadb
 def test_a_row_that_is_refused_is_named(events: Engine, run: Callable[[Work], Any], count: int) -> None:
-    with events.begin() as connection:
-        connection.execute(text("CREATE UNIQUE INDEX one ON events (seq)"))
-        connection.execute(text("INSERT INTO events VALUES (0, 0, 0, 2, 'there')"))
+    execute(events, "CREATE UNIQUE INDEX one ON events (seq)", "INSERT INTO events VALUES (0, 0, 0, 2, 'there')")
 
     async def work(engine: AsyncEngine) -> None:
         sink = await AsyncSqlSink.open(engine, "events", "billing")

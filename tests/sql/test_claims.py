@@ -12,6 +12,7 @@ import pytest
 from fencepost.sql import SqlSink
 from fencepost.sql.consumers import CLAIMS, HOLES
 from sqlalchemy import Connection, Engine, select, text
+from support.databases import execute
 
 ACCEPTED, DUPLICATE = fp.Verdict.ACCEPTED, fp.Verdict.DUPLICATE
 PARTITIONS = 64
@@ -196,8 +197,7 @@ def test_a_position_that_another_process_has_moved(engine: Engine, new_engine: C
 
 
 def test_skipped_positions_commit_with_the_work(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE letters (n INTEGER)"))
+    execute(engine, "CREATE TABLE letters (n INTEGER)")
     sink = by_offset(engine)
     sink.begin_positions({"orders-0": 0})
 

@@ -23,6 +23,7 @@ from fencepost.metrics import to_text
 from fencepost.sql import SqlSink
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.util import greenlet_spawn
+from support.databases import execute
 from support.fake_kafka import Cluster, Error, FakeClient, FakeMessage
 from support.processes import fork_server
 
@@ -42,8 +43,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def orders(engine: Engine) -> Engine:
-    with engine.begin() as connection:
-        connection.execute(text(CREATE))
+    execute(engine, CREATE)
     return engine
 
 
@@ -121,8 +121,7 @@ def test_each_message_once_and_claims_stay_plain(orders: Engine) -> None:
 
 
 def test_messages_with_different_columns_do_not_depend_on_their_batch(orders: Engine) -> None:
-    with orders.begin() as connection:
-        connection.execute(text("ALTER TABLE orders ADD COLUMN country VARCHAR(2) DEFAULT 'NL'"))
+    execute(orders, "ALTER TABLE orders ADD COLUMN country VARCHAR(2) DEFAULT 'NL'")
     cluster = Cluster()
     plain = {"customer": "c", "cents": 1}
     values = [plain, plain | {"country": "DE"}, plain, {"cents": 2}, plain | {"country": None}]
@@ -394,8 +393,7 @@ def test_a_dead_letter_of_a_topic_that_was_created_again_replaces_none(orders: E
         new_loop(sink, FakeClient(created_again, [P0]), attempts=1).run()
     assert dead(orders, '"offset", value') == [(0, b"no JSON")]
     assert sink.positions() == {"orders-0": 0}
-    with orders.begin() as connection:
-        connection.execute(text("DELETE FROM fencepost_dead_letters"))
+    execute(orders, "DELETE FROM fencepost_dead_letters")
     new_loop(sink, FakeClient(created_again, [P0]), attempts=1).run()
     assert dead(orders, '"offset", value') == [(0, b"no JSON either")]
 
@@ -452,8 +450,7 @@ def test_a_table_that_changes_while_the_loop_runs_stops_it(orders: Engine) -> No
 
     def renaming(message: FakeMessage) -> dict[str, Any]:
         if message.offset() == 4:
-            with orders.begin() as connection:
-                connection.execute(text("ALTER TABLE orders RENAME COLUMN customer TO buyer"))
+            execute(orders, "ALTER TABLE orders RENAME COLUMN customer TO buyer")
         return decode(message)
 
     sink = new_sink(orders)
@@ -483,8 +480,7 @@ def test_a_replay_is_judged_by_the_claims(orders: Engine) -> None:
 
 def test_messages_by_the_id_of_their_producer(orders: Engine) -> None:
     """Sent twice, they have two offsets; a dead letter is not claimed, so its message can be sent again."""
-    with orders.begin() as connection:
-        connection.execute(text("ALTER TABLE orders ADD COLUMN id TEXT"))
+    execute(orders, "ALTER TABLE orders ADD COLUMN id TEXT")
     cluster = Cluster()
     for value in ('{"id": "a", "customer": "a", "cents": 1}', '{"id": "b", "customer": null, "cents": 2}'):
         cluster.send("orders", value, value)
@@ -499,9 +495,7 @@ def test_messages_by_the_id_of_their_producer(orders: Engine) -> None:
 
 def test_refused_rows_become_dead_letters(orders: Engine) -> None:
     """Of a policy that expects an order; the identity is in headers."""
-    with orders.begin() as connection:
-        connection.execute(text("ALTER TABLE orders ADD COLUMN pid BIGINT"))
-        connection.execute(text("ALTER TABLE orders ADD COLUMN seq BIGINT"))
+    execute(orders, "ALTER TABLE orders ADD COLUMN pid BIGINT", "ALTER TABLE orders ADD COLUMN seq BIGINT")
     cluster = Cluster()
     for seq in (0, 1, 3, 2):
         cluster.send("orders", order(seq), headers=[("pid", b"7"), ("seq", str(seq).encode())])

@@ -35,6 +35,7 @@ from fencepost.sql.database import Database
 from fencepost.sql.leases import TASKS, Leases
 from fencepost.transports import LandingTransport, read_landing
 from sqlalchemy import Engine, select
+from support.databases import execute
 from support.postgres import PostgresServer
 from support.waiting import wait_until
 
@@ -327,8 +328,7 @@ def test_it_stops_while_it_waits_for_a_lock(
 
 
 def test_without_tables_there_is_nothing_to_do(new_daemon: NewDaemon, engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(sqlalchemy.text("CREATE TABLE mine (x INTEGER)"))
+    execute(engine, "CREATE TABLE mine (x INTEGER)")
     daemon = new_daemon()
     wait_until(lambda: daemon.get("/readyz")[0] == 200, "it is not ready")
     names = set(sqlalchemy.inspect(engine).get_table_names())

@@ -9,7 +9,7 @@ from fencepost.sql.transaction import State
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 from support import coordinator_first_tables as first
-from support.databases import without_mariadb
+from support.databases import execute, without_mariadb
 
 WAITING = (State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT)
 
@@ -73,7 +73,6 @@ def test_a_script_is_refused_too(engine: Engine) -> None:
         run(engine, script)
     with pytest.raises(fp.SchemaError, match=r"wait for markers: stuck \(1 in all\)"):
         TransactionCoordinator(engine)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE fencepost_producers SET state = 4, partitions = '[]'"))
+    execute(engine, "UPDATE fencepost_producers SET state = 4, partitions = '[]'")
     run(engine, script)
     assert TransactionCoordinator(engine).init_producer("stuck") == ProducerIdentity(8, 6)

@@ -20,8 +20,8 @@ import sqlalchemy
 from fencepost.metrics import to_text
 from fencepost.sql import Reaped, RetentionWarning, SqlSink, derived_key, transition
 from fencepost.sql.consumers import CLAIMS, MESSAGES
-from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, func, select, text
-from support.databases import without_mariadb
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, func, select
+from support.databases import execute, without_mariadb
 from support.threads import in_threads
 from support.waiting import PATIENCE_SECONDS
 
@@ -482,8 +482,7 @@ def test_values_are_compared_not_how_they_are_written(
 ) -> None:
     sink = with_payload(events, "typed", [kind])
     for number, stored in enumerate(equal):
-        with events.begin() as connection:
-            connection.execute(sqlalchemy.text("DELETE FROM typed"))
+        execute(events, "DELETE FROM typed")
         again = SqlSink(events, "typed", f"c{number}", policy="watermark", columns=ONE_EPOCH)
         assert again.apply(payload(stored)).rows_kept == 1
         assert [sink.reconcile(payload(it)).matched for it in equal] == [1] * len(equal)
@@ -535,8 +534,7 @@ def test_decimals_that_sqlite_would_round(events: Engine) -> None:
         taken += [long, Decimal("1234567890123.12345"), Decimal(2**63)]
     for value in taken:
         other = SqlSink(events, "typed", str(value), policy="watermark", columns=ONE_EPOCH)
-        with events.begin() as connection:
-            connection.execute(sqlalchemy.text("DELETE FROM typed"))
+        execute(events, "DELETE FROM typed")
         other.apply(payload(value))
         assert [other.reconcile(payload(it)).matched for it in taken] == [int(it is value) for it in taken]
         with events.connect() as connection:
@@ -755,8 +753,7 @@ def test_transitions_that_do_not_apply(orders: Engine, arguments: Any, error: An
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_trigger_that_prevents_updates_ends_the_transition(orders: Engine) -> None:
-    with orders.begin() as connection:
-        connection.execute(text("CREATE TRIGGER frozen BEFORE UPDATE ON orders BEGIN SELECT RAISE(IGNORE); END"))
+    execute(orders, "CREATE TRIGGER frozen BEFORE UPDATE ON orders BEGIN SELECT RAISE(IGNORE); END")
     with pytest.raises(fp.TransitionError, match=r"orders: .*'new'.* changed no row"):
         move(orders, 1, "new", "paid")
 

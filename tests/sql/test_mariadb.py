@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from fencepost.sql import IdempotentRequests, ProducerRegistry, RequestClaim, Response, SqlSink
 from fencepost.sql.database import Database
 from sqlalchemy import Connection, Engine, text
+from support.databases import execute
 from support.mariadb import MariaDBServer
 from support.threads import in_threads
 from support.waiting import PATIENCE_SECONDS
@@ -23,12 +24,6 @@ from support.waiting import PATIENCE_SECONDS
 pytestmark = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 SPELLINGS = ["a", "A", "a ", "ä", "ss", "ß", "\N{PILE OF POO}", "\N{GHOST}"]
 """Several of which are one for a collation that ignores case, accents, trailing blanks or what it does not know."""
-
-
-def execute(engine: Engine, *statements: str) -> None:
-    with engine.begin() as connection:
-        for statement in statements:
-            connection.execute(text(statement))
 
 
 def rows_of(engine: Engine, query: str) -> list[Any]:

@@ -21,6 +21,7 @@ from fencepost.sql.pids import PID_MAX
 from fencepost.transports import LandingTransport, SqlTransport
 from sqlalchemy import Engine, event, func, select, text
 from support.coordinator_doors import Route, set_back
+from support.databases import execute
 from support.threads import in_threads
 
 NewEngine = Callable[[], Engine]
@@ -291,9 +292,11 @@ def test_an_identity_that_has_rows_is_refused(engine: Engine, new_engine: NewEng
     with pytest.raises(fp.TransportError, match=r"issued pid 0 epoch 1, but partition 0 has rows"):
         fp.SequencedProducer(transport, **options)
     # As docs/producers-and-transactions.md says.
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE fencepost_pids SET next_pid = next_pid + 1000000000"))
-        connection.execute(text("UPDATE fencepost_producers SET updated_ms = 0 WHERE state IN (0, 4, 5)"))
+    execute(
+        engine,
+        "UPDATE fencepost_pids SET next_pid = next_pid + 1000000000",
+        "UPDATE fencepost_producers SET updated_ms = 0 WHERE state IN (0, 4, 5)",
+    )
     options["registry"] = ProducerRegistry(engine)
     with fp.SequencedProducer(transport, **options) as producer:
         assert producer.previous_pid == backup.pid

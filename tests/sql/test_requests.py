@@ -15,6 +15,7 @@ import sqlalchemy
 from fencepost.sql import IdempotentRequests, RequestClaim, Response, derived_key
 from sqlalchemy import Connection, Engine, event, text
 from support.connections import lose_the_connection
+from support.databases import execute
 from support.processes import fork_server
 from support.threads import in_threads
 
@@ -25,8 +26,7 @@ CREATED = Response(201, (("Content-Type", "text/plain"), ("X-Order", "\xe9"), ("
 
 @pytest.fixture
 def requests(engine: Engine) -> IdempotentRequests:
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE effects (name VARCHAR(20))"))
+    execute(engine, "CREATE TABLE effects (name VARCHAR(20))")
     return IdempotentRequests(engine)
 
 
@@ -55,8 +55,7 @@ def let_pass(engine: Engine, column: str) -> None:
 
 
 def set_time(engine: Engine, column: str, time_ms: int) -> None:
-    with engine.begin() as connection:
-        connection.execute(text(f"UPDATE fencepost_requests SET {column} = {time_ms}"))
+    execute(engine, f"UPDATE fencepost_requests SET {column} = {time_ms}")
 
 
 def test_a_response_is_replayed_byte_for_byte(requests: IdempotentRequests, engine: Engine) -> None:

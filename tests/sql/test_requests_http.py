@@ -29,6 +29,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse
 from starlette.responses import Response as StarletteResponse
 from starlette.routing import Route
+from support.databases import execute
 from support.processes import fork_server
 from support.waiting import wait_until
 from werkzeug.serving import make_server
@@ -131,8 +132,7 @@ class Shop:
 
     def __init__(self, engine: Engine, make: Callable[[IdempotentRequests, Views], Client]) -> None:
         self.engine = engine
-        with engine.begin() as connection:
-            connection.execute(text("CREATE TABLE effects (name VARCHAR(20))"))
+        execute(engine, "CREATE TABLE effects (name VARCHAR(20))")
         self.requests = IdempotentRequests(engine)
         self.calls: list[str] = []
         views = {"order": self._order, "plain": self._plain, "broken": self._broken, "slow": self._slow}
@@ -296,8 +296,7 @@ def test_a_wsgi_application_that_lets_errors_through(engine: Engine) -> None:
     requests, started = IdempotentRequests(engine), []
 
     def app(environ: dict[str, Any], _: Callable[..., Any]) -> list[bytes]:
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE fencepost_requests SET owner = 'another worker'"))
+        execute(engine, "UPDATE fencepost_requests SET owner = 'another worker'")
         environ[CLAIM].renew()
         raise AssertionError("the claim was lost")
 
@@ -424,8 +423,7 @@ def response_to(client: httpx.Client, ports: list[int], key: str) -> bytes:
 @pytest.mark.parametrize("seed", range(3))
 def test_servers_that_are_killed_again_and_again(engine: Engine, database_url: str, seed: int) -> None:
     """Each client repeats its requests until they are answered, and then once again."""
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE effects (name VARCHAR(40))"))
+    execute(engine, "CREATE TABLE effects (name VARCHAR(40))")
     ports: list[int] = []
     answers: list[tuple[str, bytes]] = []
 

@@ -26,6 +26,7 @@ from fencepost.sql.retention import reap_consumer
 from fencepost.transports import SqlTransport, read_committed
 from fencepost.transports.sql import part_beside
 from sqlalchemy import Connection, Engine, MetaData, Table, select, text
+from support.databases import execute
 
 DATA = Path(__file__).parents[1] / "data" / "sql"
 DIALECTS = ["postgresql", "sqlite", "mariadb"]
@@ -106,8 +107,7 @@ def golden(engine: Engine) -> Path:
 
 def fill(engine: Engine) -> None:
     """What a database of a user has, a little of each."""
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE orders (pid BIGINT, epoch SMALLINT, partition INTEGER, seq BIGINT)"))
+    execute(engine, "CREATE TABLE orders (pid BIGINT, epoch SMALLINT, partition INTEGER, seq BIGINT)")
     SqlSink(engine, "orders", "billing").apply(pa.table(ROWS), positions={"orders-0": 4})
     SqlSink(engine, None, "mails", "message_id", message_id="id").handle([{"id": "Ä-1"}, {"id": "a"}], lambda *_: None)
     coordinator = TransactionCoordinator(engine, routes={"out": None})
@@ -231,8 +231,7 @@ def version(engine: Engine) -> int:
 def test_an_older_schema_is_upgraded_step_by_step(engine: Engine) -> None:
     Database(engine).create_tables(FIRST)
     assert schema.status(engine, [THIRD])[0][1:3] == (1, 3)
-    with engine.begin() as connection:
-        connection.execute(text("INSERT INTO things (id) VALUES (1)"))
+    execute(engine, "INSERT INTO things (id) VALUES (1)")
     Database(engine).create_tables(THIRD)
     assert (columns(engine), version(engine)) == (["id", "colour", "size"], 3)
     with engine.connect() as connection:
@@ -327,8 +326,7 @@ def test_a_role_without_the_right_to_create_tables_gets_a_remedy(engine: Engine)
         Database(limited).create_tables(FIRST)
     Database(engine).create_tables(FIRST)
     if engine.dialect.name == "postgresql":
-        with engine.begin() as connection:
-            connection.execute(text(f"GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO {role}"))
+        execute(engine, f"GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO {role}")
     Database(limited).create_tables(FIRST)
     limited.dispose()
 

@@ -23,7 +23,7 @@ from fencepost.sql import SqlSink
 from fencepost.sql.consumers import CLAIMS, CONSUMERS, MESSAGES
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, SmallInteger, String, Table, func, select, text
 from sqlalchemy.exc import IntegrityError
-from support.databases import without_mariadb
+from support.databases import execute, without_mariadb
 from support.postgres import PostgresServer
 from support.threads import in_threads
 from support.waiting import wait_until
@@ -198,14 +198,10 @@ def test_a_row_that_row_security_refuses_is_no_misfit_of_the_table(postgres: Pos
     with engine.connect() as connection:
         schema = connection.scalar(text("SELECT current_schema()"))
 
-    def run_all(*statements: str) -> None:
-        with engine.begin() as connection:
-            for statement in statements:
-                connection.execute(text(statement))
-
-    run_all("CREATE TABLE notes (id BIGINT)")
+    execute(engine, "CREATE TABLE notes (id BIGINT)")
     SqlSink(engine, "notes", "c", "message_id", message_id="id")
-    run_all(
+    execute(
+        engine,
         "CREATE POLICY positive ON notes USING (id > 0)",
         "ALTER TABLE notes ENABLE ROW LEVEL SECURITY",
         f"CREATE ROLE {name} LOGIN",
@@ -217,7 +213,7 @@ def test_a_row_that_row_security_refuses_is_no_misfit_of_the_table(postgres: Pos
     assert sink.apply({"id": [1]}).rows_kept == 1
     with pytest.raises(sqlalchemy.exc.ProgrammingError, match="row-level security"):
         sink.apply({"id": [-1]})
-    run_all(f"REVOKE INSERT ON notes FROM {name}")
+    execute(engine, f"REVOKE INSERT ON notes FROM {name}")
     with pytest.raises(fp.SinkError, match="statement: permission denied"):
         sink.apply({"id": [2]})
     for it in (limited, engine):
@@ -251,8 +247,7 @@ def test_events_have_the_columns_that_any_of_them_has(events: Engine) -> None:
 
 def test_the_effect_is_in_the_transaction(events: Engine) -> None:
     sink = SqlSink(events, None, "totals")
-    with events.begin() as connection:
-        connection.execute(text("CREATE TABLE totals (pid BIGINT PRIMARY KEY, total BIGINT)"))
+    execute(events, "CREATE TABLE totals (pid BIGINT PRIMARY KEY, total BIGINT)")
 
     def add(connection: Connection, kept: pa.Table) -> int:
         upsert = (
@@ -285,8 +280,7 @@ def test_the_effect_is_in_the_transaction(events: Engine) -> None:
 def test_an_effect_that_commits_keeps_its_claims_too(events: Engine) -> None:
     """The claims are written first, so the error must say that a repeated call does not run the effect."""
     sink = SqlSink(events, None, "c")
-    with events.begin() as connection:
-        connection.execute(text("CREATE TABLE taken (seq BIGINT PRIMARY KEY)"))
+    execute(events, "CREATE TABLE taken (seq BIGINT PRIMARY KEY)")
 
     def commit(connection: Connection, kept: pa.Table) -> None:
         connection.execute(text("INSERT INTO taken VALUES (:seq)"), kept.select(["seq"]).to_pylist())
@@ -304,8 +298,7 @@ def test_an_effect_that_commits_keeps_its_claims_too(events: Engine) -> None:
 def test_an_effect_that_ends_the_transaction_by_the_driver(events: Engine, end: str, is_last: bool) -> None:
     """The next statement begins another transaction: it would move the position without the rows, which were lost."""
     sink = SqlSink(events, None, "c")
-    with events.begin() as connection:
-        connection.execute(text("CREATE TABLE taken (seq BIGINT PRIMARY KEY)"))
+    execute(events, "CREATE TABLE taken (seq BIGINT PRIMARY KEY)")
 
     def write(connection: Connection, kept: pa.Table) -> None:
         insert = text("INSERT INTO taken VALUES (:seq)")
@@ -325,9 +318,7 @@ def test_an_effect_that_ends_the_transaction_by_the_driver(events: Engine, end: 
 def test_an_effect_that_passes_over_an_error(events: Engine) -> None:
     """Claimed rows are written: PostgreSQL would treat the commit as a rollback, and the event would be lost."""
     sink = SqlSink(events, None, "c")
-    with events.begin() as connection:
-        connection.execute(text("CREATE TABLE taken (seq BIGINT PRIMARY KEY)"))
-        connection.execute(text("INSERT INTO taken VALUES (100)"))
+    execute(events, "CREATE TABLE taken (seq BIGINT PRIMARY KEY)", "INSERT INTO taken VALUES (100)")
 
     def write(connection: Connection, kept: pa.Table) -> None:
         connection.execute(text("INSERT INTO taken VALUES (:seq)"), kept.select(["seq"]).to_pylist())
@@ -617,8 +608,7 @@ def test_ids_are_texts_of_every_kind(events: Engine) -> None:
 
 def test_uuids_are_taken_as_they_come(engine: Engine) -> None:
     kind = "UUID" if engine.dialect.name == "postgresql" else "CHAR(36)"
-    with engine.begin() as connection:
-        connection.execute(text(f"CREATE TABLE payments (id {kind})"))
+    execute(engine, f"CREATE TABLE payments (id {kind})")
     ids = [uuid.UUID(int=it) for it in range(3)]
     sink = SqlSink(engine, "payments", "c", "message_id", message_id="id")
     if engine.dialect.name == "postgresql":
@@ -773,8 +763,7 @@ def test_a_restored_database_that_lacks_the_consumer(events: Engine) -> None:
 
 def test_metrics_of_a_consumer_that_a_restored_database_lacks(events: Engine) -> None:
     sink = SqlSink(events, None, "billing")
-    with events.begin() as connection:
-        connection.execute(text("DELETE FROM fencepost_consumers"))
+    execute(events, "DELETE FROM fencepost_consumers")
     events.dispose()
     with pytest.raises(fp.PolicyError, match=r"consumer 'billing' is no longer .* of None"):
         sink.metrics()
@@ -865,8 +854,7 @@ def test_invalid_settings(events: Engine, options: dict[str, Any], message: str)
 
 def test_claims_of_a_newer_version_are_refused(events: Engine) -> None:
     SqlSink(events, "events", "billing")
-    with events.begin() as connection:
-        connection.execute(text("UPDATE fencepost_schema SET version = version + 1"))
+    execute(events, "UPDATE fencepost_schema SET version = version + 1")
     with pytest.raises(
         fp.SchemaError, match="the tables of 'sink' have version 3, but this package supports 2: upgrade"
     ):
@@ -892,16 +880,14 @@ def test_missing_columns_are_refused(events: Engine) -> None:
     sink = SqlSink(events, "events", "c", insert=["pid", "note"])
     with pytest.raises(fp.BatchError, match=r"column 'note': missing; .* columns pid, epoch"):
         sink.apply(run(0, 2))
-    with events.begin() as connection:
-        connection.execute(text("CREATE TABLE strict_ones (seq BIGINT, must INTEGER NOT NULL, may INTEGER)"))
+    execute(events, "CREATE TABLE strict_ones (seq BIGINT, must INTEGER NOT NULL, may INTEGER)")
     sink = SqlSink(events, "strict_ones", "d", insert=["seq"])
     with pytest.raises(fp.SinkError, match="table strict_ones: column 'must' requires a value"):
         sink.apply(run(0, 2))
     assert (count(events, CLAIMS), stored(events)) == (0, [])
     assert SqlSink(events, "events", "e", insert=["seq", "amount"]).apply(run(0, 2)).rows_kept == 2
     sink = SqlSink(events, "events", "f")
-    with events.begin() as connection:
-        connection.execute(text("ALTER TABLE events ADD COLUMN sum INTEGER"))
+    execute(events, "ALTER TABLE events ADD COLUMN sum INTEGER")
     assert sink.apply(run(0, 2).append_column("sum", pa.array([1, 2]))).rows_kept == 2, "it was added since"
 
 
@@ -1031,8 +1017,7 @@ def test_refusals_of_the_database_name_the_row(events: Engine) -> None:
 @pytest.mark.parametrize("first", ["a\nb\nc\n", "a\r\nb\rc\r", None])
 def test_line_breaks_in_the_first_row_do_not_change_the_row_that_is_named(events: Engine, first: str | None) -> None:
     """PostgreSQL counts the lines of the first row in another way. An earlier row was named, with its value."""
-    with events.begin() as connection:
-        connection.execute(text("CREATE TABLE checked (seq BIGINT, note TEXT, amount INTEGER, CHECK (amount <> 13))"))
+    execute(events, "CREATE TABLE checked (seq BIGINT, note TEXT, amount INTEGER, CHECK (amount <> 13))")
     sink = SqlSink(events, "checked", "c", "message_id", message_id="seq")
     notes = [first, "x", "y\nz", "x", "x"]
     with pytest.raises(fp.BatchError, match="checked refuses it") as caught:
@@ -1203,8 +1188,7 @@ def test_a_uuid_is_one_id_however_it_is_spelt(engine: Engine) -> None:
 
 def test_uuids_of_a_table_are_compared_by_value(postgres: PostgresServer) -> None:
     engine = sqlalchemy.create_engine(postgres.new_database())
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE payments (seq BIGINT, device UUID)"))
+    execute(engine, "CREATE TABLE payments (seq BIGINT, device UUID)")
     device = uuid.uuid4()
     spelt = spellings(device)
     source = pa.table({"seq": list(range(len(spelt))), "device": spelt})
@@ -1220,8 +1204,7 @@ def test_uuids_of_a_table_are_compared_by_value(postgres: PostgresServer) -> Non
 
 
 def test_uuids_go_into_columns_of_text(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE payments (plain CHAR(36), hex CHAR(32))"))
+    execute(engine, "CREATE TABLE payments (plain CHAR(36), hex CHAR(32))")
     known = uuid.uuid4()
     sink = SqlSink(engine, "payments", "c", "message_id", message_id="plain")
     assert sink.apply(pa.table({"plain": [known], "hex": [known]})).rows_kept == 1

@@ -14,6 +14,7 @@ from fencepost.metrics import to_text
 from fencepost.sql import SqlSink
 from sqlalchemy import Engine
 from sqlalchemy.dialects.mysql import DATETIME
+from support.databases import execute
 from support.postgres import PostgresServer
 
 ACCEPTED, DUPLICATE, CONFLICT = fp.Verdict.ACCEPTED, fp.Verdict.DUPLICATE, fp.Verdict.CONFLICT
@@ -142,8 +143,7 @@ def test_by_message_id(payments: Engine) -> None:
 def test_columns_of_types_that_sqlalchemy_does_not_know(engine: Engine) -> None:
     """They were written until the first repeat, whose comparison failed."""
     kind = {"sqlite": "", "postgresql": "POINT"}[engine.dialect.name]
-    with engine.begin() as connection:
-        connection.execute(sa.text(f"CREATE TABLE places (id BIGINT, place {kind})"))
+    execute(engine, f"CREATE TABLE places (id BIGINT, place {kind})")
     sink = SqlSink(engine, "places", "c", "message_id", message_id="id", compare_content=True, on_conflict="drop")
     assert sink.apply({"id": [1, 2], "place": ["(1,2)", "(3,4)"]}).rows_kept == 2
     assert verdicts(sink.apply({"id": [1, 2], "place": ["(1,2)", "(3,5)"]})) == [DUPLICATE, CONFLICT]
@@ -174,8 +174,7 @@ def test_invalid_combinations_of_options_are_refused(payments: Engine, options: 
 def test_an_error_of_the_comparison_is_the_one_that_is_raised(postgres: PostgresServer) -> None:
     """The drop of the temporary table failed after it, and hid it: a consumer made dead letters in an outage."""
     engine = sa.create_engine(postgres.new_database())
-    with engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE notes (id BIGINT, body JSON)"))
+    execute(engine, "CREATE TABLE notes (id BIGINT, body JSON)")
     sink = SqlSink(engine, "notes", "c", "message_id", message_id="id", compare_content=["id"])
     sink.apply({"id": [1], "body": ["{}"]})
     with pytest.raises(fp.BatchError, match=r"row 1: .*invalid input syntax"):

@@ -19,6 +19,7 @@ from fencepost.sql import SqlSink
 from fencepost.sql.upserts import RacedError
 from sqlalchemy import Connection, Engine, text
 from support.connections import lose_the_connection
+from support.databases import execute
 from support.mariadb import MariaDBServer
 from support.postgres import PostgresServer
 from support.processes import fork_server
@@ -32,8 +33,7 @@ CREATE = "CREATE TABLE events (pid BIGINT, epoch SMALLINT, partition INTEGER, se
 
 @pytest.fixture
 def events(engine: Engine) -> Engine:
-    with engine.begin() as connection:
-        connection.execute(text(CREATE))
+    execute(engine, CREATE)
     return engine
 
 
@@ -130,9 +130,9 @@ def test_a_backend_that_is_killed_before_the_commit(
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_sinks_that_deadlock_in_their_effects(events: Engine, new_engine: Callable[[], Engine]) -> None:
     """PostgreSQL undoes one of them, claim and effect, and it is done again."""
-    with events.begin() as connection:
-        connection.execute(text("CREATE TABLE totals (id INTEGER PRIMARY KEY, total BIGINT)"))
-        connection.execute(text("INSERT INTO totals VALUES (1, 0), (2, 0)"))
+    execute(
+        events, "CREATE TABLE totals (id INTEGER PRIMARY KEY, total BIGINT)", "INSERT INTO totals VALUES (1, 0), (2, 0)"
+    )
     met = threading.Barrier(2)
     runs: list[int] = []
 

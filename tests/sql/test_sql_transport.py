@@ -28,7 +28,7 @@ from fencepost.transports import (
     read_landing,
     stream_committed,
 )
-from support.databases import without_mariadb
+from support.databases import execute, without_mariadb
 from support.faulty_transport import FaultyTransport, MemoryTransport
 from support.producers import batch
 from support.threads import in_threads
@@ -126,8 +126,7 @@ def test_rows_that_are_not_listed_are_not_read(engine: sa.Engine) -> None:
 
 def test_rows_that_are_listed_and_gone_are_an_error(engine: sa.Engine) -> None:
     SqlTransport(engine, "events", schema=SCHEMA).send(batch(7, 0, 0, [1, 2]))
-    with engine.begin() as connection:
-        connection.execute(sa.text("DELETE FROM events WHERE log_offset = 1"))
+    execute(engine, "DELETE FROM events WHERE log_offset = 1")
     with pytest.raises(fp.SourceError, match=r"partition 0: 2 rows .* from offset 0"):
         values(engine)
 
@@ -315,8 +314,7 @@ def test_permanent_refusals_of_the_database_are_not_tried_again(engine: sa.Engin
     """With retries, each batch would fail only after delivery_timeout_ms."""
     breaks, code = REFUSALS[what]
     transport = SqlTransport(engine, "events", schema=SCHEMA)
-    with engine.begin() as connection:
-        connection.execute(sa.text(breaks if isinstance(breaks, str) else breaks[engine.dialect.name]))
+    execute(engine, breaks if isinstance(breaks, str) else breaks[engine.dialect.name])
     check_refused(transport, code)
 
 
@@ -327,9 +325,7 @@ def test_a_missing_right_is_not_waited_for(engine: sa.Engine, tmp_path: Path) ->
         limited = sa.create_engine(f"sqlite:///file:{tmp_path}/test.db?mode=ro&uri=true")
     elif engine.dialect.name == "mariadb":
         name = f"r{uuid.uuid4().hex[:20]}"
-        with engine.begin() as connection:
-            connection.execute(sa.text(f"CREATE USER {name}@localhost"))
-            connection.execute(sa.text(f"GRANT SELECT ON {url.database}.* TO {name}@localhost"))
+        execute(engine, f"CREATE USER {name}@localhost", f"GRANT SELECT ON {url.database}.* TO {name}@localhost")
         limited = sa.create_engine(url.set(username=name))
     else:
         with engine.begin() as connection:
@@ -376,8 +372,7 @@ def test_a_zombie_is_kept_out_by_a_fresh_pid(engine: sa.Engine, tmp_path: Path, 
         transport = PartitionLogTransport(tmp_path)
     ProducerRegistry(engine).init_producer("gate 7")
     if reason == "rotation":
-        with engine.begin() as connection:
-            connection.execute(sa.text("UPDATE fencepost_producers SET epoch = 32765"))
+        execute(engine, "UPDATE fencepost_producers SET epoch = 32765")
     zombie = fp.SequencedProducer(transport, name="gate 7", registry=ProducerRegistry(engine), **QUICK)
     zombie.send([{"value": 1}])[0].result(30)
     if reason == "expiry":
@@ -403,8 +398,7 @@ def test_a_zombie_is_kept_out_by_a_fresh_pid(engine: sa.Engine, tmp_path: Path, 
 
 def expire_names(engine: sa.Engine) -> None:
     """A name was not used for longer than a registry keeps it."""
-    with engine.begin() as connection:
-        connection.execute(sa.text(f"UPDATE fencepost_producers SET updated_ms = updated_ms - {8 * DAY_MS}"))
+    execute(engine, f"UPDATE fencepost_producers SET updated_ms = updated_ms - {8 * DAY_MS}")
 
 
 @pytest.mark.parametrize("reason", ["rotation", "expiry", "expiry, then a crash, then expiry", "tombstone gone"])
@@ -422,11 +416,9 @@ def test_a_source_is_read_again_under_a_fresh_pid(engine: sa.Engine, tmp_path: P
     first = run(ProducerRegistry(engine), 0, 20)
     assert run(ProducerRegistry(engine), 5, 25) == first
     if reason == "rotation":
-        with engine.begin() as connection:
-            connection.execute(sa.text("UPDATE fencepost_producers SET epoch = 32766"))
+        execute(engine, "UPDATE fencepost_producers SET epoch = 32766")
     elif reason == "tombstone gone":
-        with engine.begin() as connection:
-            connection.execute(sa.text("DELETE FROM fencepost_producers"))
+        execute(engine, "DELETE FROM fencepost_producers")
     elif "crash" in reason:
         expire_names(engine)
         ProducerRegistry(engine).init_producer("reader")
@@ -565,8 +557,7 @@ def test_columns_that_are_not_right_are_refused(engine: sa.Engine, what: str) ->
 @pytest.mark.parametrize(("version", "message"), [(5, "upgrade fencepost"), (1, ".*are too old")])
 def test_tables_of_another_version_are_refused(engine: sa.Engine, version: int, message: str) -> None:
     SqlTransport(engine, "events", schema=SCHEMA)
-    with engine.begin() as connection:
-        connection.execute(sa.text(f"UPDATE fencepost_schema SET version = {version} WHERE part = 'transport events'"))
+    execute(engine, f"UPDATE fencepost_schema SET version = {version} WHERE part = 'transport events'")
     with pytest.raises(fp.SchemaError, match=f"have version {version}, but this package supports 4: {message}"):
         SqlTransport(engine, "events")
 
@@ -614,8 +605,7 @@ def test_leases_of_a_table_are_fenced_by_the_upgrade(engine: sa.Engine, is_broke
     as_version_3(engine, ("a", 7), ("b", 8), ("c", 9))
     after = SqlTransport(engine, "events")
     if is_broken_off:
-        with engine.begin() as connection:
-            connection.execute(sa.text("UPDATE fencepost_schema SET version = 3 WHERE part = 'transport events'"))
+        execute(engine, "UPDATE fencepost_schema SET version = 3 WHERE part = 'transport events'")
         after = SqlTransport(engine, "events")
     assert not sa.inspect(engine).has_table("events_leases")
     fenced = Answer(fp.Verdict.FENCED)
@@ -648,8 +638,7 @@ def test_a_fresh_pid_whose_answer_was_lost_is_requested_again(engine: sa.Engine)
     """After the last epoch, a fresh pid follows: a repeated request gets the same one."""
     behind = ProducerRegistry(engine)
     first = behind.init_producer("a")
-    with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE fencepost_producers SET epoch = 32765 WHERE transactional_id = 'a'"))
+    execute(engine, "UPDATE fencepost_producers SET epoch = 32765 WHERE transactional_id = 'a'")
     registry, refuses = Deaf(behind), RefusesOnce(MemoryTransport(partitions=1))
     with fp.SequencedProducer(refuses, name="a", registry=registry, **QUICK) as producer:
         assert producer.identity == (first.pid, 2**15 - 2)
@@ -741,8 +730,7 @@ def test_a_view_shows_what_is_committed_to_sql(engine: sa.Engine) -> None:
             sa.text("INSERT INTO events (pid, epoch, partition, seq, log_offset, value) VALUES (7, 0, 5, 2, 0, 98)")
         )
     assert seen() == [1, 4, 5, 6], "rows that nobody listed"
-    with engine.begin() as connection:
-        connection.execute(sa.text("ALTER TABLE events ADD COLUMN colour INTEGER"))
+    execute(engine, "ALTER TABLE events ADD COLUMN colour INTEGER")
     create_committed_view(engine, "events")
     assert "colour" in [it["name"] for it in sa.inspect(engine).get_columns("events_committed")]
 

@@ -24,7 +24,7 @@ from fencepost.sql import SqlSink, StagedTable
 from fencepost.state.operations import abandon, collect_garbage
 from sqlalchemy import Connection, Engine, create_engine, inspect, make_url, text
 from sqlalchemy.engine.default import DefaultDialect
-from support.databases import without_mariadb
+from support.databases import execute, without_mariadb
 from support.lake import SCHEMA, Crash, dead_before, first_of_each, land, make_rows
 from support.mariadb import MariaDBServer
 from support.postgres import PostgresServer
@@ -36,8 +36,7 @@ CREATE = "CREATE TABLE events (pid BIGINT, epoch SMALLINT, partition INTEGER, se
 
 @pytest.fixture
 def events(engine: Engine) -> Engine:
-    with engine.begin() as connection:
-        connection.execute(text(CREATE))
+    execute(engine, CREATE)
     return engine
 
 
@@ -218,8 +217,7 @@ def test_tables_that_a_crash_of_the_server_took(
     with dead_before(StagedTable, "_move"):
         make().run()
     [name] = tables_of_tasks(events)
-    with events.begin() as connection:
-        connection.execute(text(loss.format(name)))
+    execute(events, loss.format(name))
     land_some(tmp_path, 2)
     report = make().run()
     assert (report.recovered, report.version) == ((1,), 2)
@@ -283,8 +281,7 @@ def test_many_drivers_at_once(events: Engine, make: Callable[..., DedupJob], tmp
 def test_rows_that_the_table_does_not_take(
     database_url: str, engine: Engine, make: Callable[..., DedupJob], tmp_path: Path
 ) -> None:
-    with engine.begin() as connection:
-        connection.execute(text(CREATE.replace("20", "4")))
+    execute(engine, CREATE.replace("20", "4"))
     land_some(tmp_path, 0)
     with pytest.raises(fp.SinkError, match=r"rows from 0: column 'origin', row \d+: '0:\d+': the column takes 4"):
         make().run()
@@ -299,8 +296,7 @@ def test_rows_that_the_table_does_not_take(
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 def test_rows_that_a_constraint_refuses(engine: Engine, make: Callable[..., DedupJob], tmp_path: Path) -> None:
     """SQLite checks it after the decision."""
-    with engine.begin() as connection:
-        connection.execute(text(f"{CREATE[:-1]}, CHECK (seq < 0))"))
+    execute(engine, f"{CREATE[:-1]}, CHECK (seq < 0))")
     land_some(tmp_path, 0)
     with pytest.raises(fp.SinkError, match=r"\S+, rows from 0: .*refuses it"):
         make().run()
@@ -313,9 +309,7 @@ def test_a_version_that_the_table_refuses_for_good(
     """The version is decided: repair the table, or abandon the version; its input is new again then."""
     land_some(tmp_path, 0)
     make().run()
-    with events.begin() as connection:
-        connection.execute(text("CREATE UNIQUE INDEX ON_ORIGIN ON events (origin)"))
-        connection.execute(text("INSERT INTO events (origin) VALUES ('1:7')"))
+    execute(events, "CREATE UNIQUE INDEX ON_ORIGIN ON events (origin)", "INSERT INTO events (origin) VALUES ('1:7')")
     land_some(tmp_path, 1)
     job = make()
     with pytest.raises(fp.SinkError, match=r"(?s)refuses rows of .* run again, or"):
@@ -323,8 +317,7 @@ def test_a_version_that_the_table_refuses_for_good(
     assert version(events) == (1, "applied")
     abandon(job.state, 2, sink=job.sink)
     assert version(events) == (2, "abandoned")
-    with events.begin() as connection:
-        connection.execute(text("DELETE FROM events WHERE origin = '1:7'"))
+    execute(events, "DELETE FROM events WHERE origin = '1:7'")
     assert make().run().version == 3
     assert stored(events) == expected(0, 1)
 
@@ -341,13 +334,11 @@ def test_a_table_is_the_sink_of_one_state(
     land_some(tmp_path, 1)
     first = job.state.version(1)
     assert not other.is_reverted(first)
-    with events.begin() as connection:
-        connection.execute(text("UPDATE fencepost_versions SET version = 0"))
+    execute(events, "UPDATE fencepost_versions SET version = 0")
     assert other.is_reverted(first)
     with pytest.raises(fp.SinkChangedError, match="its newest version is 0, but versions up to 1 were written"):
         make().run()
-    with events.begin() as connection:
-        connection.execute(text("DELETE FROM fencepost_versions"))
+    execute(events, "DELETE FROM fencepost_versions")
     with pytest.raises(fp.SinkChangedError, match="row in fencepost_versions is gone"):
         make().run()
     assert stored(events) == expected(0)
@@ -388,8 +379,7 @@ def test_folders_with_values_are_refused(events: Engine, make: Callable[..., Ded
 
 
 def test_a_table_with_columns_of_its_own(engine: Engine, database_url: str, tmp_path: Path) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE thin (number INTEGER DEFAULT 7, seq BIGINT, origin TEXT)"))
+    execute(engine, "CREATE TABLE thin (number INTEGER DEFAULT 7, seq BIGINT, origin TEXT)")
     land_some(tmp_path, 0, 1)
     sink = StagedTable(database_url, "thin", tmp_path / "sink", insert=["seq", "origin"], sync=False)
     DedupJob(tmp_path / "source", tmp_path / "state", sink, sync=False).run()
@@ -444,9 +434,7 @@ def test_an_engine_that_its_url_does_not_lead_to(events: Engine, database_url: s
         elsewhere = create_engine("sqlite:///", creator=lambda: sqlite3.connect(events.url.database or ""))
         match = "events: does not exist"
     else:
-        with events.begin() as connection:
-            connection.execute(text("CREATE SCHEMA IF NOT EXISTS elsewhere"))
-            connection.execute(text(CREATE.replace("events", "elsewhere.events")))
+        execute(events, "CREATE SCHEMA IF NOT EXISTS elsewhere", CREATE.replace("events", "elsewhere.events"))
         elsewhere = create_engine(database_url, connect_args={"options": "-csearch_path=elsewhere"})
         match = "the engine's URL .* events is another table"
     sink = SqlSink(elsewhere, "events", "nightly")
@@ -462,8 +450,7 @@ def test_the_password_of_the_database_is_in_nothing_that_a_killed_run_leaves(
     """A server that trusts every client does not check the password."""
     url = make_url(postgres.new_database()).set(password=SECRETS[1])
     engine = create_engine(url)
-    with engine.begin() as connection:
-        connection.execute(text(CREATE))
+    execute(engine, CREATE)
     land_some(tmp_path, 0, 1)
     told = {
         "engine": "processes",

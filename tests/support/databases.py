@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine, text
 
 from support.mariadb import MariaDBServer
 from support.postgres import PostgresServer
@@ -29,6 +30,13 @@ def mariadb() -> Iterator[MariaDBServer]:
         pytest.exit(str(missing), returncode=1)
     with server:
         yield server
+
+
+def execute(engine: Engine, *statements: str) -> None:
+    """In one transaction."""
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
 
 
 # For tests of what MariaDB has not, or does in its own way, as tests/sql/test_mariadb.py says.
