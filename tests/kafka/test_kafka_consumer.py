@@ -29,7 +29,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from support.kafka_broker import ANSWER_SECONDS, Broker, consumer_settings
 from support.postgres import PostgresServer
-from support.processes import fork_server
+from support.processes import fork_server, killed_at
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 STEPS = ("decode", "before commit", "after commit")
@@ -49,12 +49,7 @@ def consume(
     """A consumer process, until it gets a signal or kills itself at the step of its transaction `at`. `ready`: an event
     that is set once the loop can outlive an outage."""
     engine = sqlalchemy.create_engine(url)
-    reached = dict.fromkeys(STEPS, 0)
-
-    def reach(it: str) -> None:
-        reached[it] += 1
-        if it == step and reached[it] == at:
-            os.kill(os.getpid(), signal.SIGKILL)
+    reach = killed_at(step, at)
 
     class Dying(Consumer):
         def commit(self, **more: Any) -> Any:
@@ -79,12 +74,7 @@ def consume_async(
     url: str, address: str, topic: str, settings: dict[str, Any], step: str | None, at: int, ready: Any
 ) -> None:
     """The same with aiokafka's consumer, on an event loop."""
-    reached = dict.fromkeys(STEPS, 0)
-
-    def reach(it: str) -> None:
-        reached[it] += 1
-        if it == step and reached[it] == at:
-            os.kill(os.getpid(), signal.SIGKILL)
+    reach = killed_at(step, at)
 
     class Dying(AIOKafkaConsumer):
         async def commit(self, offsets: Any = None) -> None:

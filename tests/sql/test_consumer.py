@@ -25,7 +25,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.util import greenlet_spawn
 from support.databases import execute
 from support.fake_kafka import Cluster, Error, FakeClient, FakeMessage
-from support.processes import fork_server
+from support.processes import fork_server, killed_at
 
 CREATE = (
     'CREATE TABLE orders (topic TEXT, partition INTEGER, "offset" BIGINT, customer TEXT NOT NULL, cents INTEGER '
@@ -789,12 +789,7 @@ def numbered(count: int) -> Cluster:
 def consume_until_killed(url: str, step: str | None, at: int) -> None:
     """A process that kills itself at a step of transaction `at`."""
     engine = sqlalchemy.create_engine(url)
-    reached = dict.fromkeys(STEPS, 0)
-
-    def reach(it: str) -> None:
-        reached[it] += 1
-        if it == step and reached[it] == at:
-            os.kill(os.getpid(), signal.SIGKILL)
+    reach = killed_at(step, at)
 
     class Dying(FakeClient):
         def commit(self, **_: Any) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+from collections import Counter
+from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -34,3 +37,15 @@ def process_state(pid: int | None) -> str:
 
 def is_stopped(pid: int | None) -> bool:
     return process_state(pid) == "T"
+
+
+def killed_at(step: str | None, at: int) -> Callable[[str], None]:
+    """What a process calls with the name of each step that it reaches: at `step` for the `at`-th time, it is killed."""
+    reached: Counter[str] = Counter()
+
+    def reach(it: str) -> None:
+        reached[it] += 1
+        if it == step and reached[it] == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return reach
