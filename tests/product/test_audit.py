@@ -29,14 +29,13 @@ from fencepost.lake import auditing
 from fencepost.state import engine
 from support.audits import differences
 from support.frames import KINDS, OTHERS
-from support.lake import SCHEMA, make_rows
+from support.lake import IS_TRACKED, SCHEMA, make_rows
 
 KEY = ["pid", "partition", "epoch"]
 TIMED = Columns(timestamp="timestamp")
 FENCED = Policy.any_order().replace(epochs="fence")
 OF_FILES = ("order", "source", "files", "bytes", "examples", "timeline")
 """What a report on files says in another way: rows are named by file."""
-TRACKED = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
 
 
 def timed_rows(seed: int, count: int) -> pa.Table:
@@ -55,7 +54,7 @@ def rows_of(rows: pa.Table) -> pl.DataFrame:
     """The rows with their place, whether they are copies, and how far they are from what they copy."""
     frame = pl.DataFrame(rows).with_row_index("place").with_columns(pl.col("place").cast(pl.Int64))
     first = pl.col("place").first().over("pid", "epoch", "partition", "seq")
-    return frame.filter(TRACKED).with_columns(
+    return frame.filter(IS_TRACKED).with_columns(
         is_copy=pl.col("place") != first, distance=pl.when(pl.col("place") != first).then(pl.col("place") - first)
     )
 
@@ -354,7 +353,7 @@ KEYS: dict[str, pa.DataType] = {
 @pytest.mark.parametrize("call_rows", [90, 1 << 20])
 def test_every_type_of_key(monkeypatch: pytest.MonkeyPatch, name: str, call_rows: int) -> None:
     monkeypatch.setattr(auditor, "CALL_ROWS", call_rows)
-    data = timed_rows(2, 1_000).filter(pl.DataFrame(timed_rows(2, 1_000)).select(TRACKED).to_series().to_arrow())
+    data = timed_rows(2, 1_000).filter(pl.DataFrame(timed_rows(2, 1_000)).select(IS_TRACKED).to_series().to_arrow())
     plain = fp.audit(data, columns=TIMED)
     kind = KEYS[name]
     is_number = pa.types.is_integer(kind)

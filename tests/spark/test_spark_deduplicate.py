@@ -13,15 +13,15 @@ import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import HERE, classic_only, plan_of, settings
+from conftest import classic_only, plan_of, settings
 from fencepost_spark import choose_strategy, deduplicate, explain, from_headers
 from pyspark.errors import PythonException, SparkRuntimeException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from support.spark_jobs import LANDING_ZONE
 
 DDL = "pid long, epoch short, partition int, seq int, copy int"
 IDENTITY = ["pid", "epoch", "partition", "seq"]
-LANDING_ZONE = HERE.parent / "data" / "landing-zone"
 Row = tuple[Any, ...]
 
 

@@ -28,12 +28,11 @@ from fencepost_spark.kafka import KafkaSource
 from fencepost_spark.streams import QUERY_ID, BatchWriter, foreach_batch
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from support.lake import SCHEMA, first_of_each, hashes, land, make_rows, read_sink
+from support.lake import IS_TRACKED, SCHEMA, first_of_each, hashes, land, make_rows, read_sink
 from support.spark_jobs import DDL
 
 OPTIONS = {"kafka.isolation.level": "read_committed"}
 KEYS = ["pid", "epoch", "partition", "seq"]
-IS_TRACKED = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
 
 
 def stream(

@@ -13,8 +13,7 @@ import pytest
 from fencepost import state
 from pyspark.sql import SparkSession
 from support.lake import SCHEMA, expected_of, first_of_each, land, make_job, make_rows, read_sink
-
-DDL = "pid bigint, epoch smallint, partition int, seq int, origin string"
+from support.spark_jobs import DDL
 
 
 def land_some(root: Path, *seeds: int) -> None:

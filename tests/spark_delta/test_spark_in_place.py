@@ -17,14 +17,12 @@ from deltalake import DeltaTable, QueryBuilder
 from fencepost.lake import DedupJob
 from fencepost_spark import SparkEngine
 from pyspark.sql import DataFrame, SparkSession
-from support.lake import SCHEMA, first_of_each, make_rows
+from support.lake import IDENTITY, IS_TRACKED, SCHEMA, first_of_each, make_rows
+from support.spark_jobs import DDL
 
-DDL = "pid bigint, epoch smallint, partition int, seq int, origin string"
 ROOT = Path(__file__).parent.parent.parent
-KEYS = ["pid", "epoch", "partition", "seq"]
 VECTORS = "'delta.enableDeletionVectors' = 'true'"
 WAYS = {"vectors": VECTORS, "files": "'delta.enableDeletionVectors' = 'false'"}
-IS_TRACKED = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
 
 
 @pytest.fixture(params=WAYS)
@@ -77,9 +75,9 @@ def assert_clean(spark: SparkSession, root: Path, before: pl.DataFrame) -> pl.Da
     """One row of each identity that there was, and every row without one. Gives the rows."""
     found = rows_of(spark, root)
     tracked = found.filter(IS_TRACKED)
-    assert tracked.select(KEYS).is_unique().all()
-    wanted = before.filter(IS_TRACKED).select(KEYS).unique().sort(KEYS)
-    polars.testing.assert_frame_equal(tracked.select(KEYS).sort(KEYS), wanted)
+    assert tracked.select(IDENTITY).is_unique().all()
+    wanted = before.filter(IS_TRACKED).select(IDENTITY).unique().sort(IDENTITY)
+    polars.testing.assert_frame_equal(tracked.select(IDENTITY).sort(IDENTITY), wanted)
     untracked = before.filter(~IS_TRACKED).sort(SCHEMA.names)
     polars.testing.assert_frame_equal(found.filter(~IS_TRACKED), untracked)
     return found
