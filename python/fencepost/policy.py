@@ -431,10 +431,12 @@ def difference(found: Policy, expected: Policy) -> str:
     )
 
 
-@lru_cache(maxsize=64)
-def to_label(policy: Policy) -> str:
+def _make_label(policy: Policy) -> str:
     """Return the text that a snapshot stores of a policy in addition to its rules."""
     return json.dumps(dataclasses.asdict(policy.columns), sort_keys=True)
+
+
+to_label = lru_cache(maxsize=64)(_make_label)
 
 
 def from_label(rules: str, label: str) -> Policy:

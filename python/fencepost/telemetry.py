@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 logger = logging.getLogger("fencepost.jobs")
@@ -148,10 +148,9 @@ def _span(name: str, attributes: Attributes) -> AbstractContextManager[Any]:
 
 
 def _instruments() -> Instruments | None:
-    return _make_instruments() if "opentelemetry.metrics" in sys.modules else None
+    return _made_once() if "opentelemetry.metrics" in sys.modules else None
 
 
-@cache
 def _make_instruments() -> Instruments | None:
     # The API connects instruments of a meter that was made early to the provider that is set later.
     meter = sys.modules["opentelemetry.metrics"].get_meter("fencepost")
@@ -173,3 +172,6 @@ def _make_instruments() -> Instruments | None:
         entries=meter.create_gauge("fencepost.state.entries", "{entry}", "Entries of the state"),
         state_bytes=meter.create_gauge("fencepost.state.size", "By", "Bytes of the state"),
     )
+
+
+_made_once = lru_cache(maxsize=1)(_make_instruments)
