@@ -332,11 +332,13 @@ def _repeated(value: int, kind: pa.DataType, count: int) -> pa.Array:
     return _column_of(value, kind, 1 << (count - 1).bit_length() if count else 0).slice(0, count)
 
 
-@lru_cache(maxsize=64)
-def _column_of(value: int, kind: pa.DataType, count: int) -> pa.Array:
+def _make_column(value: int, kind: pa.DataType, count: int) -> pa.Array:
     import pyarrow as pa
 
     return pa.repeat(pa.scalar(value, kind), count)
+
+
+_column_of = lru_cache(maxsize=64)(_make_column)
 
 
 def _check_fits(positions: pa.ChunkedArray, column: str) -> None:
