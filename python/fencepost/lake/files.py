@@ -6,16 +6,15 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.errors import BatchError
 from fencepost.state.decision import Inputs
 from fencepost.state.hive import hive_values
 from fencepost.state.ledger import file_table
 from fencepost.state.vectors import Bitmap
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]
 
 Constants = dict[str, int | str | None]
 """Columns with one value for a whole file, from its folder names."""

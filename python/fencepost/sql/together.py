@@ -62,8 +62,7 @@ def write_together(
         judged.holes.save(connection, consumer)
 
 
-@lru_cache(maxsize=256)
-def _query(clock: str, has_new: bool, has_changed: bool, has_positions: bool, insert: str) -> TextClause | None:
+def _make_query(clock: str, has_new: bool, has_changed: bool, has_positions: bool, insert: str) -> TextClause | None:
     """Return the statement, or None if there is nothing to write.
 
     The result is cached, because SQLAlchemy takes as long to parse the text as the database to run it.
@@ -76,6 +75,9 @@ def _query(clock: str, has_new: bool, has_changed: bool, has_positions: bool, in
     }
     clauses = ", ".join(f"{name} AS ({part})" for name, part in parts.items() if part)
     return text(f"WITH {clauses} SELECT {'count(*) FROM new' if has_new else '0'}") if clauses else None
+
+
+_query = lru_cache(maxsize=256)(_make_query)
 
 
 def claim_together(
