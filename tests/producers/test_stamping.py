@@ -246,7 +246,7 @@ def test_positions_stand_for_sequences() -> None:
         ([3, 3], None, "column 'at', row 1 of its partition: position 3 follows 3"),
         ([3, 4], 3, "row 0 of its partition: position 3 follows 3"),
         ([-1, 4], None, "row 0 of its partition: -1, but positions are 0 to"),
-        ([3, None], None, "column 'at', row 1: null"),
+        ([3, None], None, "column 'at', row 1 of its partition: null"),
         (["3", "4"], None, "column 'at': string"),
         (
             pa.array([3, 2**63], pa.uint64()),

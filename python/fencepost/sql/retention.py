@@ -146,8 +146,8 @@ def _check_in_flight(
     ).one()
     if count:
         raise PolicyError(
-            f"consumer {consumer.name!r}: events arrive later than the retention allows: {count} claims were written "
-            f"within the retention, but are of events older than it (up to {slowest} ms late when they were written). "
+            f"consumer {consumer.name!r}: events arrive later than the retention allows: of the claims written within "
+            f"the retention, {count} are of events older than it (up to {slowest} ms late when they were written). "
             "Choose a longer retention, or wait until the replay is over. With force=True, further events of this age "
             "are not applied (FORGOTTEN). Nothing has changed"
         )
