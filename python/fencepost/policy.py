@@ -11,6 +11,7 @@ from typing import Any
 
 from fencepost import _native
 from fencepost.errors import PolicyError, SnapshotError
+from fencepost.inputs import is_integer
 
 ColumnNames = str | tuple[str, ...] | None
 
@@ -340,8 +341,7 @@ def _is_of_type(name: str, value: object) -> bool:
         return isinstance(value, Columns)
     if _FIELD_TYPES[name] == _WORD:
         return isinstance(value, str) and value.isidentifier()
-    is_count = isinstance(value, int) and not isinstance(value, bool)
-    return is_count or (value is None and _FIELD_TYPES[name] != _COUNT)
+    return is_integer(value) or (value is None and _FIELD_TYPES[name] != _COUNT)
 
 
 def _as_text(value: object) -> str:

@@ -14,6 +14,7 @@ from fencepost.cli.files import check_table_file, json_lines, write_table
 from fencepost.cli.identity import read_policy
 from fencepost.cli.jobs import make_job, milliseconds, number_or_all
 from fencepost.cli.terminal import AsJson, Html, Threads, check_page, option, show_table
+from fencepost.inputs import is_integer
 
 if TYPE_CHECKING:
     from fencepost.state import State
@@ -97,7 +98,7 @@ def _one_line(item: dict[str, Any]) -> str:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
+    if is_integer(value):
         return f"{value:,}"
     if isinstance(value, list | tuple):
         return "(" + ", ".join(map(_shown, value)) + ")"

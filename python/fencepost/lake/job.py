@@ -25,6 +25,7 @@ import fencepost
 from fencepost.content import columns_to_compare
 from fencepost.errors import PolicyError, SinkError, StateConflictError
 from fencepost.findings import RESET_ROWS_MIN, check_reset_rows_min
+from fencepost.inputs import is_integer
 from fencepost.lake.arranging import arrangement_of
 from fencepost.lake.conflicts import OnConflict
 from fencepost.lake.kafka_log import KafkaLog
@@ -498,8 +499,7 @@ def _check_one_of(name: str, value: object, known: Sequence[object]) -> None:
 
 
 def _check_keep_checksums(value: object, is_compared: bool) -> None:
-    is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if value not in (None, "all") and not is_number:
+    if value not in (None, "all") and not is_integer(value, 0):
         raise ValueError(f"keep_checksums={value!r}: expected 'all' or a number of rows from 0 on")
     if value not in (None, 0) and not is_compared:
         raise PolicyError(

@@ -145,7 +145,7 @@ def read_answer(answer: Any) -> Reading:
 
 def _code(error: Any) -> ErrorCode:
     number = error.kafka_error if isinstance(error, Verdict) else error
-    if isinstance(number, bool) or not isinstance(number, int):
+    if not is_integer(number):
         raise ValueError(f"error {error!r} is neither an ErrorCode nor a Verdict that a log returns")
     try:
         return ErrorCode(number)

@@ -336,7 +336,7 @@ def check_inputs(partitions: Iterable[Partition]) -> None:
     """Raise PolicyError for an input partition that is not a number, a name, or a tuple of these."""
     for it in partitions:
         parts = it if isinstance(it, tuple) else (it,)
-        is_known = parts and all(isinstance(part, (int, str)) and not isinstance(part, bool) for part in parts)
+        is_known = parts and all(isinstance(part, str) or is_integer(part) for part in parts)
         if not is_known:
             raise PolicyError(f"partition {it!r}: expected a number, a name, or a tuple of numbers and names")
 

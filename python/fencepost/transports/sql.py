@@ -41,6 +41,7 @@ from sqlalchemy.dialects.mysql import DATETIME, DOUBLE
 
 from fencepost import BrokerTable, Verdict
 from fencepost.errors import BatchError, PolicyError, SchemaError, SinkError, SourceError, StoreError
+from fencepost.inputs import is_integer
 from fencepost.producer.answers import Answer, ErrorCode
 from fencepost.producer.sequencer import EPOCH_MAX
 from fencepost.producer.transport import SequencedBatch
@@ -328,7 +329,7 @@ def stream_committed(
     """
     import pyarrow as pa
 
-    if isinstance(batch_rows, bool) or not isinstance(batch_rows, int) or batch_rows < 1:
+    if not is_integer(batch_rows, 1):
         raise PolicyError(f"batch_rows={batch_rows!r}: expected a number of rows, at least 1")
     database = Database(engine)
     tables = open_tables(database, table, None)

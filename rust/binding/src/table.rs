@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// Args:
 ///     policy: A preset name or a Policy.
 ///     keep: Additional data to keep. With ("timestamp",), the table keeps the highest timestamp of each entry, and the
-///     timestamp of the row that opened each hole, so that it can evict by age. Rows then need a timestamp.
+///         timestamp of the row that opened each hole, so that it can evict by age. Rows then need a timestamp.
 ///     entries_max: Maximum number of entries. A call that could exceed it raises CapacityError and changes nothing.
 ///     untracked: What to do with rows without a producer (pid null or -1). "keep": they get the verdict UNTRACKED.
 ///         "fail": they raise BatchError.

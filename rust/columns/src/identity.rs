@@ -296,8 +296,8 @@ fn suggest_pid(failure: Failure, values: &ArrayRef, name: &str, pid: &[String]) 
     let Failure::Batch { column, row, message } = failure else { return failure };
     let names: Vec<_> = pid.iter().map(|it| format!("'{it}'")).collect();
     let remedy = format!(
-        "if it identifies a start of the producer, such as a boot id or a start time, make it a part of pid: Columns(pid=({}, '{name}'), epoch=None) \
-         with epochs='ignore' (--pid {} --pid {name} --set epochs=ignore)",
+        "if it identifies a start of the producer, such as a boot id or a start time, make it a part of pid: \
+         Columns(pid=({}, '{name}'), epoch=None) with epochs='ignore' (--pid {} --pid {name} --set epochs=ignore)",
         names.join(", "),
         pid.join(" --pid "),
     );
