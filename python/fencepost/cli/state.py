@@ -32,27 +32,27 @@ VERSIONS_SHOWN = 20
 @state_app.command("show")
 def show(
     place: Place,
-    run: Annotated[int | None, typer.Argument(metavar="RUN", help="Show this version in detail.")] = None,
+    version: Annotated[int | None, typer.Argument(metavar="VERSION", help="Show this version in detail.")] = None,
     last: Annotated[int, typer.Option(min=1, help="Number of newest versions to list.")] = VERSIONS_SHOWN,
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the state is for and what each run did. With RUN, show what it read, wrote, kept, refused and why."""
+    """Show what the state is for, and what each run did. With VERSION: what this run read, wrote, kept, refused."""
     check_page(html)
     from fencepost.state import history
 
     state = _open(place)
     newest = state.decided()
-    if run is not None:
+    if version is not None:
         if html is not None:
-            raise typer.BadParameter("pass either RUN or --html, not both")
-        if not 1 <= run <= newest:
-            raise typer.BadParameter(f"version {run} does not exist; versions are 1 to {newest}")
-        if run <= state.cached_floor():
+            raise typer.BadParameter("pass either VERSION or --html, not both")
+        if not 1 <= version <= newest:
+            raise typer.BadParameter(f"version {version} does not exist; versions are 1 to {newest}")
+        if version <= state.cached_floor():
             raise typer.BadParameter(
-                f"version {run} is folded: of versions 1 to {state.cached_floor()} only totals are kept"
+                f"version {version} is folded: of versions 1 to {state.cached_floor()} only totals are kept"
             )
-        details = history.explain(state, run)
+        details = history.explain(state, version)
         print(json.dumps(details) if as_json else _to_text(details))
         return
     about, shown = history.about(state), history.explained(state, last)
