@@ -87,7 +87,7 @@ SPARK_SOURCES := Cargo.toml spark_udf/README.md spark_udf/pyproject.toml spark_u
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-chain check test-quick test test-matrix test-marked lint test-rust test-portable test-portable-part test-aarch64 test-fuzz test-fuzz-part test-python test-core test-product test-jobs test-tables test-bench test-sql postgresql mariadb model coverage coverage-python coverage-rust mutants mutants-rules mutants-broker mutants-transactions \
-	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark43-part test-spark41 test-minimum test-free-threaded asan asan-part miri fuzz test-spark-connect \
+	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark41 test-minimum test-free-threaded asan asan-part miri fuzz test-spark-connect \
 	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores test-docs test-airflow docs jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels release-check \
 	develop format errors requirements tools java clean
 
@@ -110,9 +110,9 @@ test-matrix: ## All of what `make test` runs in part: libFuzzer, benchmarks, the
 	$(call together,$(MATRIX))
 
 # What others wait for first, then what takes longest.
-SUITES := java postgresql mariadb $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV43)/dependencies test-sql test-product test-core test-spark-jobs \
-	test-spark-frames test-jobs test-tables test-spark-delta test-rust test-spark43-part test-bench test-kafka asan-part lint test-cluster \
-	test-portable-part test-fuzz-part test-spark-connect-part test-docs
+SUITES := java postgresql mariadb $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) asan-part test-sql test-product test-core test-spark-jobs \
+	test-spark-frames test-jobs test-tables test-spark-delta test-rust test-bench test-kafka lint test-cluster test-portable-part \
+	test-fuzz-part test-spark-connect-part test-docs
 MATRIX := java postgresql mariadb $(S3_SERVER) test-fuzz test-spark43 test-spark41 test-minimum asan test-spark-connect test-portable test-aarch64 test-marked test-airflow test-stores
 
 # Suites at a time. Each waits for servers, JVMs and other processes: six leave a seventh of two cores idle.
@@ -129,7 +129,7 @@ together = @$(PYTHON) .ci/suite.py --clear || exit 1; \
 # and reading and verifying classes from jars another third. A JVM with other jars passes over the archive; what it has
 # to say of it must not stand in what tests read.
 BRIEF_JVM := -Djava.io.tmpdir=$(or $(TMPDIR),/tmp) -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr
-WITH_JVM := test-core test-product test-minimum test-bench test-marked test-spark-frames test-spark-jobs test-spark41 test-spark43 test-spark43-part \
+WITH_JVM := test-core test-product test-minimum test-bench test-marked test-spark-frames test-spark-jobs test-spark41 test-spark43 \
 	test-spark-delta test-spark-connect test-spark-connect-part test-kafka test-cluster test-stores
 $(WITH_JVM): export JDK_JAVA_OPTIONS = $(BRIEF_JVM) -XX:SharedArchiveFile=$(abspath $(SPARK_CLASSES))
 $(WITH_JVM): $(SPARK_CLASSES)
@@ -160,21 +160,23 @@ test-aarch64: tools ## The core on an emulated ARM processor
 		CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" \
 		$(TIMED) cargo test --locked --package fencepost-core --lib $(PORTABLE_PART) --target aarch64-unknown-linux-gnu -- --skip every_short
 
-# Most suites wait for the wheel: nothing else is compiled before it.
-test-portable-part asan-part: $(if $(TIMED),| dist/tests)
+# Most suites wait for the wheel, so nothing else is compiled in its folder before it.
+test-portable-part: $(if $(TIMED),| dist/tests)
 test-portable test-portable-part: tools ## The core without the CPU's wide instructions
 	$(TIMED) cargo test --locked --package fencepost-core --features portable $(if $(findstring part,$@),$(PORTABLE_PART)) \
 		-- $(RUST_TIMES) $(if $(findstring part,$@),--skip every_short --skip more_long)
 
 # Without the small worlds, which take longest: they ask for every verdict, but touch few bytes. The part has the unit
-# tests, which reach every unsafe block, but for those of holes, where there is none.
+# tests, which reach every unsafe block, but for those of holes, where there is none. It compiles in a folder of its own,
+# and has what the wheel leaves of the processor.
 ASAN_PART := --lib
 asan asan-part: tools ## The core's tests under AddressSanitizer
 	@mkdir -p target/asan
 	$(NIGHTLY) rustc -Zsanitizer=address --edition 2024 --target $(HOST) rust/canary.rs -o target/asan/canary
 	@if target/asan/canary >target/asan/canary.log 2>&1 || ! grep -q heap-use-after-free target/asan/canary.log; then \
 		cat target/asan/canary.log; echo "AddressSanitizer did not object to rust/canary.rs"; exit 1; fi
-	$(NIGHTLY) CARGO_PROFILE_DEV_DEBUG=line-tables-only CARGO_PROFILE_DEV_OPT_LEVEL=1 RUSTFLAGS="-Zsanitizer=address" $(TIMED) cargo test --locked --package fencepost-core \
+	$(NIGHTLY) CARGO_PROFILE_DEV_DEBUG=line-tables-only CARGO_PROFILE_DEV_OPT_LEVEL=1 RUSTFLAGS="-Zsanitizer=address" $(TIMED) \
+		$(if $(findstring part,$@),nice -n 19) cargo test --locked --package fencepost-core \
 		$(if $(findstring part,$@),$(ASAN_PART),--lib --tests) --target $(HOST) --target-dir target/asan \
 		-- $(RUST_TIMES) --skip every_short --skip small_world $(if $(findstring part,$@),--skip holes::)
 
@@ -306,18 +308,10 @@ test-stores: java $(S3_SERVER) $(VENV)/tests dist/environment.tar.gz ## Jobs in 
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(TIMED) $(BIN)/python -m pytest tests/tables/test_object_sinks.py tests/tables/test_object_sources.py \
 		tests/tables/test_delta_stores.py tests/cluster/test_spark_cluster.py::test_workers_that_share_no_folder
 
-# Each door once: DataFrames, SQL, functions, jobs, streams, Kafka's log, a table of a database. The whole lacks what needs an
-# S3 server, PyIceberg or the command line, which this environment does not have.
-SPARK_PART := $(addprefix tests/spark/test_spark_,package.py engine.py::test_results_come_in_the_order_of_the_items \
-	job.py::test_spark_and_threads_agree job.py::test_repeats_of_earlier_runs_are_compared_in_tasks \
-	deduplicate.py::TestColumns sql.py::test_the_function sql.py::test_the_table_function \
-	udf.py::test_each_row_gets_its_verdict udf.py::test_detail_names_the_sequences_jumped_over \
-	udf.py::test_large_integers_beside_nulls_are_exact_or_refused streams.py::test_each_batch_is_a_version \
-	streams.py::test_a_restart_goes_on_where_it_was streams.py::test_a_batch_that_is_delivered_again \
-	kafka_log.py::test_records_are_those_of_the_log staged.py::test_a_job_on_spark)
-test-spark43 test-spark43-part: java postgresql $(VENV43)/tests ## The Spark suite on the newest PySpark
+# Without what needs an S3 server, PyIceberg or the command line, which this environment does not have.
+test-spark43: java postgresql $(VENV43)/tests ## The Spark suite on the newest PySpark
 	PYSPARK_PYTHON=$(abspath $(VENV43)/bin/python) $(TIMED) $(VENV43)/bin/python -m pytest \
-		$(if $(findstring part,$@),$(SPARK_PART),tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources iceberg examples tutorials))
+		tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources iceberg examples tutorials)
 
 # Vectorized functions over Arrow came with PySpark 4.1.
 MINIMUM_PART := $(patsubst %,tests/%.py,core/test_table frames/test_deduplicate jobs/test_lake tables/test_delta tables/test_object_sinks \
@@ -329,6 +323,14 @@ test-minimum: java $(VENV_MINIMUM)/tests ## The oldest versions of packages that
 	PYSPARK_PYTHON=$(abspath $(VENV_MINIMUM)/bin/python) $(TIMED) $(VENV_MINIMUM)/bin/python -m pytest $(MINIMUM_PART) \
 		-k 'not test_each_row_gets_its_verdict[arrow]'
 
+# Each door once: DataFrames, SQL, functions, jobs, streams, Kafka's log, a table of a database.
+SPARK_PART := $(addprefix tests/spark/test_spark_,package.py engine.py::test_results_come_in_the_order_of_the_items \
+	job.py::test_spark_and_threads_agree job.py::test_repeats_of_earlier_runs_are_compared_in_tasks \
+	deduplicate.py::TestColumns sql.py::test_the_function sql.py::test_the_table_function \
+	udf.py::test_each_row_gets_its_verdict udf.py::test_detail_names_the_sequences_jumped_over \
+	udf.py::test_large_integers_beside_nulls_are_exact_or_refused streams.py::test_each_batch_is_a_version \
+	streams.py::test_a_restart_goes_on_where_it_was streams.py::test_a_batch_that_is_delivered_again \
+	kafka_log.py::test_records_are_those_of_the_log staged.py::test_a_job_on_spark)
 test-spark41: java postgresql $(VENV41)/tests ## Every function of the Spark package on PySpark 4.1
 	PYSPARK_PYTHON=$(abspath $(VENV41)/bin/python) $(TIMED) $(VENV41)/bin/python -m pytest $(SPARK_PART)
 

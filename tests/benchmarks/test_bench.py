@@ -359,6 +359,7 @@ def test_figures_of_the_curve_are_judged(measured: curve.Curve) -> None:
     assert f"| **{worst.what}** " in curve.to_markdown(curve.Curve(other))
 
 
+@pytest.mark.matrix  # compiles the programs of the benchmarks
 def test_a_curve_that_fails_is_reported() -> None:
     facts = curve.measure(["3000"], ["no such shape"], 1, ROWS, profile="dev")
     assert [failure["problem"].split(" is")[0] for failure in facts["failures"]] == ["curve: 'no such shape'"]
