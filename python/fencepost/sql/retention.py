@@ -147,7 +147,7 @@ def _check_in_flight(
     if count:
         raise PolicyError(
             f"consumer {consumer.name!r}: events arrive later than the retention allows: of the claims written within "
-            f"the retention, {count} are of events older than it (up to {slowest} ms late when they were written). "
+            f"the retention, {count} are of older events (up to {slowest} ms late when they were written). "
             "Choose a longer retention, or wait until the replay is over. With force=True, further events of this age "
             "are not applied (FORGOTTEN). Nothing has changed"
         )
