@@ -31,7 +31,7 @@ def message_of(error: BaseException) -> str:
 
 
 class FencepostError(Coded, Exception):
-    """Base class of all errors that have a code. To handle any of them in the same way, catch this class.
+    """Base class of all errors that have a code. To handle all of them in one place, catch this class.
 
     Some wrong arguments raise Python's own classes instead. For example, input that is not tabular raises TypeError.
 
@@ -89,7 +89,7 @@ class CapacityError(FencepostError):
 
     What to do: for a table, evict or forget old entries. The table then no longer recognizes their repeats. Or use a
     new table with a higher limit. If only `entries_max` is higher and the policy has admit='any', the new table can
-    take over the old entries (`merge`). A table with a higher `intervals_max` cannot, because it has another policy.
+    take over the old entries (`merge`). `intervals_max` is in the policy, so a table with a higher one cannot.
     For a producer, call again when more batches are acknowledged or have failed, or raise the limit.
     """
 
@@ -123,15 +123,15 @@ class SnapshotError(FencepostError):
 class PoisonedError(FencepostError):
     """An earlier call failed midway, so the table or log in memory can no longer be trusted.
 
-    What to do: restore a table from its last snapshot, then apply the rows that came after it. Open a log again.
+    What to do: restore a table from its last snapshot, then apply the rows that came after it. Close a log, and open it
+    again.
     """
 
     code = "FP105"
 
 
 class SourceError(FencepostError):
-    """The content of an input file, table or log is damaged, or not what it claims to be, or what must be read next is
-    no longer there.
+    """The content of an input file, table or log is damaged or of another kind. Or data that must be read next is gone.
 
     What to do: do what the message says. Otherwise repair the file that it names, or remove it from the source. A job
     can quarantine it: `on_bad_file="quarantine"`.
@@ -149,7 +149,7 @@ class SourceError(FencepostError):
 
 class SinkError(FencepostError):
     """The output belongs to something else, or cannot take these rows. Nothing was written to the output. Exception: if
-    the message says that a version of the table differs from what was written, the table has this version.
+    the message says that a version of the table differs from what was written, this version was written.
 
     What to do: choose another place, or change what the message names.
     """
@@ -235,7 +235,7 @@ class TransportError(FencepostError):
 
 
 class FencedError(FencepostError):
-    """Another producer took over this identity, or another worker took over this request. Nothing has changed.
+    """Another producer now has this identity, or another worker has this request. The refused call wrote nothing.
 
     Kafka's name for it, for producers: PRODUCER_FENCED.
 
@@ -263,7 +263,7 @@ class TransactionStateError(FencepostError):
     Kafka's name for it: INVALID_TXN_STATE.
 
     What to do: do what the message says. Otherwise: if a transaction is open already, commit or abort it first. If none
-    is open, or yours was aborted by a time-out, call `abort`, which is allowed in both cases, and begin another one.
+    is open, or yours was aborted by a time-out, call `abort`. It is allowed in both cases. Then begin another one.
     """
 
     code = "FP405"
@@ -314,7 +314,7 @@ class OutcomeUnknownError(FencepostError):
 
 
 class UndoneError(FencepostError):
-    """Your function ended a transaction of the package, or ignored an error after which the database rolled it back.
+    """Your function ended the package's transaction, or ignored an error that made the database roll it back.
 
     Nothing was applied. Exception: if the function committed, all that was written before is in the database, also the
     claim or the decision of the package. A repeated call then does not run the function again.

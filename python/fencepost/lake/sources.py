@@ -276,8 +276,8 @@ class LogOfKafka:
         news = find_new(self.log, before)
         for problem in news.problems:
             if run.job.on_reset == "stop":
-                text = f"{problem}. If you accept this, on_reset='report' continues with the records that are left"
-                raise SourceError(text, path=self.log.place)
+                accept = "If you accept this, on_reset='report' continues with the records that are left"
+                raise SourceError(f"{problem}. {accept}", path=self.log.place)
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
         position = news.position()
         if not isinstance(run.scratch, FolderScratch):

@@ -242,9 +242,9 @@ class Consumer:
         found = connection.execute(select(CONSUMERS.c.name).where(CONSUMERS.c.id == self.id)).scalar_one_or_none()
         if found != self.name:
             raise PolicyError(
-                f"consumer {self.name!r} is no longer in this database (its number {self.id} now belongs to {found!r}): the "
-                "database was restored from an older backup, or a replica lacks the last transactions. Nothing of this "
-                "call was applied. Create the SqlSink again"
+                f"consumer {self.name!r} is no longer in this database: its number {self.id} now is {found!r}. "
+                "The database was restored from an older backup, or a replica lacks the last transactions. Nothing of "
+                "this call was applied. Create the SqlSink again"
             )
         known.add((self.id, self.name))
 
