@@ -89,7 +89,7 @@ class CapacityError(FencepostError):
 
     What to do: for a table, evict or forget old entries. The table then no longer recognizes their repeats. Or use a
     new table with a higher limit. If only `entries_max` is higher and the policy has admit='any', the new table can
-    take over the old entries (`merge`). `intervals_max` is in the policy, so a table with a higher one cannot.
+    take over the old entries (`merge`). A higher `intervals_max` makes another policy, so this is then not possible.
     For a producer, call again when more batches are acknowledged or have failed, or raise the limit.
     """
 
@@ -149,7 +149,7 @@ class SourceError(FencepostError):
 
 class SinkError(FencepostError):
     """The output belongs to something else, or cannot take these rows. Nothing was written to the output. Exception: if
-    the message says that a version of the table differs from what was written, this version was written.
+    the message says that a version of the table differs from what was written, this version exists.
 
     What to do: choose another place, or change what the message names.
     """
@@ -206,7 +206,7 @@ class LockedError(FencepostError):
 class DeliveryError(FencepostError):
     """A producer got no confirmation that these rows were written. The message says whether the producer continues.
 
-    In these messages, the log is the destination of the transport. It may also be a table or a folder.
+    In these messages, "the log" means the destination of the transport, even if it is a table or a folder.
 
     What to do: if the producer has stopped, open a new one. If `is_refused` is true, the rows are not in the log:
     correct what the message names, and send them again. If it is false, the rows may be in the log: read the log before

@@ -63,8 +63,11 @@ class Setup:
     seed: int
     folder: Path
     database: str
+    events: int
+    """Of each producer."""
+    faults: int
+    """So many times somebody dies, stands still, or is cut off."""
     producers: int = 2
-    events: int = 250
     inputs: int = 2
     results: int = 2
     trouble: float = 0.15

@@ -87,7 +87,7 @@ def test_of_two_processes_with_one_id_one_commits(database_url: str, coordinator
 
 def test_processes_that_fence_each_other_all_the_time(database_url: str, coordinator: TransactionCoordinator) -> None:
     """The result that a process got is what happened, at any time of the fence."""
-    rounds, told = 40, PROCESSES.Queue()
+    rounds, told = 25, PROCESSES.Queue()
     processes = [start(transacting.run_at_each_other, database_url, number, rounds, told) for number in range(3)]
     answers = [told.get(timeout=PATIENCE_SECONDS) for _ in range(3 * rounds)]
     assert [outcome_of(it) for it in processes] == [0, 0, 0]
@@ -101,7 +101,7 @@ def test_processes_that_fence_each_other_all_the_time(database_url: str, coordin
 
 def test_workers_of_one_input_take_every_event_once(database_url: str, coordinator: TransactionCoordinator) -> None:
     """Different ids, so that no process fences another: only the position separates them."""
-    end, meet, told = 150, PROCESSES.Barrier(3), PROCESSES.Queue()
+    end, meet, told = 60, PROCESSES.Barrier(3), PROCESSES.Queue()
     processes = [start(transacting.work_on_one_input, database_url, number, end, meet, told) for number in range(3)]
     answers = [told.get(timeout=PATIENCE_SECONDS) for _ in range(3)]
     assert [outcome_of(it) for it in processes] == [0, 0, 0]

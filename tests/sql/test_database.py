@@ -405,65 +405,46 @@ def test_invalid_time_outs_are_refused(engine: Engine, name: str, bound: Any) ->
 
 
 def test_a_fork_does_not_use_connections_of_its_parent(database_url: str) -> None:
-    """On SQLite, what the fork committed was lost when the parent closed its last connection."""
+    """On SQLite, what the fork committed was lost when the parent closed its last connection. Without a pool there are
+    no such connections."""
     program = f"""
-import os, fencepost, sqlalchemy
-from fencepost.sql import IdempotentRequests
-engine = sqlalchemy.create_engine({database_url!r})
-requests = IdempotentRequests(engine)
-child = os.fork()
-if child == 0:
+import os, sys, fencepost, sqlalchemy
+from fencepost.sql import IdempotentRequests, SqlSink
+
+def say_whether_refused(call):
     try:
-        requests.claim("shop", "key", b"")
+        call()
     except fencepost.PolicyError as error:
         print("of which this is a fork" in error.message, flush=True)
-    try:
-        IdempotentRequests(engine)
-    except fencepost.PolicyError as error:
-        print("of which this is a fork" in error.message, flush=True)
+
+def in_fork(work):
+    child = os.fork()
+    if child == 0:
+        work()
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+
+def without_pool():
+    print(unpooled.expire(), flush=True)
+
+def with_pool():
+    say_whether_refused(lambda: requests.claim("shop", "key", b""))
+    say_whether_refused(lambda: IdempotentRequests(engine))
+    say_whether_refused(lambda: sink.reconcile([]))
     engine.dispose(close=False)
     claim = requests.claim("shop", "key", b"")
     print(type(claim).__name__, flush=True)
-else:
-    assert os.waitpid(child, 0)[1] == 0
-    print(requests.expire())
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True", "True", "RequestClaim", "0"]
 
-
-def test_a_fork_does_not_reconcile_on_connections_of_its_parent(database_url: str) -> None:
-    program = f"""
-import os, fencepost, sqlalchemy
-from fencepost.sql import SqlSink
+unpooled = IdempotentRequests(sqlalchemy.create_engine({database_url!r}, poolclass=sqlalchemy.NullPool))
+in_fork(without_pool)
 engine = sqlalchemy.create_engine({database_url!r})
 with engine.begin() as connection:
     connection.execute(sqlalchemy.text("CREATE TABLE notes (id BIGINT)"))
+requests = IdempotentRequests(engine)
 sink = SqlSink(engine, "notes", "c", "message_id", message_id="id")
-child = os.fork()
-if child == 0:
-    try:
-        sink.reconcile([])
-    except fencepost.PolicyError as error:
-        print("of which this is a fork" in error.message, flush=True)
-else:
-    assert os.waitpid(child, 0)[1] == 0
+in_fork(with_pool)
+print(requests.expire())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
-
-
-def test_a_fork_may_use_an_engine_without_a_pool(database_url: str) -> None:
-    program = f"""
-import os, sqlalchemy
-from fencepost.sql import IdempotentRequests
-requests = IdempotentRequests(sqlalchemy.create_engine({database_url!r}, poolclass=sqlalchemy.NullPool))
-child = os.fork()
-if child == 0:
-    print(requests.expire(), flush=True)
-else:
-    assert os.waitpid(child, 0)[1] == 0
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", "True", "True", "True", "RequestClaim", "0"]

@@ -382,11 +382,11 @@ def test_reconcile_finds_missing_unexpected_and_conflicting_rows(sink: SqlSink, 
     assert sink.reconcile(rows(0, 1), where="seq < 2").matched == 2
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_comparison_counts_as_a_recount(events: Engine, seed: int) -> None:
+@pytest.mark.parametrize("by_message", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_comparison_counts_as_a_recount(events: Engine, seed: int, by_message: bool) -> None:
     """Sources and tables by chance, with repeats, nulls in the identity, and rows that differ."""
-    chance = random.Random(seed)
-    by_message = seed % 2 == 1
+    chance = random.Random(2 * seed + by_message)
     identity = ("note",) if by_message else ("pid", "epoch", "partition", "seq")
     texts = ["x", "X", "x ", "-1", "\u00df", "ss"]  # collations of MariaDB consider some of them equal
 
@@ -490,8 +490,13 @@ def test_values_are_compared_not_how_they_are_written(
 
 
 @pytest.mark.parametrize("name", ["a%b", "100%%", "%s", "%(x)s", "c:d", 'q"q'])
-@pytest.mark.parametrize("by_copy", [True, False])
+@pytest.mark.parametrize(
+    ("database_url", "by_copy"),
+    [("sqlite", False), ("postgresql", True), ("postgresql", False), ("mariadb", False)],
+    indirect=["database_url"],
+)
 def test_names_with_signs_of_parameters(events: Engine, name: str, by_copy: bool) -> None:
+    """PostgreSQL copies rows, unless the table has a rule."""
     table = Table(
         f"t {name}", MetaData(), *(Column(it, sqlalchemy.BigInteger) for it in ("pid", "seq")), Column(name, String(20))
     )

@@ -191,14 +191,14 @@ def test_a_server_that_crashes_again_and_again(own_server: PostgresServer | Mari
     thread = threading.Thread(target=consume)
     thread.start()
     chance = random.Random(5)
-    for _ in range(6):
+    for _ in range(4):
         mark = applied + 20 * chance.randrange(1, 25)
         wait_until(lambda mark=mark: applied >= mark, "nothing is applied")
         met = len(errors)
         own_server.halt()
         wait_until(lambda met=met: len(errors) > met, "no call met the crash")
         own_server.start_again()
-    mark = applied + 500
+    mark = applied + 200
     wait_until(lambda: applied >= mark, "nothing is applied after the last crash")
     is_over.set()
     thread.join(timeout=PATIENCE_SECONDS)

@@ -241,8 +241,9 @@ class Consumer:
             return
         found = connection.execute(select(CONSUMERS.c.name).where(CONSUMERS.c.id == self.id)).scalar_one_or_none()
         if found != self.name:
+            owner = "no consumer" if found is None else f"consumer {found!r}"
             raise PolicyError(
-                f"consumer {self.name!r} is no longer in this database: its number {self.id} now is {found!r}. "
+                f"consumer {self.name!r} is no longer in this database: its number {self.id} is that of {owner}. "
                 "The database was restored from an older backup, or a replica lacks the last transactions. Nothing of "
                 "this call was applied. Create the SqlSink again"
             )
