@@ -86,9 +86,9 @@ class TestTheSameRows:
     @pytest.mark.parametrize(
         "options",
         [
-            {},
+            pytest.param({}, marks=pytest.mark.matrix),  # as in test_rows_without_identity_stay
             {"order_by": "note"},
-            {"order_by": ["epoch", "note"]},
+            pytest.param({"order_by": ["epoch", "note"]}, marks=pytest.mark.matrix),  # as a list in test_an_order
             {"policy": fp.Policy.any_order().replace(wrap=None)},
             {"policy": fp.Policy.any_order().replace(epochs="ignore")},
             {"policy": "kafka_offsets", "columns": fp.Columns(pid="partition", epoch=None, partition=None)},
@@ -114,7 +114,16 @@ class TestTheSameRows:
         assert kept.where("pid is null").count() == kept.where("pid = -1").count() == 20
 
     @pytest.mark.parametrize(
-        "kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.large_string(), pa.binary()]
+        "kind",
+        [
+            pa.int8(),
+            pa.string(),
+            pa.binary(),
+            *(
+                pytest.param(it, marks=pytest.mark.matrix)
+                for it in (pa.int16(), pa.int32(), pa.int64(), pa.large_string())
+            ),
+        ],
     )
     def test_types(self, spark: SparkSession, tmp_path: Path, kind: pa.DataType) -> None:
         texts = {pa.string(): "ü{}".format, pa.large_string(): "ü{}".format, pa.binary(): b"\xff%d".__mod__}
@@ -134,34 +143,50 @@ class TestTheSameRows:
         check(renamed.drop("note"), columns=fp.Columns(pid="word", partition="a`.b"))
 
     @pytest.mark.parametrize(
-        ("kind", "values"),
+        ("kinds", "scans"),
         [
-            (pa.int8(), [None, -3, 0, 9]),
-            (pa.bool_(), [None, False, True]),
-            (pa.string(), [None, "", "a", "ab", "b", "Z", "ü", "\U0001f600", "\uffee"]),
-            (pa.dictionary(pa.int8(), pa.string()), [None, "b", "a"]),
-            (pa.binary(), [None, b"", b"\x00", b"\x80", b"\xff", b"a"]),
-            (pa.date32(), [None, -9, 0, 9]),
-            (pa.timestamp("us", "UTC"), [None, -1, 0, 7]),
-            (pa.timestamp("us"), [None, -1, 0, 7]),
-            (pa.timestamp("ms", "UTC"), [None, -1, 0, 7]),
-            (pa.timestamp("ms"), [None, -1, 0, 7]),
-            (pa.float64(), [None, 0.0, 1.5, float("nan"), float("-inf")]),
-            (pa.decimal128(20, 2), [None, Decimal("-1.50"), Decimal("2.25")]),
-            (pa.list_(pa.int32()), [None, [], [1], [1, 2], [None], [2]]),
+            (
+                [
+                    (pa.int8(), [None, -3, 0, 9]),
+                    (pa.bool_(), [None, False, True]),
+                    (pa.string(), [None, "", "a", "ab", "b", "Z", "ü", "\U0001f600", "\uffee"]),
+                    (pa.dictionary(pa.int8(), pa.string()), [None, "b", "a"]),
+                    (pa.binary(), [None, b"", b"\x00", b"\x80", b"\xff", b"a"]),
+                    (pa.date32(), [None, -9, 0, 9]),
+                    (pa.timestamp("us", "UTC"), [None, -1, 0, 7]),
+                    (pa.timestamp("us"), [None, -1, 0, 7]),
+                    (pa.timestamp("ms", "UTC"), [None, -1, 0, 7]),
+                    (pa.timestamp("ms"), [None, -1, 0, 7]),
+                ],
+                1,
+            ),
+            (
+                [
+                    (pa.float64(), [None, 0.0, 1.5, float("nan"), float("-inf")]),
+                    (pa.decimal128(20, 2), [None, Decimal("-1.50"), Decimal("2.25")]),
+                    (pa.list_(pa.int32()), [None, [], [1], [1, 2], [None], [2]]),
+                ],
+                2,
+            ),
         ],
+        ids=["compared by us", "compared by Spark"],
     )
     def test_types_that_put_copies_in_order(
-        self, spark: SparkSession, tmp_path: Path, kind: pa.DataType, values: list[Any]
+        self, spark: SparkSession, tmp_path: Path, kinds: list[tuple[pa.DataType, list[Any]]], scans: int
     ) -> None:
+        """Each producer has values in one column: only this column puts its copies in order."""
         rows = [
-            (7, 0, 0, seq, pair, values.index(pair))
+            (pid, 0, 0, seq, *[None] * pid, value, *[None] * (len(kinds) - pid - 1), values.index(value))
+            for pid, (_, values) in enumerate(kinds)
             for seq in range(60)
-            for pair in random.Random(seq).choices(values, k=3)
+            for value in random.Random(seq).choices(values, k=3)
         ]
         random.Random(0).shuffle(rows)
-        types = TYPES | {"note": kind, "number": pa.int32()}
-        assert check(spark.read.parquet(write_files(tmp_path / "rows", rows, types=types))) == 60
+        types = {name: TYPES[name] for name in ("pid", "epoch", "partition", "seq")}
+        types |= {f"note_{pid}": kind for pid, (kind, _) in enumerate(kinds)} | {"number": pa.int32()}
+        df = spark.read.parquet(write_files(tmp_path / "rows", rows, types=types))
+        assert plan_of(deduplicate(df)).count("FileScan") == scans
+        assert check(df) == 60 * len(kinds)
 
     def test_columns_that_cannot_be_sorted(self, spark: SparkSession, tmp_path: Path) -> None:
         folder = write_files(tmp_path / "rows", stream())
@@ -176,13 +201,14 @@ class TestTheSameRows:
             write_files(tmp_path / "rows" / f"day={day}", stream(seed=day))
         check(spark.read.parquet(str(tmp_path / "rows")))
 
-    @pytest.mark.parametrize("name", ["a b", "100%", "%20", "ü→", "#1+2", "who?", "x=1&y;z", "'\"`", "~^|"])
-    def test_names(self, spark: SparkSession, tmp_path: Path, name: str) -> None:
-        folder = tmp_path / name
+    def test_names(self, spark: SparkSession, tmp_path: Path) -> None:
+        names = ["a b", "100%", "%20", "ü→", "#1+2", "who?", "x=1&y;z", "'\"`", "~^|"]
         rows = stream()
-        for number in range(3):
-            write(folder / f"{name} {number}.parquet", rows[number::3])
-        check(spark.read.parquet(str(folder)))
+        for number, name in enumerate(names):
+            write(tmp_path / name / f"{name} {number}.parquet", rows[number :: len(names)])
+        df = spark.read.parquet(*(str(tmp_path / name) for name in names))
+        assert df.count() == len(rows)
+        check(df)
 
     def test_paths_spelled_in_other_ways(self, spark: SparkSession, tmp_path: Path) -> None:
         folder = write_files(tmp_path / "rows", stream())
@@ -212,7 +238,7 @@ class TestTheSameRows:
         self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(copies, "SHARD_ROWS_MAX", 50)
-        df = spark.read.parquet(write_files(tmp_path / "rows", stream(), files=20))
+        df = spark.read.parquet(write_files(tmp_path / "rows", stream(), files=6))
         with settings(spark, spark_sql_execution_arrow_maxRecordsPerBatch=3, spark_sql_files_maxPartitionBytes=500):
             check(df)
 
@@ -222,7 +248,7 @@ class TestTheSameRows:
             ("spark.sql.adaptive.enabled", "false"),
             ("spark.sql.parquet.enableVectorizedReader", "false"),
             ("spark.sql.autoBroadcastJoinThreshold", "-1"),
-            ("spark.sql.codegen.wholeStage", "false"),
+            ("spark.sql.codegen.wholeStage", "true"),
         ],
     )
     def test_settings(self, spark: SparkSession, tmp_path: Path, setting: str, value: str) -> None:
@@ -529,8 +555,15 @@ class TestChanges:
         for word in words:
             assert word in str(error.value)
 
-    @pytest.mark.parametrize("is_adaptive", [True, False])
-    @pytest.mark.parametrize("is_used", [True, False])
+    @pytest.mark.parametrize(
+        ("is_used", "is_adaptive"),
+        [
+            (True, True),
+            (False, False),
+            pytest.param(True, False, marks=pytest.mark.matrix),
+            pytest.param(False, True, marks=pytest.mark.matrix),
+        ],
+    )
     def test_a_file_that_is_replaced(self, spark: SparkSession, folder: Path, is_adaptive: bool, is_used: bool) -> None:
         """Also if Spark reuses the exchange of an earlier action."""
         with settings(spark, spark_sql_adaptive_enabled=is_adaptive):

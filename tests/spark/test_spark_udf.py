@@ -168,10 +168,15 @@ def test_settings_that_never_end_are_refused(spark: SparkSession) -> None:
 
 BAD_ROWS = [
     ((7, 0, 0, None), DDL, "column 'seq', row 2: "),
-    ((7, -1, 0, 3), DDL, "column 'epoch', row 2: "),
-    ((7, None, 0, 3), DDL, "column 'epoch', row 2: "),
-    ((7, 0, None, 3), DDL, "column 'partition', row 2: "),
-    ((-2, 0, 0, 3), DDL, "column 'pid', row 2: "),
+    *(  # the rule book, too, has these queries in `make test`
+        pytest.param(row, DDL, f"column '{column}', row 2: ", marks=pytest.mark.matrix)
+        for row, column in (
+            ((7, -1, 0, 3), "epoch"),
+            ((7, None, 0, 3), "epoch"),
+            ((7, 0, None, 3), "partition"),
+            ((-2, 0, 0, 3), "pid"),
+        )
+    ),
     ((7, 0, 0, 2**31), "pid long, epoch short, partition int, seq long", "column 'seq', row 2: "),
 ]
 
@@ -220,26 +225,6 @@ def test_large_integers_beside_nulls_are_exact_or_refused(spark: SparkSession) -
             judged(df, *names, policy="kafka_offsets", kind="pandas")
 
 
-def test_a_task_that_fails_once_is_tried_again_with_a_fresh_state(
-    spark: SparkSession, tmp_path: Path, kind: Any
-) -> None:
-    for die in (_raise, _exit):
-        marker = tmp_path / die.__name__
-        df = frame(spark, [(7, 0, 0, seq % 1000) for seq in range(2000)])
-        with settings(spark, spark_sql_execution_arrow_maxRecordsPerBatch=100):
-            verdict = verdict_udf(co_located=True, kind=kind)
-            seq = F.udf(_once(marker, die), "int", useArrow=False)("seq").alias("seq")
-            counts = (
-                df.select("pid", "epoch", "partition", seq)
-                .select(verdict(*NAMES).alias("verdict"))
-                .groupBy("verdict")
-                .count()
-                .sort("verdict")
-            )
-            assert counts.collect() == [(0, 1000), (1, 1000)]
-        assert marker.exists()
-
-
 def _raise() -> None:
     raise OSError("once")
 
@@ -248,6 +233,34 @@ def _exit() -> None:
     import os
 
     os._exit(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "die"),
+    [
+        ("arrow", _exit),
+        ("pandas", _raise),
+        pytest.param("arrow", _raise, marks=pytest.mark.matrix),
+        pytest.param("pandas", _exit, marks=pytest.mark.matrix),
+    ],
+)
+def test_a_task_that_fails_once_is_tried_again_with_a_fresh_state(
+    spark: SparkSession, tmp_path: Path, kind: Any, die: Callable[[], None]
+) -> None:
+    marker = tmp_path / "failed"
+    df = frame(spark, [(7, 0, 0, seq % 1000) for seq in range(2000)])
+    with settings(spark, spark_sql_execution_arrow_maxRecordsPerBatch=100):
+        verdict = verdict_udf(co_located=True, kind=kind)
+        seq = F.udf(_once(marker, die), "int", useArrow=False)("seq").alias("seq")
+        counts = (
+            df.select("pid", "epoch", "partition", seq)
+            .select(verdict(*NAMES).alias("verdict"))
+            .groupBy("verdict")
+            .count()
+            .sort("verdict")
+        )
+        assert counts.collect() == [(0, 1000), (1, 1000)]
+    assert marker.exists()
 
 
 def _once(marker: Path, die: Callable[[], None]) -> Callable[[int], int]:

@@ -45,6 +45,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.ui.enabled": "false",
         **of_driver(home, "2g"),
         **of_queries(partitions=2),
+        "spark.sql.adaptive.enabled": "false",  # on a hundred rows, to plan again after each stage takes a tenth
     }
     builder = SparkSession.builder.master("local[2]").appName("fencepost tests with Delta")
     session = configured(builder, settings).getOrCreate()
