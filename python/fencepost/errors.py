@@ -89,7 +89,7 @@ class CapacityError(FencepostError):
 
     What to do: for a table, evict or forget old entries. The table then no longer recognizes their repeats. Or use a
     new table with a higher limit. If only `entries_max` is higher and the policy has admit='any', the new table can
-    take over the old entries (`merge`). A higher `intervals_max` makes another policy, so this is then not possible.
+    take over the old entries (`merge`). With a higher `intervals_max` it cannot: the policies then differ.
     For a producer, call again when more batches are acknowledged or have failed, or raise the limit.
     """
 
@@ -123,8 +123,8 @@ class SnapshotError(FencepostError):
 class PoisonedError(FencepostError):
     """An earlier call failed midway, so the table or log in memory can no longer be trusted.
 
-    What to do: restore a table from its last snapshot, then apply the rows that came after it. Close a log, and open it
-    again.
+    What to do: for a table, restore its last snapshot, then apply the rows that came after it. For a log, close it and
+    open it again.
     """
 
     code = "FP105"
@@ -204,7 +204,7 @@ class LockedError(FencepostError):
 
 
 class DeliveryError(FencepostError):
-    """A producer got no confirmation that these rows were written. The message says whether the producer continues.
+    """A producer got no confirmation that its rows were written. The message says whether the producer continues.
 
     In these messages, "the log" means the destination of the transport, even if it is a table or a folder.
 
@@ -237,7 +237,7 @@ class TransportError(FencepostError):
 class FencedError(FencepostError):
     """Another producer now has this identity, or another worker has this request. The refused call wrote nothing.
 
-    Kafka's name for it, for producers: PRODUCER_FENCED.
+    For producers, Kafka's name for it: PRODUCER_FENCED.
 
     What to do: stop this producer or worker. The other one continues.
     """

@@ -23,7 +23,7 @@ class RetentionWarning(Coded, UserWarning):
 
     An event that arrives again after its claim was removed is not recognized as a duplicate.
 
-    What to do: pass a longer `retention_ms` to `reap`. If no event can arrive again after so long a time, pass a
+    What to do: pass a longer `retention_ms` to `reap`. If no event can arrive again after `retention_ms`, pass a
     smaller `replay_ms` to `SqlSink`.
     """
 
