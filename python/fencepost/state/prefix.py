@@ -162,9 +162,9 @@ class RunPrefixes(SinkDefaults):
         claim = json.loads(data)
         if claim["attempt"] != decision.attempt or claim["status"] not in (APPLIED, ABANDONED):
             raise SinkChangedError(
-                f"{self.store.uri}/{_claim_of(decision.version)}: belongs to another version {decision.version} (attempt "
-                f"{claim['attempt']}), not to that of this state: an older state was restored, and made the version "
-                "again. Restore the newer state"
+                f"{self.store.uri}/{_claim_of(decision.version)}: belongs to another version {decision.version} "
+                f"(attempt {claim['attempt']}), not to that of this state: an older state was restored, and made the "
+                "version again. Restore the newer state"
             )
         return str(claim["status"])
 
