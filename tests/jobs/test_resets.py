@@ -63,9 +63,16 @@ ARRANGEMENTS = {
 }
 
 
-@pytest.mark.parametrize("rows_a_batch", [1, 40])
-@pytest.mark.parametrize("count", [1, 3, 999, 5_000])
-@pytest.mark.parametrize("name", ARRANGEMENTS)
+@pytest.mark.parametrize(
+    ("name", "count", "rows_a_batch"),
+    [
+        # Each pair of values at least once.
+        pytest.param(name, count, rows_a_batch, marks=() if (row + column) % 2 == which else pytest.mark.matrix)
+        for row, name in enumerate(ARRANGEMENTS)
+        for column, count in enumerate((1, 3, 999, 5_000))
+        for which, rows_a_batch in enumerate((1, 40))
+    ],
+)
 def test_a_restart_within_a_run_stops_it(tmp_path: Path, name: str, count: int, rows_a_batch: int) -> None:
     """Whatever its size, its place in the files and its batches; and an audit of the same files finds it."""
     one = life(0, range(count), rows_a_batch=rows_a_batch)
@@ -162,7 +169,7 @@ def test_policies_of_every_kind_of_epochs(tmp_path: Path, epochs: Any) -> None:
 # Repeats that are copies
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.matrix) for it in (1, 2))])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_landing_zone_full_of_repeats_has_no_reset(tmp_path: Path, seed: int, threads: int) -> None:
     """Retries, rows and whole files that land again much later, disorder, zombies, restarts with other pids."""

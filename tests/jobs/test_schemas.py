@@ -69,7 +69,11 @@ class Prefixes(Folders):
         return dataset(self.places[2], self.options).to_table().drop_columns(["run", "pid", "epoch", "partition"])
 
 
-@pytest.fixture(params=["folders", "prefixes"])
+IN_STORE = "prefixes"
+STORES = ["folders", IN_STORE]
+
+
+@pytest.fixture(params=STORES)
 def job(request: pytest.FixtureRequest, tmp_path: Path, endpoint: str) -> Folders:
     return Folders(tmp_path) if request.param == "folders" else Prefixes(tmp_path, endpoint)
 
@@ -82,8 +86,17 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    ("job", "plan", "other"),
+    [
+        # In a store, each plan and each kind of columns once.
+        pytest.param(job, plan, other, marks=pytest.mark.matrix if job == IN_STORE and rest else ())
+        for job in STORES
+        for at, other in enumerate(OTHERS)
+        for plan, rest in ((it, PLANS.index(it) != at % len(PLANS)) for it in PLANS)
+    ],
+    indirect=["job"],
+)
 def test_other_columns_stop_a_run_before_anything_is_decided(job: Folders, other: str, plan: Any) -> None:
     columns, column, text = OTHERS[other]
     job.land("a.parquet", events(0, x=ints(pa.int32())))
@@ -97,7 +110,15 @@ def test_other_columns_stop_a_run_before_anything_is_decided(job: Folders, other
     assert job.rows().equals(before)
 
 
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize(
+    ("job", "other"),
+    [
+        pytest.param(job, other, marks=pytest.mark.matrix if job == IN_STORE and other != "type" else ())
+        for job in STORES
+        for other in OTHERS
+    ],
+    indirect=["job"],
+)
 def test_files_with_other_columns_can_be_quarantined_by_name(job: Folders, other: str) -> None:
     columns, _, text = OTHERS[other]
     job.land("a.parquet", events(0, x=ints(pa.int32())))

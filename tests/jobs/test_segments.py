@@ -414,7 +414,7 @@ def test_a_listing_is_compared_with_the_blocks_that_may_have_it(
     assert new_files(reader, ledger, listing(*range(4_000, 9_001))) == ([5_000], {})
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_any_ledger_and_any_listing(store: MemoryStore, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Small blocks and parts, files that change and move, listings that lose files: as a set of lines would say."""
     monkeypatch.setattr(ledgers, "BLOCK_FILES", 5)

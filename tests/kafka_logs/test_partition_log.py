@@ -500,7 +500,7 @@ class Calls(RuleBasedStateMachine):
 
 
 Calls.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, print_blob=True,
+    max_examples=20, stateful_step_count=40, deadline=None, print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )  # fmt: skip
 test_any_calls_agree_with_a_table_and_a_list = Calls.TestCase

@@ -278,9 +278,11 @@ def test_jobs_and_audits_name_such_files(tmp_path: Path) -> None:
 
 
 CODECS = ["NONE", "SNAPPY", "GZIP", "BROTLI", "LZ4", "ZSTD"]
-# What decompresses is the same for both versions of pages.
-BOTH_VERSIONS = [(codec, "1.0") for codec in CODECS] + [
-    pytest.param(codec, "2.0", marks=() if codec == "SNAPPY" else pytest.mark.matrix) for codec in CODECS
+# What decompresses is the same for both versions of pages. How much it writes at once depends on the codec.
+BOTH_VERSIONS = [
+    pytest.param(codec, version, marks=() if version == usual else pytest.mark.matrix)
+    for codec, usual in zip(CODECS, ("1.0", "2.0", "1.0", "1.0", "1.0", "1.0"), strict=True)
+    for version in ("1.0", "2.0")
 ]
 
 
@@ -289,19 +291,19 @@ def test_highly_compressed_pages_are_read(codec: str, version: str, tmp_path: Pa
     """Pages of 32 MiB of one value, rows of a hundred thousand equal items, and a million nulls: a few kilobytes."""
     rows = 1 << 22
     path, target = tmp_path / "dense.parquet", tmp_path / "new.parquet"
-    table = pa.table({name: pa.array(np.zeros(rows, np.int64)) for name in ("pid", "epoch", "partition", "seq")})
+    table = pa.table({name: pa.array(np.zeros(rows, np.int64)) for name in ("pid", "seq")})
     options = {"compression": codec, "data_page_version": version, "row_group_size": rows}
     pq.write_table(table, path, use_dictionary=False, data_page_size=1 << 28, **options)
-    scan = SpanScan(path, Columns(), 1)
+    scan = SpanScan(path, Columns(), 1, constants={"epoch": 0, "partition": 0})
     spans = 0
     while (batches := scan.next(1 << 30)) is not None:
         spans += sum(pa.record_batch(batch).num_rows for _, batch in batches)
     assert spans == rows
-    items = pa.chunked_array([pa.array([[0.0] * 100_000] * 40)] * 3)
-    nulls = pa.nulls(120, pa.string())
+    items = pa.array([[0.0] * 100_000] * 40)
+    nulls = pa.nulls(40, pa.string())
     pq.write_table(pa.table({"items": items, "nulls": nulls}), path, **options)
     rewrite(path, target, np.array([1]), np.array([2]))
     found = pq.read_table(target)
-    assert found.num_rows == 118
+    assert found.num_rows == 38
     assert found["items"].combine_chunks().flatten().sum().as_py() == 0
     assert pa.compute.list_value_length(found["items"]).unique().to_pylist() == [100_000]

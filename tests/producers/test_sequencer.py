@@ -27,8 +27,9 @@ WEATHER = {
 
 
 @pytest.mark.parametrize("weather", WEATHER)
-def test_with_time_enough_every_row_is_delivered_once_and_in_order(weather: str) -> None:
-    for seed in SEEDS:
+@pytest.mark.parametrize("seeds", [SEEDS[:20], pytest.param(SEEDS[20:], marks=pytest.mark.matrix)], ids=repr)
+def test_with_time_enough_every_row_is_delivered_once_and_in_order(weather: str, seeds: range) -> None:
+    for seed in seeds:
         simulation = Simulation(seed, WEATHER[weather], PATIENT)
         simulation.run(batches=40)
         simulation.drain()

@@ -463,7 +463,12 @@ def test_stubs_match_the_extension(module: str, tmp_path: Path) -> None:
     for_types = "fencepost\\.(inputs|(producer|transports)\\.\\w+)\\.pa"
     for_types += "|fencepost\\.consumer\\.asynchronous\\.(AIOKafkaConsumer|ConsumerRecord|Listener.*)"
     allowed.write_text(f"fencepost\\.cli\\.(package|problem)\n{options}\n{literals}\n{for_types}\n")
-    command = [sys.executable, "-m", "mypy.stubtest", module, "--mypy-config-file", str(ROOT / "pyproject.toml")]
+    config = ROOT / "pyproject.toml"
+    if module == "fencepost._native":
+        # Without types of other modules, which `fencepost` in the matrix compares as well: they take 15 times as long.
+        config = tmp_path / "mypy.ini"
+        config.write_text("[mypy]\nfollow_imports = skip\n")
+    command = [sys.executable, "-m", "mypy.stubtest", module, "--mypy-config-file", str(config)]
     done = subprocess.run(
         [*command, "--allowlist", str(allowed), "--ignore-unused-allowlist"],
         check=False, capture_output=True, text=True, cwd=tmp_path,

@@ -306,8 +306,14 @@ def test_a_position_in_several_files_has_its_file(tmp_path: Path) -> None:
     assert "at row 6 of all rows, which is in 2.parquet" in answer
 
 
-@pytest.mark.parametrize("policy", ["any_order", "in_order", "kafka_offsets", "watermark"])
-@pytest.mark.parametrize("has_times", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "has_times"),
+    [
+        pytest.param(policy, has_times, marks=() if has_times == usual else pytest.mark.matrix)
+        for policy, usual in (("any_order", True), ("in_order", False), ("kafka_offsets", True), ("watermark", False))
+        for has_times in (False, True)
+    ],
+)
 def test_commands_of_a_page_can_be_executed(
     policy: str, has_times: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

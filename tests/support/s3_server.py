@@ -70,13 +70,14 @@ def _answers(port: int) -> bool:
 def serve_by_moto() -> Iterator[str]:
     """The same on moto, which checks no signature: a proxy may change what requests say."""
     from moto.moto_api._internal import moto_api_backend
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     if not _SERVING:  # all servers of a process share their objects: those of the tests before are in the way
         moto_api_backend.reset()
-    app = OneAtATime(DomainDispatcherApplication(create_backend_app))
+    # Not moto's dispatcher of all services: for each request, it lists the folders of its package.
+    app = OneAtATime(create_backend_app("s3"))
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

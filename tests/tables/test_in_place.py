@@ -215,7 +215,7 @@ def test_rows_refused_for_other_reasons_are_written_to_rejects(tmp_path: Path, w
     assert report.rows - len(whole) == report.counts.get("DUPLICATE", 0)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.matrix) for it in range(1, 6))])
 def test_any_mix_of_appends_compactions_and_runs(tmp_path: Path, way: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     landed: list[int] = []
@@ -333,7 +333,15 @@ def overwrite(root: Path) -> None:
     write_deltalake(root / "table", make_rows(5, 300), mode="overwrite")
 
 
-@pytest.mark.parametrize("rewrite", [delete, update, merge, restore, overwrite])
+@pytest.mark.parametrize(
+    ("way", "rewrite"),
+    [
+        pytest.param(way, rewrite, marks=() if at % 2 == which else pytest.mark.matrix)
+        for at, rewrite in enumerate((delete, update, merge, restore, overwrite))
+        for which, way in enumerate(WAYS)
+    ],
+    indirect=["way"],
+)
 def test_rows_that_others_rewrite_stop_the_run_until_it_is_rebased(
     tmp_path: Path, way: str, rewrite: Callable[[Path], None]
 ) -> None:
@@ -589,17 +597,17 @@ def test_files_are_as_old_as_the_commit_not_as_the_decision(
     assert_kept(tmp_path, 0, 1, 2)
 
 
-@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("first", [0, *(pytest.param(it, marks=pytest.mark.matrix) for it in (1, 2))])
 def test_killed_at_every_change_to_the_disk(
-    tmp_path: Path, way: str, half: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, way: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the next run finishes or starts again: rows are removed once. At every second change."""
+    """And the next run finishes or starts again: rows are removed once. At every third change."""
     world, template = tmp_path / "world", tmp_path / "template"
     append(world, 0, 1, way=way, count=60)
     make_job(world, shards=2).run()
     append(world, 2, way=way, count=60)
     world.rename(template)
-    call, is_over = 1 + half, False
+    call, is_over = 1 + first, False
     while not is_over:
         shutil.rmtree(world, ignore_errors=True)
         shutil.copytree(template, world)
@@ -612,7 +620,7 @@ def test_killed_at_every_change_to_the_disk(
         make_job(world, shards=2).run()
         assert_kept(world, 0, 1, 2, count=60)
         assert commits(world).count("DEDUPLICATE") == 2
-        call += 2
+        call += 3
     assert call > 20
 
 

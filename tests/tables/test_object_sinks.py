@@ -12,7 +12,6 @@ from typing import Any
 
 import fencepost as fp
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from fencepost import state as states
 from fencepost.lake import DedupJob, LocalEngine, applied_files
@@ -48,7 +47,7 @@ class Apart(LocalEngine):
             raise RuntimeError("a task has failed") from error
 
 
-@pytest.mark.parametrize("plan", [None, *PLANS])
+@pytest.mark.parametrize("plan", [pytest.param(None, marks=pytest.mark.matrix), *PLANS])
 def test_the_output_is_that_of_a_folder(bucket: Bucket, plan: Any) -> None:
     land_some(bucket)
     for job in (bucket.near(plan=plan), bucket.job(plan=plan)):
@@ -72,8 +71,8 @@ def test_workers_that_share_no_folder(bucket: Bucket, plan: Any, monkeypatch: py
     """Tasks in processes of their own, each with a folder of its own that is gone after it."""
     monkeypatch.setattr("fencepost.lake.plan.TASK_BYTES", 1)
     monkeypatch.setattr("fencepost.lake.plan.FILE_BYTES", 1)
-    for name in ("COPIES_OF_A_TASK", "REMOVED_OF_A_TASK"):
-        monkeypatch.setattr(placing, name, 1)
+    for name, count in (("COPIES_OF_A_TASK", 1), ("REMOVED_OF_A_TASK", 6)):  # each task is a process
+        monkeypatch.setattr(placing, name, count)
     changed: list[str] = []
     copy, delete = RemoteStore.copy, RemoteStore.delete
 
@@ -166,31 +165,38 @@ def test_a_file_that_the_store_does_not_copy(bucket: Bucket, monkeypatch: pytest
 @pytest.mark.parametrize("first", [0, *(pytest.param(it, marks=pytest.mark.matrix) for it in (1, 2))])
 def test_killed_at_every_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """Whatever the driver's last request to the sink was, the next run ends as if nothing had happened: every third
-    moment from the first, which takes in turn those before and after the store has answered."""
+    moment from the first, which takes in turn those before and after the store has answered. The state is on disk:
+    most requests of a run would be about it."""
     bucket.land("a.parquet", rows(0, 30))
     bucket.land("b.parquet", rows(20, 30))
     bucket.near().run()
+    source, options = f"{bucket.root}/source", {"source_options": bucket.options, "sink_options": bucket.options}
     kills = 0
     for step in itertools.count(2 + first, 3):
         number, moment = step // 2, ("before", "after")[step % 2]
         bucket.root = f"s3://{BUCKET}/{os.urandom(8).hex()}"
-        for name in ("a.parquet", "b.parquet"):
-            bucket.land(name, pq.read_table(bucket.folder / "source" / name))
+        places = (source, bucket.folder / "states" / str(step), f"{bucket.root}/sink")
         with monkeypatch.context() as patch:
             patch.setattr(placing, "COPIES_AT_ONCE", 1)
             killed_at(patch, number, moment, f"{bucket.root}/sink")
             try:
-                bucket.job(engine=LocalEngine(1)).run()
+                DedupJob(*places, settle_ms=0, engine=LocalEngine(1), **options).run()
                 break
             except Crash:
                 kills += 1
-        bucket.job().run()
+        DedupJob(*places, settle_ms=0, **options).run()
         bucket.check(1)
     assert kills > 20
 
 
-@pytest.mark.parametrize("has_plan", [False, True], ids=["", "by a plan"])
-@pytest.mark.parametrize("prepared", ["there", "gone", "gone, files too"])
+@pytest.mark.parametrize(
+    ("prepared", "has_plan"),
+    [
+        pytest.param(prepared, has_plan, marks=() if has_plan == usual else pytest.mark.matrix)
+        for prepared, usual in (("there", False), ("gone", True), ("gone, files too", False))
+        for has_plan in (False, True)
+    ],
+)
 def test_a_paused_driver_finds_its_version_finished(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, prepared: str, has_plan: bool
 ) -> None:
@@ -294,8 +300,14 @@ def test_a_version_whose_prepared_files_are_gone_stops_the_run(bucket: Bucket, w
 # Lies
 
 
-@pytest.mark.parametrize("fault", ["503", "dropped"])
-@pytest.mark.parametrize("verb", ["PUT", "POST", "HEAD"])
+@pytest.mark.parametrize(
+    ("verb", "fault"),
+    [
+        pytest.param(verb, fault, marks=() if fault == usual else pytest.mark.matrix)
+        for verb, usual in (("PUT", "dropped"), ("POST", "503"), ("HEAD", "dropped"))
+        for fault in ("503", "dropped")
+    ],
+)
 def test_answers_that_do_not_come(bucket: Bucket, fault: str, verb: str) -> None:
     land_some(bucket)
     bucket.near().run()
@@ -305,7 +317,13 @@ def test_answers_that_do_not_come(bucket: Bucket, fault: str, verb: str) -> None
     bucket.check(1)
 
 
-@pytest.mark.parametrize("lie", ["503 after", "409", "dropped after", "late", "late and dropped", "dropped, then late"])
+@pytest.mark.parametrize(
+    "lie",
+    [
+        *("503 after", "409", "dropped after", "late"),
+        *(pytest.param(it, marks=pytest.mark.matrix) for it in ("late and dropped", "dropped, then late")),
+    ],
+)
 def test_puts_with_an_unknown_outcome_take_effect_once(bucket: Bucket, lie: str) -> None:
     land_some(bucket)
     bucket.near().run()
@@ -404,8 +422,10 @@ def test_a_state_that_was_taken_back(bucket: Bucket) -> None:
         bucket.job().run()
 
 
-@pytest.mark.parametrize("is_checked", [True, False])
-@pytest.mark.parametrize("is_abandoned", [True, False])
+@pytest.mark.parametrize(
+    ("is_checked", "is_abandoned"),
+    [(True, True), (False, False), *(pytest.param(it, not it, marks=pytest.mark.matrix) for it in (True, False))],
+)
 def test_a_state_that_was_taken_back_before_versions_that_are_folded(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, is_checked: bool, is_abandoned: bool
 ) -> None:
@@ -439,8 +459,14 @@ def test_a_state_that_was_taken_back_before_versions_that_are_folded(
     }
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("call", ["exists", "names_at_top"])
+@pytest.mark.parametrize(
+    ("call", "version"),
+    [
+        # The other run comes in these two; in the others, nothing may be asked.
+        *(("exists", 2), ("names_at_top", 1)),
+        *(pytest.param(*it, marks=pytest.mark.matrix) for it in (("exists", 1), ("names_at_top", 2))),
+    ],
+)
 def test_another_run_while_the_sink_is_checked(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, version: int, call: str
 ) -> None:

@@ -274,8 +274,14 @@ def test_a_file_that_vanishes_meanwhile(landing: Landing, tmp_path: Path, step: 
     assert sum(map(len, shown(tmp_path).values())) == report.kept
 
 
-@pytest.mark.parametrize("fault", FAULTS_OF_READS)
-@pytest.mark.parametrize("share", [0.3, 1.0])
+@pytest.mark.parametrize(
+    ("share", "fault"),
+    [
+        pytest.param(share, fault, marks=() if at % 2 == which else pytest.mark.matrix)
+        for at, fault in enumerate(FAULTS_OF_READS)
+        for which, share in enumerate((0.3, 1.0))
+    ],
+)
 def test_answers_that_are_wrong(landing: Landing, tmp_path: Path, fault: str, share: float) -> None:
     """Throttling and broken answers are retried; if they persist, the run stops and changes nothing."""
     for number in range(4):
