@@ -262,8 +262,8 @@ class TransactionStateError(FencepostError):
 
     Kafka's name for it: INVALID_TXN_STATE.
 
-    What to do: do what the message says. Otherwise: if a transaction is open already, commit or abort it first. If none
-    is open, or yours was aborted by a time-out, call `abort`. It is allowed in both cases. Then begin another one.
+    What to do: do what the message says. If it names nothing to do, commit or abort the open transaction. If none is
+    open, or yours was aborted by a time-out, call `abort`, which is allowed in both cases. Then begin another one.
     """
 
     code = "FP405"
