@@ -168,15 +168,14 @@ test-portable test-portable-part: tools ## The core without the CPU's wide instr
 
 # Without the small worlds, which take longest: they ask for every verdict, but touch few bytes. The part has the unit
 # tests, which reach every unsafe block, but for those of holes, where there is none. It compiles in a folder of its own,
-# and has what the wheel leaves of the processor.
+# so it need not wait for the wheel.
 ASAN_PART := --lib
 asan asan-part: tools ## The core's tests under AddressSanitizer
 	@mkdir -p target/asan
 	$(NIGHTLY) rustc -Zsanitizer=address --edition 2024 --target $(HOST) rust/canary.rs -o target/asan/canary
 	@if target/asan/canary >target/asan/canary.log 2>&1 || ! grep -q heap-use-after-free target/asan/canary.log; then \
 		cat target/asan/canary.log; echo "AddressSanitizer did not object to rust/canary.rs"; exit 1; fi
-	$(NIGHTLY) CARGO_PROFILE_DEV_DEBUG=line-tables-only CARGO_PROFILE_DEV_OPT_LEVEL=1 RUSTFLAGS="-Zsanitizer=address" $(TIMED) \
-		$(if $(findstring part,$@),nice -n 19) cargo test --locked --package fencepost-core \
+	$(NIGHTLY) CARGO_PROFILE_DEV_DEBUG=line-tables-only CARGO_PROFILE_DEV_OPT_LEVEL=1 RUSTFLAGS="-Zsanitizer=address" $(TIMED) cargo test --locked --package fencepost-core \
 		$(if $(findstring part,$@),$(ASAN_PART),--lib --tests) --target $(HOST) --target-dir target/asan \
 		-- $(RUST_TIMES) --skip every_short --skip small_world $(if $(findstring part,$@),--skip holes::)
 

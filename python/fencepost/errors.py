@@ -133,7 +133,7 @@ class PoisonedError(FencepostError):
 class SourceError(FencepostError):
     """The content of an input file, table or log is damaged or of another kind. Or data that must be read next is gone.
 
-    What to do: do what the message says. Otherwise repair the file that it names, or remove it from the source. A job
+    What to do: do what the message says. If it names no remedy, repair the file, or remove it from the source. A job
     can quarantine it: `on_bad_file="quarantine"`.
     """
 
@@ -149,7 +149,7 @@ class SourceError(FencepostError):
 
 class SinkError(FencepostError):
     """The output belongs to something else, or cannot take these rows. Nothing was written to the output. Exception: if
-    the message says that a version of the table differs from what was written, this version exists.
+    the message says that a version differs from what was written, the table has this version.
 
     What to do: choose another place, or change what the message names.
     """
