@@ -441,6 +441,7 @@ def test_keys_are_interleaved_and_sequences_have_gaps(tmp_path: Path) -> None:
     assert (report.plan, report.kept) == ("interval", landed.kept[0])
 
 
+@pytest.mark.matrix
 def test_every_job_over_files_is_right(tmp_path: Path) -> None:
     shapes = "(lake.WHOLE_KEYS, lake.CLEAN, lake.ONE_ROW)"
     jobs = f"lake.contest({ROWS}, 1, data, '1g', {shapes}, spark_sql_shuffle_partitions=2)"

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -148,7 +149,8 @@ class Chain:
     def _signal(self, name: str, number: int) -> None:
         process = self.processes[name]
         if process.pid is not None and process.is_alive():
-            os.kill(process.pid, number)
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(process.pid, number)
 
     # Faults
 

@@ -11,6 +11,7 @@ from support.secret_objects import objects_of, options_of, put_log
 from support.secret_runs import SECRETS, contents_of, files_with, start_killed
 
 
+@pytest.mark.matrix  # tests/jobs/test_secrets.py has the same without Spark
 @pytest.mark.skipif(IS_CONNECT, reason="a driver of its own")
 def test_nothing_that_a_killed_run_leaves_has_a_credential(endpoint: str, tmp_path: Path) -> None:
     told = {
