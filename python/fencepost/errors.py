@@ -148,8 +148,10 @@ class SourceError(FencepostError):
 
 
 class SinkError(FencepostError):
-    """The output belongs to something else, or cannot take these rows. Nothing was written to the output. Exception: if
-    the message says that a version differs from what was written, the table has this version.
+    """The output belongs to something else, or cannot take these rows. Nothing was written to the output.
+
+    Exception: if the message says that a version of the table differs from what was written, the call has written this
+    version, and it is in the table.
 
     What to do: choose another place, or change what the message names.
     """
