@@ -86,7 +86,7 @@ PACKAGE_SOURCES := $(shell find python/fencepost -name '*.py' -o -name '*.pyi' -
 SPARK_SOURCES := Cargo.toml spark_udf/README.md spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-chain check test-quick test test-matrix test-marked lint test-rust test-portable test-portable-part test-aarch64 test-fuzz test-fuzz-part test-python test-core test-product test-jobs test-tables test-bench test-sql postgresql mariadb model coverage coverage-python coverage-rust mutants mutants-rules mutants-broker mutants-transactions \
+.PHONY: help demo demo-chain check test-quick test test-matrix test-marked lint test-rust test-portable test-aarch64 test-fuzz test-fuzz-part test-python test-core test-product test-jobs test-tables test-bench test-sql postgresql mariadb model coverage coverage-python coverage-rust mutants mutants-rules mutants-broker mutants-transactions \
 	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark41 test-minimum test-free-threaded asan asan-part miri fuzz test-spark-connect \
 	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores test-docs test-airflow docs jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels release-check \
 	develop format errors requirements tools java clean
@@ -113,7 +113,7 @@ test-matrix: ## All of what `make test` runs in part: libFuzzer, benchmarks, the
 # waits for servers would leave it idle.
 SUITES := java postgresql mariadb $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) asan-part test-sql test-jobs test-spark-jobs test-kafka \
 	test-product test-spark-frames test-tables test-spark-delta test-core test-cluster test-bench test-spark-connect-part test-rust \
-	test-portable-part lint test-fuzz-part test-docs
+	lint test-fuzz-part test-docs
 MATRIX := java postgresql mariadb $(S3_SERVER) test-fuzz test-spark43 test-spark41 test-minimum asan test-spark-connect test-portable test-aarch64 test-marked test-airflow test-stores
 
 # Suites at a time. Each waits for servers, JVMs and other processes: six leave a seventh of two cores idle.
@@ -150,8 +150,6 @@ test-rust: $(VENV)/tests ## The core, the lake and the testkit
 	$(AS_WHEEL) $(TIMED) cargo test --locked --tests -- $(RUST_TIMES) --skip more_long
 	$(TIMED) cargo test --locked --doc --package fencepost-core
 
-# What the code without the CPU's wide instructions may do otherwise: judge, and find entries.
-PORTABLE_PART := --test rulebook --test oracle --test golden
 # Its NEON instructions and its prefetch are other code than that of x86-64.
 test-aarch64: tools ## The core on an emulated ARM processor
 	@for tool in qemu-aarch64 aarch64-linux-gnu-gcc; do \
@@ -159,13 +157,10 @@ test-aarch64: tools ## The core on an emulated ARM processor
 	@rustup target list --installed | grep -q aarch64-unknown-linux-gnu || { echo "Rust for ARM is missing: rustup target add aarch64-unknown-linux-gnu"; exit 1; }
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 		CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" \
-		$(TIMED) cargo test --locked --package fencepost-core --lib $(PORTABLE_PART) --target aarch64-unknown-linux-gnu -- --skip every_short
+		$(TIMED) cargo test --locked --package fencepost-core --lib --test rulebook --test oracle --test golden --target aarch64-unknown-linux-gnu -- --skip every_short
 
-# Most suites wait for the wheel, so nothing else is compiled in its folder before it.
-test-portable-part: $(if $(TIMED),| dist/tests)
-test-portable test-portable-part: tools ## The core without the CPU's wide instructions
-	$(TIMED) cargo test --locked --package fencepost-core --features portable $(if $(findstring part,$@),$(PORTABLE_PART)) \
-		-- $(RUST_TIMES) $(if $(findstring part,$@),--skip every_short --skip more_long)
+test-portable: tools ## The core without the CPU's wide instructions
+	$(TIMED) cargo test --locked --package fencepost-core --features portable -- $(RUST_TIMES)
 
 # Without the small worlds, which take longest: they ask for every verdict, but touch few bytes. The part has the unit
 # tests, which reach every unsafe block, but for those of holes, where there is none. It compiles in a folder of its own,

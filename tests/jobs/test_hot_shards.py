@@ -315,7 +315,7 @@ MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, int, dict[str, An
     (shifts_pieces, "any_order", 1, {}),
 ]
 LATER = (forgets_the_state, loses_the_first_copy, shifts_pieces)
-"""Of those that all files and entries show, some run in the matrix."""
+"""They run in the matrix: any file and any entry shows them, and others like them."""
 
 
 @pytest.mark.parametrize(

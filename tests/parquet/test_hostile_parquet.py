@@ -288,7 +288,7 @@ BOTH_VERSIONS = [
 
 @pytest.mark.parametrize(("codec", "version"), BOTH_VERSIONS)
 def test_highly_compressed_pages_are_read(codec: str, version: str, tmp_path: Path) -> None:
-    """Pages of 32 MiB of one value, rows of a hundred thousand equal items, and a million nulls: a few kilobytes."""
+    """Pages of 32 MiB of one value, rows of a hundred thousand equal items, and nulls: a few kilobytes."""
     rows = 1 << 22
     path, target = tmp_path / "dense.parquet", tmp_path / "new.parquet"
     table = pa.table({name: pa.array(np.zeros(rows, np.int64)) for name in ("pid", "seq")})
