@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
-import pymysql
 import pytest
 import sqlalchemy
-from support.databases import database_url
-from support.mariadb import MariaDBServer
-from support.postgres import PostgresServer
+from support.databases import database_url, mariadb, postgres
 
 __all__ = ["database_url", "engine", "mariadb", "new_engine", "postgres"]
 
@@ -165,61 +162,6 @@ def _is_nightly(file: str, test: str, parameters: dict[str, Any], *, is_first: b
     if database == "postgresql":
         return False
     return test in TESTS_WITHOUT_MARIADB or (file in FILES_WITHOUT_MARIADB and test not in TESTS_WITH_MARIADB)
-
-
-class _Postgres(PostgresServer):
-    """Makes schemas for later tests too: a `psql` for each would take an eighth of the time of a short test."""
-
-    SCHEMAS_AT_A_TIME = 25
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._unused: list[str] = []
-
-    def new_database(self) -> str:
-        if not self._unused:
-            self._unused = [f"test_{self._databases + it}" for it in range(self.SCHEMAS_AT_A_TIME, 0, -1)]
-            self._databases += self.SCHEMAS_AT_A_TIME
-            made = "; ".join(f"CREATE SCHEMA {it}" for it in self._unused)
-            connection = ["--host", str(self.folder), "--username=tests", "postgres"]
-            self._run("psql", *connection, "--quiet", "--command", made)
-        return self.url(self._unused.pop())
-
-
-class _MariaDB(MariaDBServer):
-    """Its socket has no TLS. Yet PyMySQL reads the certificates of the system for each connection, which took a third
-    of the time of a short test, unless it is asked not to."""
-
-    def url(self, database: str) -> str:
-        return f"{super().url(database)}&ssl_disabled=true"
-
-    def execute(self, statement: str) -> None:
-        with pymysql.connect(
-            unix_socket=f"{self.folder}/socket", user="root", autocommit=True, ssl_disabled=True
-        ) as connection:
-            connection.cursor().execute(statement)
-
-
-Server = TypeVar("Server", PostgresServer, MariaDBServer)
-
-
-def _running(kind: type[Server]) -> Iterator[Server]:
-    try:
-        server = kind()
-    except FileNotFoundError as missing:
-        pytest.exit(str(missing), returncode=1)
-    with server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    yield from _running(_Postgres)
-
-
-@pytest.fixture(scope="session")
-def mariadb() -> Iterator[MariaDBServer]:
-    yield from _running(_MariaDB)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from sqlalchemy import Engine, text
@@ -11,25 +12,26 @@ from sqlalchemy import Engine, text
 from support.mariadb import MariaDBServer
 from support.postgres import PostgresServer
 
+Server = TypeVar("Server", PostgresServer, MariaDBServer)
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
+
+def _running(kind: type[Server]) -> Iterator[Server]:
     try:
-        server = PostgresServer()
+        server = kind()
     except FileNotFoundError as missing:
         pytest.exit(str(missing), returncode=1)
     with server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    yield from _running(PostgresServer)
 
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDBServer]:
-    try:
-        server = MariaDBServer()
-    except FileNotFoundError as missing:
-        pytest.exit(str(missing), returncode=1)
-    with server:
-        yield server
+    yield from _running(MariaDBServer)
 
 
 def execute(engine: Engine, *statements: str) -> None:

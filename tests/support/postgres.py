@@ -12,6 +12,10 @@ from pathlib import Path
 MISSING = "PostgreSQL is missing: apt-get install postgresql"
 
 
+SCHEMAS_AT_A_TIME = 25
+"""A `psql` for each would take an eighth of the time of a short test."""
+
+
 class PostgresServer:
     """Started by `start`, gone with its folder after `stop`. A crash of the machine is not among what it withstands,
     unless `durable`."""
@@ -24,7 +28,8 @@ class PostgresServer:
         self._account = "nobody" if os.geteuid() == 0 else None
         if self._account:
             os.chown(self.folder, pwd.getpwnam(self._account).pw_uid, -1)
-        self._databases = 0
+        self._schemas = 0
+        self._unused: list[str] = []
 
     def __enter__(self) -> PostgresServer:
         self.start()
@@ -58,11 +63,13 @@ class PostgresServer:
 
         A database each would take half a second, and a minute at the end, to stop a server that has hundreds.
         """
-        self._databases += 1
-        name = f"test_{self._databases}"
-        connection = ["--host", str(self.folder), "--username=tests", "postgres"]
-        self._run("psql", *connection, "--quiet", "--command", f"CREATE SCHEMA {name}")
-        return self.url(name)
+        if not self._unused:
+            self._unused = [f"test_{self._schemas + it}" for it in range(SCHEMAS_AT_A_TIME, 0, -1)]
+            self._schemas += SCHEMAS_AT_A_TIME
+            made = "; ".join(f"CREATE SCHEMA {name}" for name in self._unused)
+            connection = ["--host", str(self.folder), "--username=tests", "postgres"]
+            self._run("psql", *connection, "--quiet", "--command", made)
+        return self.url(self._unused.pop())
 
     def url(self, schema: str) -> str:
         return f"postgresql+psycopg://tests@/postgres?host={self.folder}&options=-csearch_path%3D{schema}"
