@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from fencepost import Columns, Policy, StateTable
 from fencepost.dedup import SEEN
+from support import daily
 from support.frames import KINDS, OTHERS
 from support.lake import with_column
 
@@ -426,11 +427,7 @@ ORDERS = ("rising", "shuffled", "random")
 
 @pytest.mark.parametrize(
     ("key", "order"),
-    [
-        pytest.param(key, order, marks=() if at % len(ORDERS) == number else pytest.mark.matrix)
-        for at, key in enumerate(KEYS)
-        for number, order in enumerate(ORDERS)
-    ],
+    daily.each_value(KEYS, ORDERS),
 )
 def test_many_rows_are_kept_as_a_table_keeps_them(key: str, order: str) -> None:
     rows = many_rows(key, order)

@@ -16,6 +16,7 @@ import pytest
 from fencepost import auditor, lake
 from fencepost.lake import auditing, comparing, conflicts, repeats
 from fencepost.lake.refused import REFUSED_RANGES
+from support import daily
 from support.lake import IDENTITY, amounts, first_of_each, hashes, land, make_job, make_rows, read_sink
 
 CONTENT = {"compare_content": True}
@@ -38,7 +39,7 @@ def truth(rows: pa.Table, names: list[str]) -> dict[str, int]:
 
 @pytest.mark.parametrize("plan", [None, "row", "aligned"])
 @pytest.mark.parametrize("together", [5, 1 << 20])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.matrix) for it in (1, 2))])
+@pytest.mark.parametrize("seed", daily.first(range(3)))
 def test_conflicts_are_those_that_plain_dicts_find(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, together: int, plan: Any
 ) -> None:
@@ -231,7 +232,7 @@ def test_ranges_of_refused_rows_are_marked_row_by_row(seed: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("seed", daily.first(range(2)))
 def test_an_audit_counts_what_plain_dicts_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, threads: int
 ) -> None:

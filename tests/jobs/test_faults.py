@@ -9,6 +9,7 @@ from faults.cases import CASES, OBJECTIONS, killed_at_a_step, stored
 from faults.driver import Drive, go
 from faults.order import Disk, check_order, recorded
 from faults.world import Broken, World, check, job, leftovers, visible
+from support import daily
 
 QUICK = [
     "killed_at_a_step decide after row",
@@ -40,7 +41,7 @@ def pick(begin: str) -> str:
     return next(name for name in CASES if name.startswith(begin))
 
 
-@pytest.mark.parametrize("begin", [*QUICK, *(pytest.param(it, marks=pytest.mark.matrix) for it in MORE)])
+@pytest.mark.parametrize("begin", daily.first([*QUICK, *MORE], len(QUICK)))
 def test_a_fault(tmp_path: Path, begin: str) -> None:
     case = CASES[pick(begin)]
     assert not case.needs, "quick cases need nothing but the project"

@@ -27,6 +27,7 @@ from fencepost.state.disk import Disk
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import LocalStore, RemoteStore
+from support import daily
 from support.commands import run
 from support.lake import (
     Crash,
@@ -356,10 +357,7 @@ def others(root: Path) -> None:
 
 @pytest.mark.parametrize(
     "moment",
-    [
-        *("decides", "has decided", "applies"),
-        *(pytest.param(it, marks=pytest.mark.matrix) for it in ("prepares", "finishes", "puts done")),
-    ],
+    daily.first(["decides", "has decided", "applies", "prepares", "finishes", "puts done"], 3),
 )
 def test_a_driver_that_wakes_after_a_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     """Nothing is shown twice, nothing is lost, and what later versions refer to stays."""

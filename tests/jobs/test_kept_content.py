@@ -24,6 +24,7 @@ from fencepost.state.checksums import COUNT, SEQ, KeptSums, Living, decode, enco
 from fencepost.state.decision import Checksums, Decision, Piece, SumPiece
 from fencepost.state.segment_files import CACHE, SegmentWriter, read_piece
 from fencepost.state.stores import MemoryStore
+from support import daily
 from support.lake import Crash, amounts, crash_at, land, make_job, read_sink
 
 KEEP: dict[str, Any] = {"compare_content": True, "keep_checksums": "all", "sync": False}
@@ -135,11 +136,7 @@ def policies() -> dict[str, fp.Policy]:
 
 @pytest.mark.parametrize(
     ("name", "together"),
-    [
-        pytest.param(name, together, marks=() if (number + which) % 2 == 0 else pytest.mark.matrix)
-        for number, name in enumerate(policies())
-        for which, together in enumerate((7, ROWS_TOGETHER))
-    ],
+    daily.each_value(policies(), (7, ROWS_TOGETHER)),
 )
 def test_conflicts_over_several_runs_are_those_that_plain_dicts_find(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, together: int

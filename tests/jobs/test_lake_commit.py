@@ -19,6 +19,7 @@ from fencepost.lake import DedupJob, LocalEngine
 from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import LocalStore
 from fencepost.state.versions import State
+from support import daily
 from support.lake import (
     IDENTITY,
     Crash,
@@ -68,7 +69,7 @@ def run_alone(root: Path) -> int | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("versions", [0, 1])
-@pytest.mark.parametrize("first", [0, *(pytest.param(it, marks=pytest.mark.matrix) for it in (1, 2))])
+@pytest.mark.parametrize("first", daily.first(range(3)))
 def test_a_crash_at_any_change_to_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: int, first: int
 ) -> None:

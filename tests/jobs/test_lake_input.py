@@ -16,6 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost import state
 from fencepost.lake import DedupJob, arranging, audit, write
+from support import daily
 from support.lake import (
     first_of_each,
     flip_byte,
@@ -59,11 +60,7 @@ BAD_ROWS: dict[str, tuple[Callable[[], pa.Table], str, str, int | None]] = {
 
 @pytest.mark.parametrize(
     ("case", "runs_before"),
-    [
-        pytest.param(case, runs_before, marks=() if at % 2 == runs_before else pytest.mark.matrix)
-        for at, case in enumerate(BAD_ROWS)
-        for runs_before in (0, 1)
-    ],
+    daily.each_value(BAD_ROWS, (0, 1)),
 )
 def test_bad_rows(tmp_path: Path, case: str, runs_before: int) -> None:
     make, column, message, row = BAD_ROWS[case]

@@ -14,6 +14,7 @@ import pytest
 from fencepost import BatchError, Columns, lake
 from fencepost.generate import LandingZone, generate
 from fencepost.lake.ahead import byte_ranges_of
+from support import daily
 
 FLAT = Columns(pid="name", partition=("topic", "partition"), timestamp="timestamp")
 NESTED = Columns(pid="head.id.name", partition=("topic", "partition"), seq="head.seq", timestamp="head.at")
@@ -64,16 +65,8 @@ def test_advice_on_rows_without_a_producer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "options"),
-    [
-        pytest.param(plan, options, marks=() if plan == usual else pytest.mark.matrix)
-        for options, usual in (
-            ({}, "aligned"),
-            ({"compare_content": ["key"]}, "interval"),
-            ({"order_by": "offset"}, "row"),
-        )
-        for plan in ("interval", "row", "aligned")
-    ],
+    ("options", "plan"),
+    daily.each_value(({}, {"compare_content": ["key"]}, {"order_by": "offset"}), ("aligned", "interval", "row")),
 )
 def test_jobs_keep_the_same_rows(zone: Path, tmp_path: Path, plan: Any, options: dict[str, Any]) -> None:
     if plan == "aligned" and "order_by" in options:

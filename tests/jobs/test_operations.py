@@ -27,6 +27,7 @@ from fencepost.state.segment_files import SegmentWriter, advance, held_positions
 from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import LocalStore, Store, open_store
 from fencepost.state.versions import State
+from support import daily
 from support.lake import Crash, crash_at
 from support.operations import Cluster, fold, missing
 
@@ -297,7 +298,7 @@ def test_changes_are_the_difference_of_two_lists(is_text: bool, wrap: int) -> No
     assert kinds == {"OPEN", "CLOSED", "SPLIT"}
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(it, marks=pytest.mark.matrix) for it in range(2, 6))])
+@pytest.mark.parametrize("seed", daily.first(range(6), 2))
 def test_the_changelog_gives_the_missing_ranges_after_any_operation(tmp_path: Path, seed: int) -> None:
     world, draw, kinds = World(tmp_path, keep=("timestamp",)), np.random.default_rng(seed), set()
     for number in range(1, 25):
@@ -757,7 +758,7 @@ OPERATIONS: dict[str, Callable[[State], Any]] = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("half", daily.first(range(2)))
 def test_operations_recover_from_a_kill_at_any_step(
     world: World, name: str, half: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from fencepost import Columns, Policy, auditor, lake, resets
 from fencepost.generate import LandingZone, generate
 from fencepost.lake import repeats
 from fencepost.pages.run import run_page
+from support import daily
 from support.lake import hashes, land, make_job, with_column
 
 DAY_MS = 86_400_000
@@ -169,7 +170,7 @@ def test_policies_of_every_kind_of_epochs(tmp_path: Path, epochs: Any) -> None:
 # Repeats that are copies
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.matrix) for it in (1, 2))])
+@pytest.mark.parametrize("seed", daily.first(range(3)))
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_landing_zone_full_of_repeats_has_no_reset(tmp_path: Path, seed: int, threads: int) -> None:
     """Retries, rows and whole files that land again much later, disorder, zombies, restarts with other pids."""

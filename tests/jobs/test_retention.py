@@ -20,6 +20,7 @@ from fencepost.state.history import explain
 from fencepost.state.retention import Retention
 from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import LocalStore
+from support import daily
 from support.lake import Crash, crash_at, first_of_each, identities, land, make_rows, read_sink, read_source
 from support.retained import HOUR_MS, WEEK_MS, abandon_next, check, clock, files_of, go, make_job, opened
 
@@ -102,7 +103,7 @@ def test_a_slow_run_whose_version_was_abandoned_gets_a_conflict(
 
 
 @pytest.mark.parametrize("has_bodies", [False, True])
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("seed", daily.first(range(2)))
 def test_any_history(
     tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch, seed: int, has_bodies: bool
 ) -> None:

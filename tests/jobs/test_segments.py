@@ -38,6 +38,7 @@ from fencepost.state.decision import (
 from fencepost.state.ledger import COLUMNS, IDENTITY, UNKNOWN_CRC, extend_ledger, file_table, new_files, read_ledger
 from fencepost.state.segment_files import SegmentWriter, advance, held_positions, load_table
 from fencepost.state.stores import MemoryStore
+from support import daily
 
 FILES: dict[str, Any] = {
     "path": ["a", "é/b"],
@@ -414,7 +415,7 @@ def test_a_listing_is_compared_with_the_blocks_that_may_have_it(
     assert new_files(reader, ledger, listing(*range(4_000, 9_001))) == ([5_000], {})
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("seed", daily.first(range(2)))
 def test_any_ledger_and_any_listing(store: MemoryStore, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Small blocks and parts, files that change and move, listings that lose files: as a set of lines would say."""
     monkeypatch.setattr(ledgers, "BLOCK_FILES", 5)

@@ -25,6 +25,7 @@ from fencepost.lake.kafka_segments import (
     records_schema,
 )
 from fencepost.state.stores import open_store
+from support import daily
 from support.kafka_logs import DATA, PARTITIONS, flip
 from support.s3_server import BUCKET, s3_options
 
@@ -113,11 +114,7 @@ def conditions_on(rows: list[dict[str, Any]], names: Sequence[str], seed: int) -
 
 @pytest.mark.parametrize(
     ("name", "isolation"),
-    [
-        pytest.param(name, isolation, marks=() if at % 2 == which else pytest.mark.matrix)
-        for at, name in enumerate(("clicks-0", "orders-0", "events-0", "profiles-0", "carts-0"))
-        for which, isolation in enumerate(ISOLATIONS)
-    ],
+    daily.each_value(("clicks-0", "orders-0", "events-0", "profiles-0", "carts-0"), ISOLATIONS),
 )
 def test_conditions_give_the_rows_for_which_they_hold(name: str, isolation: Isolation) -> None:
     table = pa.table(kafka.read_records(DATA / name, isolation))

@@ -27,6 +27,7 @@ from fencepost import AuditReport, Columns, Policy, StateTable, auditor, lake, t
 from fencepost.generate import LandingZone, generate
 from fencepost.lake import auditing
 from fencepost.state import engine
+from support import daily
 from support.audits import differences
 from support.frames import KINDS, OTHERS
 from support.lake import IS_TRACKED, SCHEMA, make_rows
@@ -89,11 +90,8 @@ def retimed_of(rows: pl.DataFrame) -> dict[tuple[Any, ...], int]:
     return {tuple(key): count for *key, count in found.iter_rows()}
 
 
-LATER_SEEDS = [pytest.param(it, marks=pytest.mark.matrix) for it in (1, 2)]
-
-
 @pytest.mark.parametrize("call_rows", [1, 7, 1_000, 1 << 20])
-@pytest.mark.parametrize("seed", [0, *LATER_SEEDS])
+@pytest.mark.parametrize("seed", daily.first(range(3)))
 def test_every_figure(monkeypatch: pytest.MonkeyPatch, seed: int, call_rows: int) -> None:
     monkeypatch.setattr(auditor, "CALL_ROWS", call_rows)
     monkeypatch.setattr(auditor, "COMPACT_MIN", 100)
@@ -460,7 +458,7 @@ def test_open_ranges_of_a_replaced_epoch_count_as_missing(policy: Policy) -> Non
 
 
 @pytest.mark.parametrize("call_rows", [1, 7, 100, 1 << 20])
-@pytest.mark.parametrize("seed", [0, *LATER_SEEDS])
+@pytest.mark.parametrize("seed", daily.first(range(3)))
 def test_missing_of_every_epoch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int, call_rows: int) -> None:
     monkeypatch.setattr(auditor, "CALL_ROWS", call_rows)
     monkeypatch.setattr(auditing, "CALL_ROWS", call_rows)

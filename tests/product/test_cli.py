@@ -24,6 +24,7 @@ import pytest
 from fencepost import Columns, FencepostError, Policy, StateTable, cli, lake
 from fencepost.cli import dedup, doctor, jobs
 from fencepost.generate import LandingZone, generate
+from support import daily
 from support.commands import run
 from support.lake import land, make_rows
 from support.waiting import wait_until
@@ -341,11 +342,7 @@ def test_bytes_of_keys_are_exported_as_text(
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [
-        pytest.param(name, content, marks=() if bool(content) == bool(at % 2) else pytest.mark.matrix)
-        for at, name in enumerate(("a.parquet", "a.arrow", "a.csv", "a.jsonl"))
-        for content in (None, b"of before")
-    ],
+    daily.each_value(("a.parquet", "a.arrow", "a.csv", "a.jsonl"), (None, b"of before")),
 )
 def test_an_export_that_fails_leaves_the_file_as_it_was(
     job: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None

@@ -32,6 +32,7 @@ from fencepost.pages.page import Section
 from fencepost.pages.run import run_page
 from fencepost.pages.tables import share
 from fencepost.state.history import about
+from support import daily
 from support.kafka_logs import DATA
 from support.lake import read_sink
 from support.pages import HOSTILE, LANDING, rows_of
@@ -308,11 +309,7 @@ def test_a_position_in_several_files_has_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "has_times"),
-    [
-        pytest.param(policy, has_times, marks=() if has_times == usual else pytest.mark.matrix)
-        for policy, usual in (("any_order", True), ("in_order", False), ("kafka_offsets", True), ("watermark", False))
-        for has_times in (False, True)
-    ],
+    daily.each_value(("any_order", "in_order", "kafka_offsets", "watermark"), (True, False)),
 )
 def test_commands_of_a_page_can_be_executed(
     policy: str, has_times: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

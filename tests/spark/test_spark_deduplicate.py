@@ -19,6 +19,7 @@ from fencepost_spark import choose_strategy, deduplicate, explain, from_headers
 from pyspark.errors import PythonException, SparkRuntimeException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from support import daily
 from support.spark_jobs import LANDING_ZONE
 
 DDL = "pid long, epoch short, partition int, seq int, copy int"
@@ -278,20 +279,13 @@ def with_a_filter(df: DataFrame) -> DataFrame:
     return df.where("seq >= 0").select(*IDENTITY, "copy")
 
 
-CUT_CASES = [
-    pytest.param(prepare, use, marks=() if (number + place) % 2 else pytest.mark.matrix)
-    for number, prepare in enumerate((as_read, with_a_filter))
-    for place, use in enumerate(
-        (
-            lambda df: df.count(),
-            lambda df: df.collect(),
-            lambda df: df.where("pid = 0 and seq = 1").select("copy").collect(),
-            lambda df: df.write.format("noop").mode("overwrite").save(),
-            lambda df: df.orderBy("seq").limit(3).collect(),
-        )
-    )
-]
-"""Each action in `make test` with one of the two frames."""
+ACTIONS = (
+    lambda df: df.count(),
+    lambda df: df.collect(),
+    lambda df: df.where("pid = 0 and seq = 1").select("copy").collect(),
+    lambda df: df.write.format("noop").mode("overwrite").save(),
+    lambda df: df.orderBy("seq").limit(3).collect(),
+)
 
 
 class TestCoLocated:
@@ -323,7 +317,7 @@ class TestCoLocated:
         with settings(spark, spark_sql_files_maxPartitionBytes=size // 4):
             yield spark.read.parquet(folder), size
 
-    @pytest.mark.parametrize(("prepare", "use"), CUT_CASES)
+    @pytest.mark.parametrize(("use", "prepare"), daily.each_value(ACTIONS, (with_a_filter, as_read)))
     def test_a_cut_file_is_an_error(
         self,
         cut: tuple[DataFrame, int],

@@ -16,6 +16,7 @@ import fencepost_spark
 import pytest
 from conftest import HERE
 from fencepost_spark import versions
+from support import daily
 
 ROOT = HERE.parent.parent
 
@@ -75,7 +76,7 @@ print("found", found)
 
 
 # Each needs a driver of its own.
-@pytest.mark.parametrize("which", ["frame", *(pytest.param(it, marks=pytest.mark.matrix) for it in ("engine", "udf"))])
+@pytest.mark.parametrize("which", daily.first(["frame", "engine", "udf"]))
 def test_local_workers_run_the_python_of_the_driver(which: str, tmp_path: Path) -> None:
     python = tmp_path / "python3"  # what Spark would start: it lacks the packages
     python.write_text("#!/bin/sh\necho 'No module named fencepost_spark' >&2; exit 1\n")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from chain.actors import MUTANTS
 from chain.run import FAULTS, Broken, run_seed
+from support import daily
 from support.postgres import PostgresServer
 
 
@@ -18,7 +19,7 @@ def server() -> Iterator[PostgresServer]:
         yield running
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.matrix) for it in range(1, 4))])
+@pytest.mark.parametrize("seed", daily.first(range(4)))
 def test_every_acknowledged_event_is_applied_once(seed: int, server: PostgresServer, tmp_path: Path) -> None:
     report = run_seed(seed, server.new_database(), tmp_path / "chain")
     assert report.rows == report.events > 0

@@ -23,6 +23,7 @@ from fencepost.metrics import to_text
 from fencepost.sql import SqlSink
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.util import greenlet_spawn
+from support import daily
 from support.databases import execute
 from support.fake_kafka import Cluster, Error, FakeClient, FakeMessage
 from support.processes import fork_server, killed_at
@@ -931,7 +932,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(it, marks=pytest.mark.matrix) for it in range(4, 100))])
+@pytest.mark.parametrize("seed", daily.first(range(100), 4))
 def test_each_message_is_applied_once_under_random_faults(orders: Engine, seed: int) -> None:
     """Processes die and restart, work on partitions of others, meet outages and poison messages; partitions move."""
     chance = random.Random(seed)

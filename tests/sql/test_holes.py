@@ -12,6 +12,7 @@ import pytest
 from fencepost.sql import SqlSink, sequence_claims
 from fencepost.sql.consumers import CLAIMS, HOLES
 from sqlalchemy import Connection, Engine, delete, select, update
+from support import daily
 
 Hole = tuple[str, str, int, int, int]
 ANY = fp.Policy.any_order()
@@ -68,7 +69,7 @@ def rows_of(chance: random.Random, columns: fp.Columns, wrap: int | None, start:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.matrix) for it in range(1, 8))])
+@pytest.mark.parametrize("seed", daily.first(range(8)))
 def test_calls_judge_as_one_table(engine: Engine, name: str, seed: int) -> None:
     chance, policy = random.Random(seed), POLICIES[name]
     columns = policy.columns

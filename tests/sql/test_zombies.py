@@ -14,7 +14,7 @@ import pytest
 from fencepost.sql import ProducerRegistry, SqlSink, TransactionCoordinator, describe_transaction
 from fencepost.transports import SqlTransport
 from sqlalchemy import Engine, text
-from support import transacting
+from support import daily, transacting
 from support.coordinator_faults import (
     PROCESSES,
     all_of,
@@ -68,7 +68,7 @@ def answer_of(process: Any, told: Any) -> str:
 
 
 @on_each
-@pytest.mark.parametrize("stride", [13, pytest.param(1, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("stride", daily.first([13, 1]))
 def test_stopped_at_every_step_of_a_transaction(
     database_url: str, coordinator: TransactionCoordinator, markers: Markers, stride: int
 ) -> None:

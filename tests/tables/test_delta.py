@@ -25,6 +25,7 @@ from fencepost.lake import DedupJob, LocalEngine
 from fencepost.state.delta_log import put_commit
 from fencepost.state.delta_sink import DeltaSink
 from fencepost.state.history import explain
+from support import daily
 from support.lake import (
     IS_TRACKED,
     SCHEMA,
@@ -204,7 +205,7 @@ def test_a_seed_and_what_comes_after(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("versions", [0, 1])
-@pytest.mark.parametrize("first", [0, *(pytest.param(it, marks=pytest.mark.matrix) for it in (1, 2))])
+@pytest.mark.parametrize("first", daily.first(range(3)))
 def test_a_crash_at_any_change_to_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: int, first: int
 ) -> None:

@@ -26,6 +26,7 @@ from fencepost.state.disk import Disk
 from fencepost.state.in_place import InPlace
 from fencepost.state.stores import LocalStore
 from fencepost.state.versions import State
+from support import daily
 from support.delta_in_place import WAYS, append, remove_by_vector, rows_of, table_of
 from support.lake import (
     IDENTITY,
@@ -215,7 +216,7 @@ def test_rows_refused_for_other_reasons_are_written_to_rejects(tmp_path: Path, w
     assert report.rows - len(whole) == report.counts.get("DUPLICATE", 0)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.matrix) for it in range(1, 6))])
+@pytest.mark.parametrize("seed", daily.first(range(6)))
 def test_any_mix_of_appends_compactions_and_runs(tmp_path: Path, way: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     landed: list[int] = []
@@ -334,12 +335,8 @@ def overwrite(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "rewrite"),
-    [
-        pytest.param(way, rewrite, marks=() if at % 2 == which else pytest.mark.matrix)
-        for at, rewrite in enumerate((delete, update, merge, restore, overwrite))
-        for which, way in enumerate(WAYS)
-    ],
+    ("rewrite", "way"),
+    daily.each_value((delete, update, merge, restore, overwrite), tuple(WAYS)),
     indirect=["way"],
 )
 def test_rows_that_others_rewrite_stop_the_run_until_it_is_rebased(
@@ -597,7 +594,7 @@ def test_files_are_as_old_as_the_commit_not_as_the_decision(
     assert_kept(tmp_path, 0, 1, 2)
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(it, marks=pytest.mark.matrix) for it in (1, 2))])
+@pytest.mark.parametrize("first", daily.first(range(3)))
 def test_killed_at_every_change_to_the_disk(
     tmp_path: Path, way: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from fencepost.lake.plan import PLANS
 from fencepost.state import placing, stores
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore
+from support import daily
 from support.lake import Crash, dead_before
 from support.liar import FAULTS_OF_READS, Liar
 from support.object_sinks import COUNTS, Bucket, killed_at, land_some, rows
@@ -162,7 +163,7 @@ def test_a_file_that_the_store_does_not_copy(bucket: Bucket, monkeypatch: pytest
 # Interrupted
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(it, marks=pytest.mark.matrix) for it in (1, 2))])
+@pytest.mark.parametrize("first", daily.first(range(3)))
 def test_killed_at_every_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """Whatever the driver's last request to the sink was, the next run ends as if nothing had happened: every third
     moment from the first, which takes in turn those before and after the store has answered. The state is on disk:
@@ -191,11 +192,7 @@ def test_killed_at_every_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("prepared", "has_plan"),
-    [
-        pytest.param(prepared, has_plan, marks=() if has_plan == usual else pytest.mark.matrix)
-        for prepared, usual in (("there", False), ("gone", True), ("gone, files too", False))
-        for has_plan in (False, True)
-    ],
+    daily.each_value(("there", "gone", "gone, files too"), (False, True)),
 )
 def test_a_paused_driver_finds_its_version_finished(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, prepared: str, has_plan: bool
@@ -302,11 +299,7 @@ def test_a_version_whose_prepared_files_are_gone_stops_the_run(bucket: Bucket, w
 
 @pytest.mark.parametrize(
     ("verb", "fault"),
-    [
-        pytest.param(verb, fault, marks=() if fault == usual else pytest.mark.matrix)
-        for verb, usual in (("PUT", "dropped"), ("POST", "503"), ("HEAD", "dropped"))
-        for fault in ("503", "dropped")
-    ],
+    daily.each_value(("PUT", "POST", "HEAD"), ("dropped", "503")),
 )
 def test_answers_that_do_not_come(bucket: Bucket, fault: str, verb: str) -> None:
     land_some(bucket)
@@ -319,10 +312,7 @@ def test_answers_that_do_not_come(bucket: Bucket, fault: str, verb: str) -> None
 
 @pytest.mark.parametrize(
     "lie",
-    [
-        *("503 after", "409", "dropped after", "late"),
-        *(pytest.param(it, marks=pytest.mark.matrix) for it in ("late and dropped", "dropped, then late")),
-    ],
+    daily.first(["503 after", "409", "dropped after", "late", "late and dropped", "dropped, then late"], 4),
 )
 def test_puts_with_an_unknown_outcome_take_effect_once(bucket: Bucket, lie: str) -> None:
     land_some(bucket)

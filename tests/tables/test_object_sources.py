@@ -20,7 +20,7 @@ from fencepost.lake.ahead import ColumnsAhead, WholeFile
 from fencepost.lake.plan import PLANS
 from fencepost.lake.storage import ObjectStorage, open_storage
 from fencepost.state import stores
-from support import credentials
+from support import credentials, daily
 from support.liar import FAULTS_OF_READS, Liar
 from support.object_sinks import rows
 from support.quick_retries import be_quick, probe_little  # noqa: F401
@@ -275,12 +275,8 @@ def test_a_file_that_vanishes_meanwhile(landing: Landing, tmp_path: Path, step: 
 
 
 @pytest.mark.parametrize(
-    ("share", "fault"),
-    [
-        pytest.param(share, fault, marks=() if at % 2 == which else pytest.mark.matrix)
-        for at, fault in enumerate(FAULTS_OF_READS)
-        for which, share in enumerate((0.3, 1.0))
-    ],
+    ("fault", "share"),
+    daily.each_value(FAULTS_OF_READS, (0.3, 1.0)),
 )
 def test_answers_that_are_wrong(landing: Landing, tmp_path: Path, fault: str, share: float) -> None:
     """Throttling and broken answers are retried; if they persist, the run stops and changes nothing."""
