@@ -392,9 +392,12 @@ class ConsumerLoop:
             self._assignment.pause()
         logger.warning("retrying in %.1f s: %s", seconds, error)
         end = time.monotonic() + seconds
-        while not self._stop.is_set() and (left := end - time.monotonic()) > 0:
-            # Paused partitions return no messages, but partitions that are assigned during the wait may.
+        while not self._stop.is_set():
+            # Paused partitions return no messages, but partitions that are assigned during the wait may. One poll at
+            # least: however short the wait and however slow the process, each retry is a sign of life to the group.
             self._early += self._poll(0)
+            if (left := end - time.monotonic()) <= 0:
+                return
             self._stop.wait(min(left, _POLL_EVERY_S))
 
     def _refresh(self) -> None:
