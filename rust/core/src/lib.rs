@@ -40,6 +40,7 @@ mod parallel;
 mod policy;
 mod position;
 mod prefetch;
+mod radix;
 mod repeats;
 mod shelf;
 mod slab;

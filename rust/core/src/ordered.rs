@@ -6,15 +6,22 @@ use crate::judge::{FullEntry, PlainEntry};
 use crate::key_block::{BLOCK_PARTITIONS, block_hash};
 use crate::lines::{EntryKey, LinePlace, RowLine, Searches};
 use crate::order::Renumbering;
+use crate::parallel::ahead;
 use crate::prefetch::{CHUNK, STEP};
+use crate::radix::{DIGIT_BITS, sort_by_digit};
 use crate::shelf::Shelf;
 use std::cmp::Reverse;
+use std::mem::take;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// Minimum number of places that are sorted at once.
-const PLACES_MIN: usize = 1 << 15;
-/// Maximum share of the table's memory for these places: 1 / PLACES_SHARE.
-const PLACES_SHARE: usize = 32;
+const PLACES_MIN: usize = 3 << 13;
+/// Maximum share of the table's memory for these places: 1 / PLACES_SHARE. There are four lists of places: one that is
+/// read, one that waits, one that is sorted, and a copy of it.
+const PLACES_SHARE: usize = 96;
+/// From this number of lines on, a second thread finds and sorts places while this one reads the previous ones.
+const THREAD_LINES_MIN: usize = 1 << 18;
 
 /// Number of lines to prefetch when lines are read in the order of snapshots.
 const LINES_AHEAD: usize = 32;
@@ -37,6 +44,7 @@ const _: () = assert!(BLOCK_PARTITIONS <= LAST_BITS as u32 + 1);
 type Visit<'a, E> = dyn FnMut(i64, i32, PlainEntry, Option<&FullEntry>) -> std::result::Result<(), E> + 'a;
 
 /// Consecutive segments in the order of snapshots. Their hashes have the same first bits.
+#[derive(Clone)]
 struct Stretch {
     segments: Range<usize>,
     common_bits: u32,
@@ -56,9 +64,21 @@ pub(crate) struct Appended {
     pub(crate) is_older: bool,
 }
 
-/// Entries in the order of snapshots.
-pub(crate) trait InOrder {
-    fn try_for_each(self, visit: impl FnMut(Appended) -> Result<()>) -> Result<()>;
+/// Sorts places by rank: by the first bits of their hashes digit by digit, then the few with equal bits by comparing.
+/// Comparing all would take twice as long. `common_bits`: number of first bits that all hashes share. `copy`: memory.
+fn sort_by_rank(found: &mut Vec<Found>, copy: &mut Vec<Found>, common_bits: u32) {
+    const SHIFT: u32 = u64::BITS - 2 * DIGIT_BITS;
+    let bits = |&(rank, _): &Found| (rank << common_bits >> SHIFT) as usize;
+    copy.clear();
+    copy.reserve_exact(found.capacity());
+    copy.extend_from_slice(found);
+    sort_by_digit(found, copy, bits);
+    sort_by_digit(copy, found, |it| bits(it) >> DIGIT_BITS);
+    for equal in found.chunk_by_mut(|one, other| bits(one) == bits(other)) {
+        if equal.len() > 1 {
+            equal.sort_unstable_by_key(|&(rank, _)| rank);
+        }
+    }
 }
 
 impl<L: RowLine> Shelf<L> {
@@ -67,24 +87,37 @@ impl<L: RowLine> Shelf<L> {
     ///
     /// Segments are already in this order. If keys are renumbered, they are not: the function then reads all lines once
     /// per part of the order, so that it does not hold more places.
-    pub(crate) fn in_order<E>(
+    pub(crate) fn in_order<E: Send>(
         &self,
         numbers: &Renumbering,
         is_included: impl Fn(i64, i32) -> bool,
         mut visit: impl FnMut(i64, i32, PlainEntry, Option<&FullEntry>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         let places_max = (self.lines().memory_bytes() / PLACES_SHARE / size_of::<Found>()).max(PLACES_MIN);
-        let mut found = Vec::new();
-        for stretch in self.stretches(numbers) {
+        let mut parts = self.stretches(numbers).into_iter().flat_map(|stretch| {
             let parts = stretch.places.div_ceil(places_max);
-            for part in 0..parts {
-                found.clear();
-                self.find_part(numbers, &stretch, (part, parts), &mut found);
-                found.sort_unstable_by_key(|&(rank, _)| rank);
+            (0..parts).map(move |part| (stretch.clone(), (part, parts)))
+        });
+        let (used, mut copy) = (Mutex::new(Vec::new()), Vec::new());
+        let used = || used.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = || {
+            let (stretch, part) = parts.next()?;
+            let mut found = take(&mut *used());
+            found.reserve_exact(stretch.places / part.1 * 17 / 16); // parts are nearly equal
+            self.find_part(numbers, &stretch, part, &mut found);
+            sort_by_rank(&mut found, &mut copy, stretch.common_bits);
+            Some(found)
+        };
+        // If lines have many entries, reading takes much longer than finding, and the lines are in this core's cache.
+        let are_single = 2 * self.lines().len() > self.len();
+        ahead(are_single && self.lines().len() >= THREAD_LINES_MIN, next, |next| {
+            while let Some(mut found) = next() {
                 self.visit_found(numbers, &found, &is_included, &mut visit)?;
+                found.clear();
+                *used() = found;
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// The table in pieces that follow each other in the order of snapshots.
@@ -191,23 +224,34 @@ impl<L: RowLine> Shelf<L> {
         visit: &mut impl FnMut(i64, i32, PlainEntry, Option<&'a FullEntry>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         let only = (!numbers.keeps_partitions()).then_some((last_bits & LAST_BITS) as usize);
-        self.lines().read_line(line, |slot, key, held| {
+        let line = self.lines().line(line);
+        for slot in 0..line.slots() {
+            let (key, held) = line.read(slot);
             let (entry, whole) = match held {
-                Slot::Empty => return Ok(()),
+                Slot::Empty => continue,
                 Slot::Inline(entry) => (entry, None),
                 Slot::Overflow(number) => (self.in_overflow(number).without_holes(), Some(self.in_overflow(number))),
             };
-            if only.is_some_and(|only| only != slot) || !is_included(key.pid, key.partition) {
-                return Ok(());
+            if only.is_none_or(|only| only == slot) && is_included(key.pid, key.partition) {
+                let (pid, partition) = numbers.key(key.pid, key.partition);
+                visit(pid, partition, entry, whole)?;
             }
-            let (pid, partition) = numbers.key(key.pid, key.partition);
-            visit(pid, partition, entry, whole)
-        })
+        }
+        Ok(())
     }
 
-    /// Adds up to [`CHUNK`] entries that follow all others in the order of snapshots. It prefetches their lines before
-    /// it adds the first. `line`: see [`Shelf::add_plain`].
-    pub(crate) fn append(&mut self, entries: &mut Vec<Appended>, line: &mut Option<LinePlace>) -> Result<()> {
+    /// Adds entries that follow all others in the order of snapshots. It prefetches the lines of [`CHUNK`] entries before
+    /// it adds the first of these.
+    pub(crate) fn append(&mut self, entries: Vec<Appended>) -> Result<()> {
+        let (mut entries, mut line) = (entries.into_iter(), None);
+        while let Some(chunk) = entries.as_slice().chunks(CHUNK).next() {
+            self.prefetch_appended(chunk);
+            entries.by_ref().take(CHUNK).try_for_each(|entry| self.append_one(entry, &mut line))?;
+        }
+        Ok(())
+    }
+
+    fn prefetch_appended(&self, entries: &[Appended]) {
         let mut searches = [Searches::none(); CHUNK / STEP];
         let steps = searches.iter_mut().zip(entries.chunks(STEP)).map(|(searches, entries)| {
             let (mut hashes, mut partitions) = ([0; STEP], [0; STEP]);
@@ -218,9 +262,9 @@ impl<L: RowLine> Shelf<L> {
         });
         let steps = steps.count();
         searches[..steps].iter_mut().for_each(|searches| self.lines().prefetch_lines(searches));
-        entries.drain(..).try_for_each(|entry| self.append_one(entry, line))
     }
 
+    /// `line`: see [`Shelf::add_plain`].
     #[inline(always)]
     fn append_one(&mut self, entry: Appended, line: &mut Option<LinePlace>) -> Result<()> {
         let Appended { hash, pid, partition, plain, whole, is_older } = entry;

@@ -1,7 +1,8 @@
 //! Runs work on several threads.
 
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::thread;
 
 /// More threads would only wait for memory.
@@ -45,4 +46,47 @@ pub(crate) fn in_parallel<S, T: Send>(
     });
     done.sort_unstable_by_key(|&(number, _)| number);
     done.into_iter().map(|(_, it)| it).collect()
+}
+
+/// Calls `consume` with a function that returns the values of `next`, in order. `is_parallel`: whether `next` is called on
+/// a thread of its own, if there are several processors. It is then called ahead, also once after `consume` has ended. At
+/// most three values exist at once: one that is produced, one that waits, and one that is consumed.
+pub(crate) fn ahead<T: Send, R>(
+    is_parallel: bool,
+    next: impl FnMut() -> Option<T> + Send,
+    consume: impl FnOnce(&mut dyn FnMut() -> Option<T>) -> R,
+) -> R {
+    let next = Mutex::new(next);
+    let locked = || next.lock().unwrap_or_else(PoisonError::into_inner);
+    thread::scope(|scope| {
+        let (sender, receiver) = sync_channel(1);
+        let produce = move || {
+            let mut next = locked();
+            while next().is_some_and(|value| sender.send(value).is_ok()) {}
+        };
+        // If the system cannot start a thread, this one does all the work.
+        let is_started = is_parallel && threads() > 1 && thread::Builder::new().spawn_scoped(scope, produce).is_ok();
+        consume(&mut || if is_started { receiver.recv().ok() } else { locked()() })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_come_in_order_and_as_many_as_are_asked_for() {
+        for (is_parallel, asked) in [false, true].into_iter().flat_map(|it| [(it, 0), (it, 1), (it, 7), (it, 20)]) {
+            let mut numbers = 0..10;
+            let found: Vec<u32> =
+                ahead(is_parallel, || numbers.next(), |next| std::iter::from_fn(&mut *next).take(asked).collect());
+            assert!(found.iter().copied().eq(0..asked.min(10) as u32), "{found:?}");
+        }
+    }
+
+    #[test]
+    #[should_panic]
+    fn a_panic_of_the_producer_is_not_an_end() {
+        ahead(true, || -> Option<()> { panic!("no value") }, |next| next());
+    }
 }

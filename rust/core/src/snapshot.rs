@@ -22,7 +22,8 @@ use crate::changes::{Eviction, Forgotten};
 use crate::key_block::block_hash;
 use crate::keys::{KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeySpace, Keys, PartKind, decode_parts};
 use crate::order::{Numbering, Renumbering};
-use crate::ordered::{Appended, InOrder};
+use crate::ordered::Appended;
+use crate::parallel::ahead;
 use crate::{Dictionary, Policy, Result, StateTable, Untracked};
 use frames::{Payload, Reader, Writer, as_damage, damaged, refuse};
 use rows::{Before, ENTRY_BYTES_MIN, KeyRow, KeyRows, Rows};
@@ -33,6 +34,9 @@ const MAGIC: [u8; 8] = *b"FPSTATE\0";
 const VERSION: u16 = 1;
 const WHOLE: u8 = 0;
 const DELTA: u8 = 1;
+
+/// From this number of entries on, a second thread reads the entries that this one adds.
+const THREAD_ENTRIES_MIN: u64 = 1 << 18;
 
 /// Number of keys of a dictionary after which a frame ends, and number of bytes.
 const FRAME_KEYS_MAX: usize = 4096;
@@ -70,20 +74,23 @@ impl StateTable {
     ///
     /// `bytes`: the size of the input, 0 if unknown. It limits the memory that is reserved for the entries declared in
     /// the header.
-    pub fn read_snapshot(input: &mut impl Read, bytes: u64) -> Result<StateTable> {
+    pub fn read_snapshot(input: &mut (impl Read + Send), bytes: u64) -> Result<StateTable> {
         let (mut input, header) = Reader::open(input, WHOLE)?;
         let mut table = header.options.empty_table()?;
         let (pid, partition) = input.dictionaries(header.pid, header.partition)?;
         let bounds = KeyBounds::new(&pid, &partition);
-        let (mut done, mut rows, mut before) = (0, Rows::default(), Before::default());
-        let mut has_room = false;
-        while done < header.entries {
-            done += rows.read(input.next_frame()?, header.entries - done)?;
-            table.append(Frame { rows: &rows, before: &mut before, bounds: &bounds })?;
-            if !has_room {
-                has_room = table.reserve_for(header.entries.min(bytes / ENTRY_BYTES_MIN as u64))?;
+        let mut frames = Frames::new(&bounds, header.entries);
+        let next = || frames.next(&mut input).transpose();
+        ahead(header.entries >= THREAD_ENTRIES_MIN, next, |next| {
+            let mut has_room = false;
+            while let Some(entries) = next() {
+                table.append(entries?)?;
+                if !has_room {
+                    has_room = table.reserve_for(header.entries.min(bytes / ENTRY_BYTES_MIN as u64))?;
+                }
             }
-        }
+            Ok(())
+        })?;
         (table.keys_mut().pid, table.keys_mut().partition) = (pid, partition);
         table.begin_changes(input.checksum());
         Ok(table)
@@ -116,14 +123,11 @@ impl StateTable {
         let bounds = KeyBounds::new(&pid, &partition);
         let gone = input.gone(header.gone)?;
         gone.iter().try_for_each(|&(pid, partition)| bounds.check(pid, partition))?;
-        let (mut entries, mut rows, mut before) = (Vec::new(), Rows::default(), Before::default());
-        while (entries.len() as u64) < header.entries {
-            rows.read(input.next_frame()?, header.entries - entries.len() as u64)?;
-            Frame { rows: &rows, before: &mut before, bounds: &bounds }.try_for_each(|entry| {
-                self.check_appended(&entry)?;
-                entries.push(entry);
-                Ok(())
-            })?;
+        let mut frames = Frames::new(&bounds, header.entries);
+        let mut entries = Vec::new();
+        while let Some(of_frame) = frames.next(&mut input)? {
+            of_frame.iter().try_for_each(|entry| self.check_appended(entry))?;
+            entries.extend(of_frame);
         }
         let checksum = input.checksum();
         no_more(bytes)?;
@@ -172,7 +176,7 @@ impl Delta<'_> {
         let (mut waiting, mut entries) = (Vec::new(), table.len());
         if self.since.is_some() {
             entries = 0;
-            self.for_each_frame(&numbers, |rows| {
+            self.for_each_frame(&numbers, &mut |rows| {
                 entries += rows.len();
                 waiting.push(rows.encoded());
                 io::Result::Ok(())
@@ -192,7 +196,7 @@ impl Delta<'_> {
             frames.end_frame()?;
         }
         if self.since.is_none() {
-            self.for_each_frame(&numbers, |rows| {
+            self.for_each_frame(&numbers, &mut |rows| {
                 rows.write(frames.payload());
                 frames.end_frame()
             })?;
@@ -231,7 +235,7 @@ impl Delta<'_> {
     fn for_each_frame(
         &self,
         numbers: &Renumbering,
-        mut end_frame: impl FnMut(&mut Rows) -> io::Result<()>,
+        end_frame: &mut dyn FnMut(&mut Rows) -> io::Result<()>,
     ) -> io::Result<()> {
         let mut rows = Rows::default();
         self.table.in_order(
@@ -528,21 +532,35 @@ fn read_key_type(payload: &mut Payload<'_>) -> Result<KeyType> {
     Ok((Some(KeyKind::Parts(parts)), payload.number()?))
 }
 
-/// A frame of entries. Keys are checked while they are read.
-struct Frame<'a> {
-    rows: &'a Rows,
-    /// The last entry before the frame.
-    before: &'a mut Before,
+/// The frames of entries. Keys are checked while they are read.
+struct Frames<'a> {
     bounds: &'a KeyBounds,
+    /// The last entry before the next frame.
+    before: Before,
+    /// Number of entries in the remaining frames.
+    left: u64,
+    rows: Rows,
 }
 
-impl InOrder for Frame<'_> {
-    #[inline]
-    fn try_for_each(self, mut visit: impl FnMut(Appended) -> Result<()>) -> Result<()> {
-        self.rows.try_for_each(self.before, |entry| {
+impl<'a> Frames<'a> {
+    fn new(bounds: &'a KeyBounds, entries: u64) -> Frames<'a> {
+        Frames { bounds, before: Before::default(), left: entries, rows: Rows::default() }
+    }
+
+    /// The entries of the next frame, or none after the last one.
+    fn next(&mut self, input: &mut Reader<'_, impl Read>) -> Result<Option<Vec<Appended>>> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        let count = self.rows.read(input.next_frame()?, self.left)?;
+        self.left -= count;
+        let mut entries = Vec::with_capacity(count as usize);
+        self.rows.try_for_each(&mut self.before, |entry| {
             self.bounds.check(entry.pid, entry.partition)?;
-            visit(entry)
-        })
+            entries.push(entry);
+            Ok(())
+        })?;
+        Ok(Some(entries))
     }
 }
 

@@ -4,7 +4,6 @@ use super::buffer::Buffer;
 use super::{EntryKey, Line, LineKey};
 use crate::Result;
 use crate::prefetch::{HAS_PREFETCH, prefetch};
-use std::ops::Range;
 use std::ptr::NonNull;
 
 /// Number of lines whose tags are compared at once.
@@ -69,10 +68,6 @@ impl<L: Line> Groups<L> {
                 taken &= taken - 1;
             }
         }
-    }
-
-    pub(super) fn slots(&self) -> Range<usize> {
-        0..L::SLOTS
     }
 
     /// Visits every line: its number, the key of its first slot, and its number of slots.

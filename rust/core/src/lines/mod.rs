@@ -229,17 +229,13 @@ impl<L: Line> Lines<L> {
         })
     }
 
-    /// Visits the slots of a line with their keys.
-    #[inline]
-    pub(crate) fn read_line<E>(
-        &self,
-        place: LinePlace,
-        mut visit: impl FnMut(usize, EntryKey, L::Slot) -> std::result::Result<(), E>,
-    ) -> std::result::Result<(), E> {
-        with_groups!(&self.segments[place.segment as usize].held, groups => {
-            let line = groups.line(place.line as usize);
-            groups.slots().try_for_each(|slot| visit(slot, EntryKey::at(line, slot), line.read(slot)))
-        })
+    /// A line of either layout, whose slots can be read.
+    #[inline(always)]
+    pub(crate) fn line(&self, place: LinePlace) -> EitherLine<'_, L> {
+        match &self.segments[place.segment as usize].held {
+            Held::Dense(groups) => EitherLine::Dense(groups.line(place.line as usize)),
+            Held::Single(groups) => EitherLine::Single(groups.line(place.line as usize)),
+        }
     }
 
     /// Prefetches a line.
@@ -554,6 +550,33 @@ fn judge_in<L: RowLine>(
         Some(line) => judge_in_line(line, partition, span, rules),
         None if !rules.begins_anywhere => FastOutcome::Unclear,
         None => judge_in_line(groups.insert_newest(pid, partition, block_hash), partition, span, rules),
+    }
+}
+
+/// A line of either layout.
+#[derive(Clone, Copy)]
+pub(crate) enum EitherLine<'a, L: Line> {
+    Dense(&'a L),
+    Single(&'a L::OtherLayout),
+}
+
+impl<L: Line> EitherLine<'_, L> {
+    /// Number of slots.
+    #[inline(always)]
+    pub(crate) fn slots(&self) -> usize {
+        match self {
+            EitherLine::Dense(_) => L::SLOTS,
+            EitherLine::Single(_) => L::OtherLayout::SLOTS,
+        }
+    }
+
+    /// The key and the content of a slot.
+    #[inline(always)]
+    pub(crate) fn read(&self, slot: usize) -> (EntryKey, L::Slot) {
+        match self {
+            EitherLine::Dense(line) => (EntryKey::at(*line, slot), line.read(slot)),
+            EitherLine::Single(line) => (EntryKey::at(*line, slot), line.read(slot)),
+        }
     }
 }
 

@@ -7,9 +7,8 @@ use crate::changes::{Changes, Forgotten};
 use crate::judge::{FullEntry, PlainEntry};
 use crate::keys::{KeySpace, Keys};
 use crate::order::Renumbering;
-use crate::ordered::{Appended, InOrder};
-use crate::prefetch::CHUNK;
-use crate::store::{Store, with_shelf};
+use crate::ordered::Appended;
+use crate::store::with_shelf;
 use crate::{Admit, Epochs, Error, Result, Verdict};
 use std::collections::HashSet;
 
@@ -56,7 +55,7 @@ impl StateTable {
     }
 
     /// See [`Shelf::in_order`].
-    pub(crate) fn in_order<E>(
+    pub(crate) fn in_order<E: Send>(
         &self,
         numbers: &Renumbering,
         is_included: impl Fn(i64, i32) -> bool,
@@ -66,23 +65,10 @@ impl StateTable {
     }
 
     /// Adds the entries of a frame. They follow all others in the order of snapshots.
-    pub(crate) fn append(&mut self, entries: impl InOrder) -> Result<()> {
-        let nothing = Store::new(&self.policy(), self.keeps_timestamp, None);
-        let mut store = std::mem::replace(&mut self.store, nothing);
+    pub(crate) fn append(&mut self, entries: Vec<Appended>) -> Result<()> {
         let usual = self.usual();
-        let appended = with_shelf!(&mut store, shelf => {
-            let (mut line, mut waiting) = (None, Vec::with_capacity(CHUNK));
-            let visited = entries.try_for_each(|entry| {
-                if !usual.has(&entry) {
-                    self.check_appended(&entry)?;
-                }
-                waiting.push(entry);
-                if waiting.len() == CHUNK { shelf.append(&mut waiting, &mut line) } else { Ok(()) }
-            });
-            visited.and_then(|()| shelf.append(&mut waiting, &mut line))
-        });
-        self.store = store;
-        appended
+        entries.iter().filter(|entry| !usual.has(entry)).try_for_each(|entry| self.check_appended(entry))?;
+        with_shelf!(&mut self.store, shelf => shelf.append(entries))
     }
 
     /// See [`Shelf::reserve_for`].
