@@ -1,6 +1,6 @@
 """A gateway: events come over HTTP and go to a partitioned log in Kafka's format.
 
-A request is answered once its event is on disk. Events that arrive within `linger_ms` share a batch and a sync. Where
+A request is answered once its event is on disk. Events that arrive within `LINGER_MS` share a batch and a sync. Where
 the log is slower than the clients, the gateway answers 503 instead of taking more than fits into its buffer.
 
     pip install 'fencepost[metrics]' fastapi uvicorn pyarrow numpy
@@ -27,6 +27,8 @@ from prometheus_client import CollectorRegistry, make_asgi_app
 from pydantic import BaseModel
 
 FOLDER = os.environ.get("GATEWAY_FOLDER", "clicks")
+LINGER_MS = int(os.environ.get("GATEWAY_LINGER_MS", "20"))
+"""The longest time that an event waits for others: more clients at once, more events a sync."""
 METRICS = CollectorRegistry()
 
 
@@ -43,7 +45,9 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """The producer runs as long as the application, and delivers what it has taken before it ends."""
     with (
         PartitionLogTransport(FOLDER, partitions=4, topic="clicks", key="user") as transport,
-        fp.SequencedProducer(transport, key="user", linger_ms=20, buffer_bytes=64 << 20, max_block_ms=0) as producer,
+        fp.SequencedProducer(
+            transport, key="user", linger_ms=LINGER_MS, buffer_bytes=64 << 20, max_block_ms=0
+        ) as producer,
     ):
         collector = Collector(producer)
         METRICS.register(collector)

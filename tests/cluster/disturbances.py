@@ -91,12 +91,17 @@ class Slow:
 
 
 class Together:
-    """The first task waits until the other host has one, too."""
+    """The first task waits until the other host has one, too. A speculative copy takes no task from a slow host."""
 
     def __init__(self, marks: Path) -> None:
         self.marks = marks
 
     def __call__(self) -> None:
+        from pyspark.taskcontext import TaskContext
+
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() > 0:
+            time.sleep(IDLE_SECONDS)
         leave_mark(self.marks)
         wait_for_marks(self.marks, 2)
 
@@ -127,9 +132,13 @@ class AtHome:
     def __call__(self, item: Any) -> Any:
         import tempfile
 
+        from pyspark.taskcontext import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
         (self.marks / host()).touch()
         wait_for_marks(self.marks, 2)
-        own = self.home / host()
+        own = self.home / f"{host()}-{context.taskAttemptId()}"  # another than that of a copy which was ended
         own.mkdir(parents=True, exist_ok=True)
         tempfile.tempdir = str(own)
         try:

@@ -18,6 +18,7 @@ from fencepost.producer import Answer, Identity, SequencedBatch
 from fencepost.transports import PartitionLogTransport
 from support.faulty_transport import FaultyTransport
 from support.producers import batch
+from support.waiting import PATIENCE_SECONDS
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 
@@ -35,7 +36,7 @@ def records(folder: Path, partition: int = 0) -> pa.Table:
 def test_rows_become_records_that_every_reader_reads(transport: PartitionLogTransport, tmp_path: Path) -> None:
     rows = {"user": ["ann", None, "bob"], "value": [b"login", b"click", None], "to": [0, 0, 1]}
     with fp.SequencedProducer(transport, partition_by="to") as producer:
-        assert [it.result(10).offset for it in producer.send(rows)] == [0, 0]
+        assert [it.result(PATIENCE_SECONDS).offset for it in producer.send(rows)] == [0, 0]
     transport.close()
     found = records(tmp_path).select(["offset", "key", "value", "pid", "epoch", "seq"])
     pid = producer.identity.pid
@@ -72,7 +73,7 @@ def test_without_a_value_a_row_is_json(tmp_path: Path) -> None:
 def test_a_missing_column_fails_its_batch(transport: PartitionLogTransport) -> None:
     producer = fp.SequencedProducer(transport)
     with pytest.raises(fp.DeliveryError, match=r"INVALID_RECORD \(column 'user': missing"):
-        producer.send([{"value": b"x"}])[0].result(10)
+        producer.send([{"value": b"x"}])[0].result(PATIENCE_SECONDS)
     with pytest.raises(fp.DeliveryError):
         producer.close()
 
@@ -101,7 +102,7 @@ class LosesTheFirstAnswer:
         answer = self.behind.send(batch)
         if self.sent > 1:
             return answer
-        answer.result(10)
+        answer.result(PATIENCE_SECONDS)
         lost: Future[Answer] = Future()
         threading.Timer(0.2, lambda: lost.set_exception(fp.errors.StoreError("answer lost"))).start()
         return lost
@@ -114,10 +115,10 @@ def test_batches_in_the_log_are_not_sent_again_under_a_new_epoch(
     producer = fp.SequencedProducer(LosesTheFirstAnswer(transport), retry_backoff_ms=500)
     first, refused = producer.send(good)[0], producer.send(bad)[0]
     third = producer.send({"user": ["bob"], "value": [b"three"]})[0]
-    found = first.result(10)
+    found = first.result(PATIENCE_SECONDS)
     assert (found.epoch, found.first_seq, found.is_duplicate) == (0, 0, True)
-    assert isinstance(refused.exception(10), fp.DeliveryError)
-    assert (third.result(10).epoch, third.result(10).first_seq) == (1, 0)
+    assert isinstance(refused.exception(PATIENCE_SECONDS), fp.DeliveryError)
+    assert (third.result(PATIENCE_SECONDS).epoch, third.result(PATIENCE_SECONDS).first_seq) == (1, 0)
     assert records(tmp_path)["value"].to_pylist() == [b"one", b"three"]
     with pytest.raises(fp.DeliveryError):
         producer.close()
@@ -140,15 +141,15 @@ def test_each_record_is_written_once_if_batches_are_refused_too(tmp_path: Path, 
 
 def test_a_fence_reports_the_existing_batches(transport: PartitionLogTransport, tmp_path: Path) -> None:
     table = pa.table({"user": ["ann", "bob"], "value": [b"x", b"y"]})
-    assert transport.send(batch(7, 0, 0, table)).result(10).error is fp.Verdict.ACCEPTED
-    assert transport.send(batch(7, 0, 0, table)).result(10).error is fp.Verdict.DUPLICATE
+    assert transport.send(batch(7, 0, 0, table)).result(PATIENCE_SECONDS).error is fp.Verdict.ACCEPTED
+    assert transport.send(batch(7, 0, 0, table)).result(PATIENCE_SECONDS).error is fp.Verdict.DUPLICATE
     assert transport.fence(7, 1, [0, 1]) == {0: (0, 1)}
     assert transport.fence(7, 1, [0, 1]) == {0: (0, 1)}  # its own marker changes nothing
     assert transport.fence(8, 1, [0]) == {}
     transport.close()
     with PartitionLogTransport(tmp_path, partitions=2, key="user", value="value") as again:
         assert again.fence(7, 2, [0]) == {0: (0, 1)}
-        assert again.send(batch(7, 2, 0, table)).result(10).error is fp.Verdict.ACCEPTED
+        assert again.send(batch(7, 2, 0, table)).result(PATIENCE_SECONDS).error is fp.Verdict.ACCEPTED
         assert again.fence(7, 3, [0]) == {0: (2, 1)}
 
 
@@ -176,7 +177,7 @@ def poison(transport: PartitionLogTransport) -> Any:
 
 def test_markers_and_fences_have_a_poisoned_log_opened_again(transport: PartitionLogTransport) -> None:
     table = pa.table({"user": ["ann"], "value": [b"x"]})
-    transport.send(batch(7, 0, 0, table)).result(10)
+    transport.send(batch(7, 0, 0, table)).result(PATIENCE_SECONDS)
     poison(transport)
     with pytest.raises(fp.errors.StoreError, match="opened again: sync failed"):
         transport.write_marker(7, 1, 0, "commit")
@@ -199,12 +200,12 @@ def test_a_log_that_cannot_be_opened_again_is_tried_each_time(transport: Partiti
 
     writer._reopen = fails
     with pytest.raises(fp.errors.StoreError, match="opened again: sync failed"):
-        transport.send(batch(7, 0, 0, table)).result(10)
+        transport.send(batch(7, 0, 0, table)).result(PATIENCE_SECONDS)
     with pytest.raises(fp.errors.StoreError, match=r"could not be opened.* disk full"):
-        transport.send(batch(7, 0, 0, table)).result(10)
+        transport.send(batch(7, 0, 0, table)).result(PATIENCE_SECONDS)
     with pytest.raises(fp.errors.StoreError, match=r"could not be opened.* disk full"):
         transport.fence(7, 1, [0])
-    assert transport.send(batch(7, 0, 0, table)).result(10).offset == 0
+    assert transport.send(batch(7, 0, 0, table)).result(PATIENCE_SECONDS).offset == 0
 
 
 def test_a_closed_transport_answers(transport: PartitionLogTransport) -> None:
@@ -212,7 +213,7 @@ def test_a_closed_transport_answers(transport: PartitionLogTransport) -> None:
     transport.close()
     [sent] = producer.send({"user": ["ann"], "value": [b"x"]})
     with pytest.raises(fp.TransportError, match="the transport is closed"):
-        sent.result(10)
+        sent.result(PATIENCE_SECONDS)
     with pytest.raises(fp.TransportError):
         producer.close()
 
@@ -229,13 +230,13 @@ def test_a_zombie_is_kept_out_by_a_marker(transport: PartitionLogTransport) -> N
 
     registry, table = Registry(), pa.table({"user": ["ann"], "value": [b"x"]})
     first = fp.SequencedProducer(transport, name="a", registry=registry, partition_by=None, **QUICK)
-    first.send(table)[0].result(10)
+    first.send(table)[0].result(PATIENCE_SECONDS)
     with fp.SequencedProducer(transport, name="a", registry=registry, **QUICK) as second:
         with pytest.raises(fp.DeliveryError, match="INVALID_PRODUCER_EPOCH"):
-            first.send(table)[0].result(10)
+            first.send(table)[0].result(PATIENCE_SECONDS)
         with pytest.raises(fp.FencedError, match="somebody else has it"):
-            first.send(table)[0].result(10)
-        assert second.send(table)[0].result(10).offset in (1, 2)
+            first.send(table)[0].result(PATIENCE_SECONDS)
+        assert second.send(table)[0].result(PATIENCE_SECONDS).offset in (1, 2)
     assert transport.write_marker(5, 0, 0, "abort") is fp.Verdict.FENCED
     transport.fence(5, 3, [0])
     transport.fence(5, 3, [0])
@@ -250,15 +251,16 @@ def test_a_fence_holds_after_the_marker_of_another_coordinator(transport: Partit
     table = pa.table({"user": ["ann"], "value": [b"x"]})
     assert transport.write_marker(7, 1, 0, "abort", 3) is fp.Verdict.ACCEPTED
     transport.fence(7, 5, [0])
-    assert transport.send(batch(7, 4, 0, table)).result(10).error is fp.Verdict.FENCED
-    assert transport.send(batch(7, 5, 0, table)).result(10).error is fp.Verdict.ACCEPTED
+    assert transport.send(batch(7, 4, 0, table)).result(PATIENCE_SECONDS).error is fp.Verdict.FENCED
+    assert transport.send(batch(7, 5, 0, table)).result(PATIENCE_SECONDS).error is fp.Verdict.ACCEPTED
     assert transport.write_marker(7, 6, 0, "abort", 3) is fp.Verdict.ACCEPTED, "the coordinator goes on"
 
 
 def test_transactions_are_seen_when_they_are_committed(transport: PartitionLogTransport, tmp_path: Path) -> None:
     for pid, outcome in ((7, "commit"), (8, "abort")):
         table = pa.table({"user": ["ann"], "value": [f"{pid}".encode()]})
-        assert transport.send(batch(pid, 0, 0, table, transactional=True)).result(10).error is fp.Verdict.ACCEPTED
+        answer = transport.send(batch(pid, 0, 0, table, transactional=True)).result(PATIENCE_SECONDS)
+        assert answer.error is fp.Verdict.ACCEPTED
         transport.write_marker(pid, 1, 0, outcome)
     transport.close()
     found = pa.table(kafka.read_records(tmp_path / "events-0", isolation="read_committed"))

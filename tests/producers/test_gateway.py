@@ -32,7 +32,8 @@ class Gateway:
         command = [sys.executable, "-m", "uvicorn", "--app-dir", str(GATEWAY), "gateway:app", "--port", "0"]
         command += ["--timeout-keep-alive", "600"]  # a client that is slow to send again must not find it closed
         with self._log.open("w") as log:
-            environment = os.environ | {"GATEWAY_FOLDER": str(self.folder)}
+            # Long enough for events to share a batch on a busy machine.
+            environment = os.environ | {"GATEWAY_FOLDER": str(self.folder), "GATEWAY_LINGER_MS": "200"}
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         wait_until(self._has_port, "it does not listen")
 
@@ -95,8 +96,12 @@ def test_events_share_batches_and_come_to_the_log_once(gateway: Gateway) -> None
     assert {answer.status_code for _, answer in answers} == {200}
     places = {(it.json()["partition"], it.json()["offset"]) for _, it in answers}
     assert len(places) == 200, "each has a place of its own"
-    lines = httpx.get(f"{gateway.url}/metrics/").text.splitlines()
-    assert any(it.startswith("fencepost_producer_delivered_rows_total") and it.endswith(" 200.0") for it in lines)
+
+    def are_counted() -> bool:
+        lines = httpx.get(f"{gateway.url}/metrics/", timeout=60).text.splitlines()
+        return any(it.startswith("fencepost_producer_delivered_rows_total") and it.endswith(" 200.0") for it in lines)
+
+    wait_until(are_counted, "200 rows are not counted")
     assert gateway.end(signal.SIGTERM) in (0, -signal.SIGTERM)
     found = gateway.in_log()
     assert sorted(it["id"] for it in found) == sorted(click(number)["id"] for number in range(200))
@@ -111,7 +116,7 @@ def test_acknowledged_batches_survive_a_kill(gateway: Gateway) -> None:
         while len(answers) < 60:
             assert not sending.done(), "the gateway died by itself"
             await asyncio.sleep(0.001)
-        await asyncio.to_thread(gateway.end, signal.SIGKILL)
+        gateway.kill()  # in this thread: meanwhile nothing more is sent
         await sending
 
     asyncio.run(run())

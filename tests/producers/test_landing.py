@@ -31,6 +31,7 @@ from support.faulty_transport import FaultyTransport
 from support.producers import batch
 from support.s3_server import BUCKET, s3_options
 from support.threads import in_threads
+from support.waiting import PATIENCE_SECONDS
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 
@@ -698,12 +699,12 @@ def test_in_cursor_mode_a_batch_that_fails_stops_the_producer(tmp_path: Path) ->
     transport = Refuses(tmp_path, sync=False)
     producer = fp.SequencedProducer(transport, name="reader", registry=names(tmp_path), position="at", batch_rows=1)
     first, second, third = producer.send([{"at": at, "value": at} for at in range(3)])
-    assert first.result(10).first_seq == 0
+    assert first.result(PATIENCE_SECONDS).first_seq == 0
     with pytest.raises(fp.DeliveryError, match=r"INVALID_RECORD.*not in the log; .* stops") as caught:
-        second.result(10)
+        second.result(PATIENCE_SECONDS)
     assert caught.value.is_refused
     with pytest.raises(fp.DeliveryError, match=r"an earlier batch was .* would hide") as caught:
-        third.result(10)
+        third.result(PATIENCE_SECONDS)
     assert not caught.value.is_refused, "where several are on their way, nobody can tell of the others"
     with pytest.raises(fp.DeliveryError):
         producer.send([{"at": 3, "value": 3}])

@@ -22,7 +22,7 @@ from fencepost.transports import LandingTransport, SqlTransport
 from sqlalchemy import create_engine
 from support.faulty_transport import LIES, FaultyTransport, MemoryTransport
 from support.producers import QUICK, Coordinator, rows
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 
 class Script:
@@ -48,7 +48,7 @@ def test_rows_are_stamped_and_delivered() -> None:
     transport = MemoryTransport(partitions=1)
     with fp.SequencedProducer(transport, batch_rows=2) as producer:
         deliveries = producer.send(pa.table({"value": [5, 6, 7]}))
-        delivered = [delivery.result(10) for delivery in deliveries]
+        delivered = [delivery.result(PATIENCE_SECONDS) for delivery in deliveries]
     pid, epoch = producer.identity
     assert [(it.offset, it.rows, it.first_seq, it.last_seq, it.is_duplicate) for it in delivered] == [
         (0, 2, 0, 1, False), (2, 1, 2, 2, False),
@@ -83,7 +83,7 @@ def test_metrics_count_rows_and_requests() -> None:
     with fp.SequencedProducer(transport, batch_rows=2, **QUICK) as producer:
         for values in ((1, 2), (3,), (4, 5)):
             [delivery] = producer.send(rows(*values))
-            delivery.exception(10)
+            delivery.exception(PATIENCE_SECONDS)
         with pytest.raises(fp.FencepostError):
             producer.flush()
         assert producer.metrics() == {
@@ -113,7 +113,7 @@ def test_partitions_are_numbered_by_themselves() -> None:
 def test_a_retry_has_the_same_numbers_and_a_copy_is_a_success() -> None:
     transport = Script(OSError("reset"), fp.errors.StoreError("gone"), Answer(fp.Verdict.DUPLICATE, 7))
     with fp.SequencedProducer(transport, **QUICK) as producer:
-        delivered = producer.send(rows(1))[0].result(10)
+        delivered = producer.send(rows(1))[0].result(PATIENCE_SECONDS)
     assert (delivered.offset, delivered.is_duplicate) == (7, True)
     assert {(it.pid, it.epoch, it.first_seq) for it in transport.batches} == {(*producer.identity, 0)}
     assert len(transport.batches) == 3
@@ -138,7 +138,7 @@ def test_callbacks_may_use_the_producer() -> None:
             done.set()
 
         producer.send(rows(1))[0].add_done_callback(again)
-        assert done.wait(10)
+        assert done.wait(PATIENCE_SECONDS)
     assert transport.log == {0: [1, 2]}
 
 
@@ -151,15 +151,15 @@ def test_a_callback_that_exits_does_not_stop_the_producer(error: BaseException) 
         may_go_on = threading.Event()
 
         def send(self, batch: SequencedBatch) -> Answer:
-            self.may_go_on.wait(10)
+            self.may_go_on.wait(PATIENCE_SECONDS)
             return Answer(offset=0)
 
     with fp.SequencedProducer(Gate(), **QUICK) as producer:
         [first], [second] = producer.send(rows(1)), producer.send(rows(2))
         first.add_done_callback(leave)
         Gate.may_go_on.set()
-        assert second.result(10).rows == 1
-        producer.flush(10)
+        assert second.result(PATIENCE_SECONDS).rows == 1
+        producer.flush(PATIENCE_SECONDS)
 
 
 def test_a_fork_does_not_accept_rows() -> None:
@@ -198,21 +198,25 @@ def test_refusals_are_reported_by_delivery_and_flush() -> None:
     producer = fp.SequencedProducer(transport, **QUICK)
     refused, taken = producer.send(rows(1))[0], producer.send(rows(2))[0]
     with pytest.raises(fp.DeliveryError, match=r"INVALID_RECORD \(too odd\)\. .*not in the log") as caught:
-        refused.result(10)
+        refused.result(PATIENCE_SECONDS)
     assert (caught.value.partition, caught.value.is_refused) == (0, True)
     with pytest.raises(fp.DeliveryError, match="too odd"):
-        producer.flush(10)
-    assert taken.result(10).offset == 0
-    producer.flush(10)  # told once
+        producer.flush(PATIENCE_SECONDS)
+    assert taken.result(PATIENCE_SECONDS).offset == 0
+    producer.flush(PATIENCE_SECONDS)  # told once
     producer.close()
 
 
-def test_expired_batches_are_reported() -> None:
+def test_expired_batches_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ms = [0]
+    monkeypatch.setattr("fencepost.producer.producer._now_ms", lambda: now_ms[0])
     transport = Script(Future())
     producer = fp.SequencedProducer(transport, delivery_timeout_ms=200, request_timeout_ms=100, **QUICK)
     sent = producer.send(rows(1))[0]
+    wait_until(lambda: transport.batches, "no batch is sent")
+    now_ms[0] = 200
     with pytest.raises(fp.DeliveryError, match="not acknowledged within delivery_timeout_ms=200") as caught:
-        sent.result(10)
+        sent.result(PATIENCE_SECONDS)
     assert not caught.value.is_refused
     assert sent.cancel() is False
     with pytest.raises(fp.DeliveryError):
@@ -237,7 +241,7 @@ def test_a_close_that_ends_in_time_does_not_promise_delivery() -> None:
 
     class Slow:
         def send(self, batch: SequencedBatch) -> Answer:
-            may_go_on.wait(10)
+            may_go_on.wait(PATIENCE_SECONDS)
             return Answer(offset=0)
 
     producer = fp.SequencedProducer(Slow(), **QUICK)
@@ -246,7 +250,7 @@ def test_a_close_that_ends_in_time_does_not_promise_delivery() -> None:
         producer.flush(0.05)
     with pytest.raises(TimeoutError, match=r"producer is closed.*may or may not"):
         producer.close(0.05)
-    assert isinstance(delivery.exception(10), fp.StoreError)
+    assert isinstance(delivery.exception(PATIENCE_SECONDS), fp.StoreError)
     may_go_on.set()
 
 
@@ -261,7 +265,7 @@ def test_an_exception_in_the_block_closes_it() -> None:
     with pytest.raises(KeyError):
         work()
     with pytest.raises(fp.StoreError, match="closed by KeyError"):
-        sent[0].result(10)
+        sent[0].result(PATIENCE_SECONDS)
 
 
 def test_batches_of_a_partition_are_in_flight_together() -> None:
@@ -281,7 +285,7 @@ def test_batches_of_a_partition_are_in_flight_together() -> None:
     transport = Slow()
     producer = fp.SequencedProducer(transport, batch_rows=1)
     producer.send(rows(*range(7)))
-    assert transport.full.wait(10)
+    assert transport.full.wait(PATIENCE_SECONDS)
     assert [batch.first_seq for batch, _ in transport.waiting] == [0, 1, 2, 3, 4]
     for _ in range(7):
         wait_until(lambda: transport.waiting, "a batch is not sent")
@@ -298,17 +302,17 @@ def test_a_flush_does_not_wait_for_rows_that_other_threads_send_meanwhile() -> N
     class Slow(MemoryTransport):
         def send(self, batch: SequencedBatch) -> Answer:
             entered.set()
-            may_go_on.wait(10)
+            may_go_on.wait(PATIENCE_SECONDS)
             return super().send(batch)
 
     with fp.SequencedProducer(Slow(), partition_by="to", linger_ms=60_000) as producer:
         [first] = producer.send([{"to": 0, "value": 1}])
         flushing = threading.Thread(target=producer.flush)
         flushing.start()
-        assert entered.wait(10), "by the flush: the rows could wait for others"
+        assert entered.wait(PATIENCE_SECONDS), "by the flush: the rows could wait for others"
         [second] = producer.send([{"to": 1, "value": 2}])
         may_go_on.set()
-        flushing.join(10)
+        flushing.join(PATIENCE_SECONDS)
         assert not flushing.is_alive()
         assert (first.done(), second.done()) == (True, False)
     assert second.done(), "close waits for all"
@@ -321,7 +325,7 @@ def test_rows_of_several_calls_share_a_batch() -> None:
     transport = MemoryTransport(partitions=1)
     with fp.SequencedProducer(transport, linger_ms=60_000) as producer:
         sent = [producer.send(rows(*range(it, 2 * it + 1)))[0] for it in range(4)]
-        producer.flush(10)
+        producer.flush(PATIENCE_SECONDS)
         assert [(it.partition, it.rows) for it in sent] == [(0, 1), (0, 2), (0, 3), (0, 4)]
         found = [it.result(0) for it in sent]
     assert len(transport.batches) == 1
@@ -335,11 +339,11 @@ def test_a_batch_goes_when_it_is_full_or_has_waited() -> None:
     transport = MemoryTransport(partitions=1)
     with fp.SequencedProducer(transport, linger_ms=60_000, batch_rows=3) as producer:
         [*sent] = (producer.send(rows(it))[0] for it in range(7))
-        assert sent[5].result(10).offset == 5
+        assert sent[5].result(PATIENCE_SECONDS).offset == 5
         assert not sent[6].done()
     assert [it.count for it in transport.batches] == [3, 3, 1]
     with fp.SequencedProducer(transport, linger_ms=1) as producer:
-        assert producer.send(rows(7))[0].result(10).offset == 7
+        assert producer.send(rows(7))[0].result(PATIENCE_SECONDS).offset == 7
 
 
 def test_bytes_bound_a_batch_and_the_buffer() -> None:
@@ -350,6 +354,7 @@ def test_bytes_bound_a_batch_and_the_buffer() -> None:
     assert producer.metrics()["buffered_bytes"] > 5000
     with pytest.raises(fp.CapacityError, match=r"buffer_bytes=8000 would be exceeded: .* bytes of rows"):
         producer.send(rows(*[text] * 5))
+    wait_until(lambda: transport.batches, "no batch is sent")
     assert max(it.rows.nbytes for it in transport.batches) < 3500
     with pytest.raises(TimeoutError):
         producer.close(0.01)
@@ -416,7 +421,7 @@ def test_rows_of_one_batch_are_refused_together() -> None:
     producer = fp.SequencedProducer(transport, linger_ms=60_000)
     sent = [producer.send(rows(it))[0] for it in range(3)]
     with pytest.raises(fp.DeliveryError):
-        producer.flush(10)
+        producer.flush(PATIENCE_SECONDS)
     assert all(isinstance(it.exception(0), fp.DeliveryError) for it in sent)
     assert producer.metrics()["failed_rows"] == 3
     producer.close()
@@ -442,14 +447,14 @@ def test_a_commit_does_not_pass_an_abort_of_another_thread() -> None:
     class Late(Coordinator):
         def abort(self, identity: Any) -> Identity:
             asked.set()
-            may_end.wait(10)
+            may_end.wait(PATIENCE_SECONDS)
             return super().abort(identity)
 
     class Interrupted(fp.SequencedProducer):
         def flush(self, timeout: float | None = None) -> None:
             if self._joined:
                 aborting.start()
-                asked.wait(10)
+                asked.wait(PATIENCE_SECONDS)
             super().flush(timeout)
 
     transport = MemoryTransport(partitions=1)
@@ -461,8 +466,8 @@ def test_a_commit_does_not_pass_an_abort_of_another_thread() -> None:
         with pytest.raises(fp.TransactionAbortableError, match="an abort has begun"):
             producer.commit()
         may_end.set()
-        aborting.join(10)
-        assert isinstance(dropped.exception(10), fp.TransactionAbortableError)
+        aborting.join(PATIENCE_SECONDS)
+        assert isinstance(dropped.exception(PATIENCE_SECONDS), fp.TransactionAbortableError)
     assert "commit" not in coordinator.calls
 
 
@@ -484,11 +489,11 @@ def test_a_new_epoch_renumbers_and_other_partitions_keep_the_old_one() -> None:
     transport = Loses()
     with fp.SequencedProducer(transport, partition_by="to", **QUICK) as producer:
         producer.send([{"to": 0, "value": 1}, {"to": 1, "value": 2}])
-        producer.flush(10)
+        producer.flush(PATIENCE_SECONDS)
         pid, _ = producer.identity
-        found = producer.send([{"to": 0, "value": 3}])[0].result(10)
+        found = producer.send([{"to": 0, "value": 3}])[0].result(PATIENCE_SECONDS)
         assert (found.pid, found.epoch, found.first_seq) == (pid, 1, 0)
-        assert producer.send([{"to": 1, "value": 4}])[0].result(10).first_seq == 0, "its first under the new epoch"
+        assert producer.send([{"to": 1, "value": 4}])[0].result(PATIENCE_SECONDS).first_seq == 0, "under the new epoch"
     assert transport.log == {0: [1, 3], 1: [2, 4]}
 
 
@@ -502,7 +507,7 @@ def test_the_last_epoch_brings_a_fresh_pid() -> None:
 
     transport = Script(Answer(fp.Verdict.OUT_OF_ORDER), Answer(offset=0))
     with fp.SequencedProducer(transport, registry=Old(), **QUICK) as producer:
-        assert producer.send(rows(1))[0].result(10).pid == 9
+        assert producer.send(rows(1))[0].result(PATIENCE_SECONDS).pid == 9
     assert [(it.pid, it.epoch) for it in transport.batches] == [(8, 2**15 - 1), (9, 0)]
 
 
@@ -519,7 +524,7 @@ def test_rows_in_the_log_are_not_sent_again_under_a_new_epoch() -> None:
             return Answer(fp.Verdict.OUT_OF_ORDER) if batch.first_seq == 0 and batch.epoch == 0 else answer
 
     with fp.SequencedProducer(Lies(), **QUICK) as producer:
-        found = producer.send(rows(1))[0].result(10)
+        found = producer.send(rows(1))[0].result(PATIENCE_SECONDS)
     assert (found.epoch, found.offset, found.is_duplicate) == (0, None, True)
     assert transport.log == {0: [1]}
 
@@ -530,16 +535,16 @@ def test_rows_in_the_log_are_not_sent_again_under_a_new_epoch() -> None:
 def test_a_second_producer_of_a_name_fences_the_first() -> None:
     transport = MemoryTransport(partitions=1)
     first = fp.SequencedProducer(transport, name="gate 7", registry=transport, **QUICK)
-    first.send(rows(1))[0].result(10)
+    first.send(rows(1))[0].result(PATIENCE_SECONDS)
     with fp.SequencedProducer(transport, name="gate 7", registry=transport, **QUICK) as second:
         assert second.identity == (first.identity.pid, first.identity.epoch + 1)
-        second.send(rows(2))[0].result(10)
+        second.send(rows(2))[0].result(PATIENCE_SECONDS)
         zombie = first.send(rows(3))[0]
         with pytest.raises(fp.DeliveryError, match="INVALID_PRODUCER_EPOCH"):
-            zombie.result(10)
+            zombie.result(PATIENCE_SECONDS)
         with pytest.raises(fp.FencedError, match="'gate 7' has"):
-            first.send(rows(4))[0].result(10)
-        second.send(rows(5))[0].result(10)
+            first.send(rows(4))[0].result(PATIENCE_SECONDS)
+        second.send(rows(5))[0].result(PATIENCE_SECONDS)
     assert transport.log == {0: [1, 2, 5]}
     with pytest.raises(fp.FencepostError):
         first.close()
@@ -554,7 +559,7 @@ def test_a_checkpoint_is_resumed_under_a_higher_epoch() -> None:
     assert checkpoint["partitions"] == {"0": {"next_seq": 2, "last_offset": 2}}, "behind the marker of the fence"
     with fp.SequencedProducer(transport, name="gate 7", registry=transport, resume=checkpoint) as producer:
         assert (producer.identity.pid, producer.identity.epoch) == (checkpoint["pid"], checkpoint["epoch"] + 1)
-        assert producer.send(rows(3))[0].result(10).first_seq == 0
+        assert producer.send(rows(3))[0].result(PATIENCE_SECONDS).first_seq == 0
     assert transport.log == {0: [1, 2, 3]}
 
 
@@ -588,7 +593,7 @@ def test_an_identity_that_a_restored_registry_issues_again_is_refused(place: str
     with pytest.raises(fp.TransportError, match=r"pid 7 epoch 3, .*partition 0 has rows"):
         fp.SequencedProducer(transport(), name="a", registry=Restored())
     with fp.SequencedProducer(transport(), name="a", registry=Restored()) as producer:
-        assert producer.send(rows(2))[0].result(10)[1:3] == (1, 1)
+        assert producer.send(rows(2))[0].result(PATIENCE_SECONDS)[1:3] == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -629,7 +634,7 @@ def test_a_transaction_commits_or_aborts() -> None:
             1 / len(producer.send([{"to": 1, "value": 4}])[1:])
         assert producer.identity == (first.pid, first.epoch + 1)
         with producer.transaction():
-            assert producer.send([{"to": 1, "value": 5}])[0].result(10).first_seq == 0
+            assert producer.send([{"to": 1, "value": 5}])[0].result(PATIENCE_SECONDS).first_seq == 0
     assert coordinator.calls == [
         "begin",
         [("out", 0)],
@@ -657,7 +662,7 @@ def test_a_transaction_that_lost_a_batch_can_only_be_aborted() -> None:
     with fp.SequencedProducer(transport, name="t", coordinator=coordinator, topic="out") as producer:
         producer.begin()
         producer.send(rows("good"))
-        producer.send(rows("bad"))[0].exception(10)
+        producer.send(rows("bad"))[0].exception(PATIENCE_SECONDS)
         with pytest.raises(fp.TransactionAbortableError, match="INVALID_RECORD"):
             producer.send(rows("more"))
         with pytest.raises(fp.TransactionAbortableError, match="Abort the transaction"):
@@ -733,7 +738,7 @@ def test_rows_sent_during_a_commit_are_refused() -> None:
 
             thread = threading.Thread(target=other)
             thread.start()
-            thread.join(10)
+            thread.join(PATIENCE_SECONDS)
             return super().commit(identity, work)
 
     with (
@@ -749,7 +754,7 @@ def test_a_fenced_transaction_stops_the_producer() -> None:
     transport = MemoryTransport()
     producer = fp.SequencedProducer(transport, name="t", coordinator=Coordinator(transport), topic="out")
     producer.begin()
-    producer.send(rows(1))[0].result(10)
+    producer.send(rows(1))[0].result(PATIENCE_SECONDS)
     transport.init_producer("t")
     with pytest.raises(fp.FencedError, match="somebody else has t"):
         producer.commit()
@@ -873,7 +878,7 @@ def test_nonsense_stops_the_producer_and_loses_nothing_silently(answer: Any, mes
     deliveries = producer.send(rows(1, 2))
     for delivery in deliveries:
         with pytest.raises(fp.TransportError, match="The producer has stopped") as caught:
-            delivery.result(10)
+            delivery.result(PATIENCE_SECONDS)
         assert message in str(caught.value)
     with pytest.raises(fp.TransportError):
         producer.send(rows(3))

@@ -12,6 +12,7 @@ import pytest
 from fencepost.producer import Answer, Delivery, ErrorCode, Identity, SequencedBatch
 from support.faulty_transport import MemoryTransport
 from support.producers import QUICK, Coordinator, rows
+from support.waiting import PATIENCE_SECONDS
 
 ROWS_MAX = 20
 DELIVERY_CALLS = ("acknowledged", "refused", "dropped")
@@ -53,7 +54,7 @@ class Hooked(MemoryTransport):
         self.kind, self.gate, self.call_back = kind, threading.Event(), lambda: None
 
     def send(self, batch: SequencedBatch) -> Answer:
-        assert self.gate.wait(20)
+        assert self.gate.wait(PATIENCE_SECONDS)
         self.hook("transport")
         if batch.rows["value"][0].as_py() == "bad":
             return Answer(ErrorCode.INVALID_RECORD)
@@ -132,7 +133,7 @@ def told_within(kind: str, is_transactional: bool, call: str) -> tuple[Any, fp.S
     if is_transactional:
         producer.begin()
     apart(lambda: bring_about(kind, producer, transport, call_back))
-    assert has_called.wait(20), "the call waits for itself"
+    assert has_called.wait(PATIENCE_SECONDS), "the call waits for itself"
     return told[0], producer
 
 
@@ -148,7 +149,7 @@ def apart(work: Callable[[], Any]) -> None:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive(), "it waits for itself"
     if failed:
         raise failed[0]
@@ -162,7 +163,7 @@ def go_on(producer: fp.SequencedProducer, is_transactional: bool) -> None:
         with contextlib.suppress(fp.PolicyError):
             producer.abort()
         producer.begin()
-    assert producer.send(rows("at last"))[0].result(20).rows == 1
+    assert producer.send(rows("at last"))[0].result(PATIENCE_SECONDS).rows == 1
     if is_transactional:
         producer.commit()
     producer.close()
@@ -189,7 +190,7 @@ def test_no_call_within_a_callback_waits_for_itself(kind: str, is_transactional:
 def test_a_callback_may_send_what_fits() -> None:
     told, producer = told_within("acknowledged", False, "send")
     assert [type(it) for it in told] == [Delivery]
-    assert told[0].result(20).rows == 1
+    assert told[0].result(PATIENCE_SECONDS).rows == 1
     producer.close()
     told, producer = told_within("acknowledged", False, "send into a full buffer")
     assert isinstance(told, fp.CapacityError)

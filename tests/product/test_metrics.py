@@ -12,6 +12,7 @@ from fencepost.metrics import Collector, counter, gauge, to_text
 from fencepost.sql import SqlSink
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from support.faulty_transport import MemoryTransport
+from support.waiting import PATIENCE_SECONDS
 
 
 class Source:
@@ -71,7 +72,7 @@ def test_in_an_outage_a_sink_has_its_counters(error: type[Exception], monkeypatc
 def test_a_producer_has_metrics() -> None:
     with fp.SequencedProducer(MemoryTransport(), name="gate 7", registry=MemoryTransport()) as producer:
         producer.send([{"value": 1}, {"value": 2}])
-        producer.flush(10)
+        producer.flush(PATIENCE_SECONDS)
         lines = to_text(producer).splitlines()
     assert 'fencepost_producer_delivered_rows_total{producer="gate 7"} 2.0' in lines
     assert 'fencepost_producer_buffered_bytes{producer="gate 7"} 0.0' in lines

@@ -47,7 +47,7 @@ def test_all_waiting_threads_continue() -> None:
         thread.start()
     stop.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert found == [True] * 5
     assert stop.is_set()
     assert stop.wait(0)

@@ -27,6 +27,7 @@ from support import daily
 from support.databases import execute
 from support.fake_kafka import Cluster, Error, FakeClient, FakeMessage
 from support.processes import fork_server, killed_at
+from support.waiting import PATIENCE_SECONDS
 
 CREATE = (
     'CREATE TABLE orders (topic TEXT, partition INTEGER, "offset" BIGINT, customer TEXT NOT NULL, cents INTEGER '
@@ -830,7 +831,7 @@ def test_an_asynchronous_loop_ends_while_kafka_does_not_respond(monkeypatch: pyt
             client.commit(offsets=[asynchronous._Handle("orders", 0, 5)], asynchronous=True)
             client.close()
 
-        await asyncio.wait_for(greenlet_spawn(end), 10)
+        await asyncio.wait_for(greenlet_spawn(end), PATIENCE_SECONDS)
 
     asyncio.run(main())
     assert stopped == [True]
@@ -873,7 +874,7 @@ def test_an_asynchronous_loop_ends_during_a_rebalance(engine: Engine) -> None:
     async def main() -> None:
         loop, _ = asynchronous_loop(engine, consumer)
         asyncio.get_running_loop().call_later(0.01, loop.stop)
-        await asyncio.wait_for(loop.run(), 10)
+        await asyncio.wait_for(loop.run(), PATIENCE_SECONDS)
 
     asyncio.run(main())
     assert consumer.stopped == 1

@@ -249,15 +249,28 @@ def test_a_shorter_interval_applies_at_once(engine: Engine) -> None:
     assert leases.take("claims", DAY_MS) is not None
 
 
-def test_a_lease_that_ended_is_taken_over_and_one_that_is_kept_is_not(engine: Engine) -> None:
-    one, other = Leases(Database(engine), 300), Leases(Database(engine), 60_000)
+def test_a_lease_that_ended_is_taken_over_and_one_that_is_kept_is_not(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = Leases(Database(engine), 60_000), Leases(Database(engine), 60_000)
+
+    def ends_ms() -> int:
+        with engine.connect() as connection:
+            found = connection.execute(select(TASKS.c.leased_until_ms).where(TASKS.c.task == "recover"))
+            return int(found.scalar_one())
+
+    monkeypatch.setattr("fencepost.sql.leases.RENEWED", 600)
     owner = one.take("recover", 60_000)
     assert owner is not None
+    first_ms = ends_ms()
     with one.kept("recover", owner):
-        time.sleep(0.9)
+        wait_until(lambda: ends_ms() > first_ms, "it is not renewed")
         assert other.take("recover", 60_000) is None
-    wait_until(lambda: other.take("recover", 60_000), "nobody took it over", 10)
-    assert not one.finish("recover", owner, due_in_ms=0, is_failed=False)
+    brief = Leases(Database(engine), 300)
+    owner = brief.take("claims", 60_000)
+    assert owner is not None
+    wait_until(lambda: other.take("claims", 60_000), "nobody took it over")
+    assert not brief.finish("claims", owner, due_in_ms=0, is_failed=False)
 
 
 # Processes
@@ -302,7 +315,7 @@ def test_of_three_one_is_at_work_and_another_after_its_death(
         assert max(seen) <= 1, "one of three"
         victim = at_work(engine, daemons)
         victim.end(signal.SIGKILL)
-        wait_until(lambda: owner_of(engine, "recover") not in (None, victim.pid), "nobody takes over", 30)
+        wait_until(lambda: owner_of(engine, "recover") not in (None, victim.pid), "nobody takes over")
     wait_until(lambda: state_of(engine, "held-19") == ABORTED, "the others do not go on")
     assert {it.end() for it in daemons if it is not victim} == {0}
 

@@ -227,10 +227,10 @@ def test_without_timestamps_claims_go_by_the_time_of_processing(events: Engine, 
     sink, other = (SqlSink(events, None, name, claim, **more) for name in ("c", "other"))
     for it in (sink, other):
         it.handle(rows(0, 1, pid=1, note="old"), nothing)
-    pass_time(events, table, 10_000)
+    pass_time(events, table, 10_000_000)
     sink.handle(rows(0, 1, pid=2, note="new"), nothing)
     left, gone = count(events, table), 1 if claim == "sequence" else 2
-    assert sink.reap(5_000, by="processed_time") == Reaped(claims=gone, horizon_ms=None, warning=None)
+    assert sink.reap(5_000_000, by="processed_time") == Reaped(claims=gone, horizon_ms=None, warning=None)
     assert count(events, table) == left - gone
     assert verdicts(sink.handle(rows(0, 1, pid=2, note="new"), nothing)) == ["DUPLICATE"] * 2
     assert verdicts(sink.handle(rows(0, 1, pid=1, note="old"), nothing)) == ["ACCEPTED"] * 2, "it knows nothing of them"
@@ -240,9 +240,9 @@ def test_without_timestamps_claims_go_by_the_time_of_processing(events: Engine, 
 def test_a_claim_in_use_does_not_go(events: Engine) -> None:
     sink = SqlSink(events, None, "c")
     sink.handle(rows(0), nothing)
-    pass_time(events, CLAIMS, 10_000)
+    pass_time(events, CLAIMS, 10_000_000)
     sink.handle(rows(1), nothing)
-    assert sink.reap(5_000, by="processed_time").claims == 0
+    assert sink.reap(5_000_000, by="processed_time").claims == 0
     assert verdicts(sink.handle(rows(0, 1), nothing)) == ["DUPLICATE"] * 2
 
 

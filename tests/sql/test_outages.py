@@ -24,6 +24,7 @@ from support.postgres import PostgresServer
 
 SCHEMA = pa.schema({"value": pa.int64()})
 QUICK = {"retry_backoff_ms": 5, "retry_backoff_max_ms": 50, "request_timeout_ms": 1_000, "delivery_timeout_ms": 2_000}
+PATIENT = QUICK | {"delivery_timeout_ms": 60_000}
 WAITING_MAX = 3
 ROWS = {"pid": [1], "epoch": [0], "partition": [0], "seq": [0]}
 
@@ -381,7 +382,7 @@ def test_an_outage_masks_nothing_and_leaves_no_threads(engine: sa.Engine, server
     threads = set(threading.enumerate())
 
     def make() -> fp.SequencedProducer:
-        return fp.SequencedProducer(transport, name="stage", coordinator=coordinator, topic="events", **QUICK)
+        return fp.SequencedProducer(transport, name="stage", coordinator=coordinator, topic="events", **PATIENT)
 
     def break_off(producer: fp.SequencedProducer, value: int) -> None:
         producer.send({"value": [value]})
@@ -420,7 +421,7 @@ def test_an_abort_that_began_prevents_a_commit(engine: sa.Engine, server: Server
     """The next begin aborts what an outage has left; a commit would show what was sent without what was dropped."""
     transport = SqlTransport(engine, "events", schema=SCHEMA)
     coordinator = TransactionCoordinator(engine, routes={"events": transport})
-    with fp.SequencedProducer(transport, name="stage", coordinator=coordinator, topic="events", **QUICK) as producer:
+    with fp.SequencedProducer(transport, name="stage", coordinator=coordinator, topic="events", **PATIENT) as producer:
         producer.begin()
         producer.send({"value": [1]})
         producer.flush(30)
@@ -460,7 +461,7 @@ def test_an_outcome_that_is_unknown_stays_so_in_an_outage(engine: sa.Engine, ser
         producer.flush(30)
         engine.dialect.do_commit = lose  # type: ignore[method-assign]
 
-    with fp.SequencedProducer(transport, name="stage", coordinator=coordinator, topic="events", **QUICK) as producer:
+    with fp.SequencedProducer(transport, name="stage", coordinator=coordinator, topic="events", **PATIENT) as producer:
         try:
             with pytest.raises(fp.OutcomeUnknownError), producer.transaction():
                 send_and_lose(producer)

@@ -144,7 +144,7 @@ def test_sinks_that_deadlock_in_their_effects(events: Engine, new_engine: Callab
                 connection.execute(text(add), {"id": number, "count": len(kept)})
                 if number == first and not met.broken:
                     with contextlib.suppress(threading.BrokenBarrierError):
-                        met.wait(timeout=30)
+                        met.wait(timeout=PATIENCE_SECONDS)
                     met.abort()
 
         SqlSink(new_engine(), None, "c").handle(run(0, 5, pid=first), effect)
@@ -154,7 +154,7 @@ def test_sinks_that_deadlock_in_their_effects(events: Engine, new_engine: Callab
     in_threads([lambda: both(1, 2), lambda: both(2, 1)])
     with events.connect() as connection:
         assert connection.execute(text("SELECT total FROM totals")).scalars().all() == [10, 10]
-    assert len(runs) == 3
+    assert len(runs) >= 3  # on a busy machine, the call that was undone can meet the other one again
 
 
 @pytest.fixture

@@ -126,6 +126,7 @@ def test_without_a_limit_the_successor_reports_that_it_waits(
         impatient.init_producer("stage")
     os.kill(zombie.pid, signal.SIGKILL)
     assert outcome_of(zombie) == -signal.SIGKILL
+    wait_until(lambda: not describe_transaction(engine, "stage").sessions, "its session does not end")
     impatient.init_producer("stage")
 
 

@@ -36,6 +36,7 @@ def to_bitmap(rows: Iterable[int]) -> Bitmap:
     return found
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 2**34)))
 def test_bitmaps_come_back(rows: set[int]) -> None:
     firsts, counts = ranges_of(to_bitmap(sorted(rows)))
@@ -44,6 +45,7 @@ def test_bitmaps_come_back(rows: set[int]) -> None:
     assert all(np.diff(firsts.astype(np.int64)) > counts[:-1].astype(np.int64))  # ranges do not touch
 
 
+@settings(deadline=None)
 @given(st.binary().map(lambda it: it[: len(it) // 4 * 4]))
 def test_z85_comes_back(data: bytes) -> None:
     assert from_z85(to_z85(data)) == data
