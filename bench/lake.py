@@ -67,6 +67,8 @@ class Shape:
     payload_bytes: int = 90
     step: int = 1
     """By how much sequences rise; above 1 no row goes on where the one before it ended."""
+    lost: int = 0
+    """Sequences of a key that are missing between two runs of it."""
     group_rows: int = ROW_GROUP_ROWS
     """Rows of a row group."""
 
@@ -76,7 +78,12 @@ CLEAN = Shape(name="whole keys per file, no repeats", times=25, repeats=0)
 ONE_ROW = Shape(name="scattered, spans of one row", times=6, is_scattered=True, run=1)
 WIDE = Shape(name="whole keys per file, repeats in every file, 1 KB payload", times=12, payload_bytes=1_000)
 """Of a tenth of the rows."""
-INTERLEAVED = Shape(name="interleaved keys, gaps, repeats in every file", times=12, is_interleaved=True, step=STEP)
+LOSSES = Shape(
+    name="interleaved keys, a gap after 20 rows, repeats in every file", times=12, is_interleaved=True, lost=1
+)
+"""Rows that were lost now and then."""
+GAPS = Shape(name="interleaved keys, gaps, repeats in every file", times=12, is_interleaved=True, step=STEP)
+"""A topic of which few rows are left: no row follows another."""
 SHAPES = (
     WHOLE_KEYS,
     Shape(name="whole keys per file, repeats in one file in ten", times=25, where="files"),
@@ -85,8 +92,11 @@ SHAPES = (
     Shape(name="scattered, spans of 20", times=8, is_scattered=True),
     ONE_ROW,
     WIDE,
-    INTERLEAVED,
-    replace(INTERLEAVED, name="interleaved keys, gaps, repeats in one file in ten", times=25, where="files"),
+    LOSSES,
+    replace(LOSSES, name="interleaved keys, a gap after 20 rows, repeats in one file in ten", times=25, where="files"),
+    Shape(name="scattered, a gap after 20 rows", times=12, is_scattered=True, lost=1),
+    GAPS,
+    replace(GAPS, name="interleaved keys, gaps, repeats in one file in ten", times=25, where="files"),
     Shape(name="scattered, spans of 20, gaps", times=12, is_scattered=True, step=STEP),
 )
 AUDIT_TIMES = 30
@@ -105,7 +115,7 @@ def land(shape: Shape, rows: int, data: Path = DATA) -> Landed:
     rng = np.random.default_rng(1)
     fresh = round(rows / (1 + shape.repeats)) // shape.run
     key = rng.integers(KEYS, size=fresh)
-    first = occurrence(key) * shape.run
+    first = occurrence(key) * (shape.run + shape.lost)
     partition = key % PARTITIONS
     home = partition % FILES if shape.is_interleaved else partition * FILES // PARTITIONS
     order, file = _deal(rng, shape, home, round(rows * shape.repeats / (1 + shape.repeats)) // shape.run)
