@@ -178,7 +178,7 @@ asan asan-part: tools ## The core's tests under AddressSanitizer
 
 miri: tools ## The core's unit tests under Miri
 	@cargo +nightly miri --version >/dev/null 2>&1 || { echo "Miri is missing: rustup toolchain install nightly --component miri --component rust-src"; exit 1; }
-	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --locked --package fencepost-core --lib --target-dir target/miri
+	MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-num-cpus=2" cargo +nightly miri test --locked --package fencepost-core --lib --target-dir target/miri
 
 # With the binding, which has no tests: its dependencies are then built with the features that its wheel has.
 test-fuzz-part: $(VENV)/tests ## The fuzz targets over the corpus and over random changes of it

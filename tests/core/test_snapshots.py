@@ -36,7 +36,7 @@ def deltas_of(state: Path) -> list[Path]:
     return sorted(state.parent.glob(f"{state.stem}.delta*"))
 
 
-def told(value: Any) -> str:
+def as_text(value: Any) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
@@ -45,7 +45,7 @@ def listing(table: StateTable) -> list[str]:
     entries = pa.table(table.entries())
 
     def key(entry: dict[str, Any], name: str) -> str:
-        return ", ".join(told(value) for column, value in entry.items() if column.partition("_")[0] == name)
+        return ", ".join(as_text(value) for column, value in entry.items() if column.partition("_")[0] == name)
 
     def line(entry: dict[str, Any]) -> str:
         at = lambda value: "none" if value is None else value  # noqa: E731

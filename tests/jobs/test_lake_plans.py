@@ -229,7 +229,7 @@ def test_refused_rows_are_written_to_rejects(tmp_path: Path) -> None:
     assert "run=1/_rejects" not in str(read_sink(tmp_path / "copy").columns)
 
 
-def told(root: Path) -> Counter[tuple[Any, ...]]:
+def from_changelog(root: Path) -> Counter[tuple[Any, ...]]:
     """The missing ranges, and how often each is missing, by the changelog."""
     return fold(root / "sink")
 
@@ -244,7 +244,7 @@ def test_missing_is_a_changelog(tmp_path: Path) -> None:
         land_some(tmp_path, [seed])
         report = make_job(tmp_path).run()
         changes |= set(report.missing_changes)
-        assert told(tmp_path) == still_missing(tmp_path) != Counter()
+        assert from_changelog(tmp_path) == still_missing(tmp_path) != Counter()
     assert changes == {"OPEN", "CLOSED", "SPLIT"}
 
 
@@ -278,8 +278,8 @@ def test_ranges_that_are_missing_in_two_laps_are_two(tmp_path: Path) -> None:
         rows = timed(1, seqs, [0] * len(seqs))
         land(tmp_path / "source", f"{number}.parquet", rows)
         make_job(tmp_path, policy=policy, order_by=()).run()
-        assert told(tmp_path) == still_missing(tmp_path)
-        times.append(told(tmp_path)[(1, 0, 0, 21, 29, 9)])
+        assert from_changelog(tmp_path) == still_missing(tmp_path)
+        times.append(from_changelog(tmp_path)[(1, 0, 0, 21, 29, 9)])
     assert times == [1, 2, 2, 1]
 
 
@@ -292,7 +292,7 @@ def test_open_ranges_of_a_replaced_epoch_become_final(tmp_path: Path, admit: str
         rows = timed(1, [0, 4], [0, 0]).set_column(1, "epoch", pa.array([epoch] * 2))
         land(tmp_path / "source", f"{epoch}.parquet", rows)
         changes.append(make_job(tmp_path, policy=policy, order_by=()).run().missing_changes)
-        assert told(tmp_path) == still_missing(tmp_path)
+        assert from_changelog(tmp_path) == still_missing(tmp_path)
     assert changes == [{"OPEN": 1}, {"FINAL": 1, "OPEN": 1}]
 
 
@@ -317,7 +317,7 @@ def test_idle_producers_are_forgotten_by_the_clock_of_the_data(tmp_path: Path) -
     assert report.counts == {"ACCEPTED": 2, "DUPLICATE": 1, "FORGOTTEN": 1}
     rejected = pq.read_table(tmp_path / "sink" / "run=3" / "_rejects" / "verdict=FORGOTTEN", partitioning=None)
     assert rejected.to_pylist() == timed(1, [0], [1_000]).to_pylist()
-    assert told(tmp_path) == still_missing(tmp_path)
+    assert from_changelog(tmp_path) == still_missing(tmp_path)
 
 
 @pytest.mark.parametrize("act", ["evict", "reshard", "run"])
@@ -330,7 +330,7 @@ def test_the_changelog_has_the_final_ranges_when_a_shard_is_processed(tmp_path: 
     land(source, "2.parquet", timed(2, [0, 2], [9_000, 9_000]))
     make_job(tmp_path, **options).run()
     lagging = (1, 0, 0, 1, 3, 3)
-    assert told(tmp_path) - still_missing(tmp_path) == Counter([lagging])
+    assert from_changelog(tmp_path) - still_missing(tmp_path) == Counter([lagging])
     opened = state.open(tmp_path / "state")
     if act == "evict":
         opened.evict(9_000, 1_000)
@@ -341,7 +341,7 @@ def test_the_changelog_has_the_final_ranges_when_a_shard_is_processed(tmp_path: 
         make_job(tmp_path, **options).run()
     lines = pq.read_table(tmp_path / "sink/run=3/_missing/part-00000.parquet", partitioning=None)
     assert lines["change"].to_pylist() == ["FINAL"]
-    assert told(tmp_path) == still_missing(tmp_path) != Counter()
+    assert from_changelog(tmp_path) == still_missing(tmp_path) != Counter()
 
 
 def test_the_clock_of_files_that_one_task_reads_is_the_newest_time_even_if_it_is_zero(tmp_path: Path) -> None:
@@ -530,10 +530,10 @@ def test_a_seed_reports_missing_ranges(tmp_path: Path) -> None:
     report = make_job(tmp_path).seed()
     assert (report.outputs, report.missing_changes) == ((), {"OPEN": 2})
     assert os.listdir(tmp_path / "sink/run=1") == ["_missing"]
-    assert told(tmp_path) == still_missing(tmp_path) != Counter()
+    assert from_changelog(tmp_path) == still_missing(tmp_path) != Counter()
     land(tmp_path / "source", "2.parquet", timed(1, [2, 3, 4, 6], [0] * 4))
     assert make_job(tmp_path).run().missing_changes == {"CLOSED": 1, "SPLIT": 1, "OPEN": 1}
-    assert told(tmp_path) == still_missing(tmp_path) != Counter()
+    assert from_changelog(tmp_path) == still_missing(tmp_path) != Counter()
 
 
 def test_a_seed_of_data_that_are_not_clean(tmp_path: Path) -> None:

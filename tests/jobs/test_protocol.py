@@ -43,7 +43,7 @@ LARGE = (
     ("table", Bounds(faults=2, starts=2, changes=0, free=True), 30_000),
 )
 WALKS = 4_000 if DEEP else 100
-KINDS = {"start", "abandon", "pause", "resume", "crash", "power", "step", "look", "collect", "land", "add"}
+KINDS = {"start", "abandon", "pause", "resume", "crash", "power", "step", "observe", "collect", "land", "add"}
 KINDS_OF = {
     "run": KINDS | {"overwrite", "delete", "squat"},
     "prefix": KINDS | {"overwrite", "delete", "squat", "remove"},

@@ -66,7 +66,7 @@ def test_a_published_package_has_no_relative_link(copy: Path) -> None:
 
 
 def test_a_wheel_that_is_too_large(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert packages.WHEEL_BYTES_MAX == 6 * 1024 * 1024
+    assert packages.WHEEL_BYTES_MAX == 6_000_000
     dist = wheel_of(copy)
     [wheel] = dist.iterdir()
     size = wheel.stat().st_size

@@ -127,7 +127,7 @@ class World(NamedTuple):
     """Puts under way whose writer was told of an error: ("log", "done" or "sink", version, what they put)."""
     drivers: tuple[Driver, ...]
     collector: int
-    """The newest done version when the collector looked."""
+    """The newest done version that the collector has observed."""
     faults: int
     starts: int
     abandons: int
@@ -642,7 +642,7 @@ class Protocol:
         """Garbage goes by number: what a done version does not name. Looking and removing are apart."""
         done = newest(w.done)
         if done > w.collector:
-            yield Action("look", f"the collector looks: {done} is done", self.look(w, done))
+            yield Action("observe", f"the collector observes: {done} is done", self.observe(w, done))
         for nonce, attempt in enumerate(w.attempts, 1):
             segments, outputs = self.is_garbage(w, nonce)
             changed = attempt._replace(
@@ -653,7 +653,7 @@ class Protocol:
                 world = w._replace(attempts=replaced(w.attempts, nonce - 1, changed))
                 yield Action("collect", f"the collector removes what attempt {nonce} left", world)
 
-    def look(self, w: World, done: int) -> World:
+    def observe(self, w: World, done: int) -> World:
         """It also syncs what it relies on, so that removed files do not come back with the older version."""
         return self.seal_head(w)._replace(collector=done)
 

@@ -219,7 +219,7 @@ class CollectorBelievesUnsynced(Mutant):
     bounds = Bounds(faults=2, starts=2, changes=1, abandons=0)
     caught_by = "references_exist"
 
-    def look(self, w, done):
+    def observe(self, w, done):
         return w._replace(collector=done)
 
 

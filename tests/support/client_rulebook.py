@@ -81,7 +81,7 @@ def run(case: Case, kind: type[Sequencer] = Sequencer) -> int:
             player.do(command)
         sent, player.sent = player.sent, []
         for fact in then:
-            found, wanted = player.look(fact, sent)
+            found, wanted = player.found_and_wanted(fact, sent)
             assert found == wanted, f"{case}, line {line}: {fact}: found {found}"
     return sum(len(then) for _, _, then in case.steps)
 
@@ -182,7 +182,7 @@ class Player:
 
     # What must hold
 
-    def look(self, fact: str, sent: list[str]) -> tuple[Any, Any]:
+    def found_and_wanted(self, fact: str, sent: list[str]) -> tuple[Any, Any]:
         """What is found, and what must be."""
         subject, *words = fact.split()
         if subject == "sent":

@@ -2,14 +2,15 @@
 
 use crate::raise::Raise;
 use arrow_array::RecordBatch;
-use arrow_schema::DataType;
+use arrow_schema::{DataType, SchemaRef};
 use fencepost_columns::{Column, Failure, Rows};
 use fencepost_lake::caught;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyMapping, PyMemoryView};
+use pyo3::types::{PyCapsule, PyMapping, PyMemoryView};
 use pyo3_arrow::input::{AnyArray, AnyRecordBatch};
 use pyo3_arrow::{PyArray, PyTable};
+use std::fmt::Write;
 
 /// Takes rows from Python. `needed`: the columns that are read, all if `None`. Other columns may have any type.
 pub(crate) fn take_rows(rows: &Bound<'_, PyAny>, needed: Option<&[&str]>) -> PyResult<Rows> {
@@ -34,6 +35,49 @@ pub(crate) fn take_rows(rows: &Bound<'_, PyAny>, needed: Option<&[&str]>) -> PyR
 pub(crate) fn table_of(batches: Vec<RecordBatch>) -> PyResult<PyTable> {
     let schema = batches[0].schema();
     PyTable::try_new(batches, schema)
+}
+
+/// The rows that were kept, as an Arrow stream that can be read more than once.
+#[pyclass(frozen, module = "fencepost._native")]
+pub(crate) struct KeptRows {
+    table: Py<PyTable>,
+    schema: SchemaRef,
+}
+
+impl KeptRows {
+    pub(crate) fn new(py: Python<'_>, batches: Vec<RecordBatch>, schema: SchemaRef) -> PyResult<KeptRows> {
+        Ok(KeptRows { table: Py::new(py, PyTable::try_new(batches, schema.clone())?)?, schema })
+    }
+}
+
+#[pymethods]
+impl KeptRows {
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_stream__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyCapsule>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.table.bind(py).call_method1("__arrow_c_stream__", (requested_schema,))
+    }
+
+    fn __len__(&self) -> usize {
+        self.table.get().batches().iter().map(RecordBatch::num_rows).sum()
+    }
+
+    /// Shows the number of rows and the first rows, or the columns if a value cannot be shown. The package has no table
+    /// of time zones, so it cannot show the timestamps of most zones (.cargo/config.toml).
+    fn __repr__(&self) -> String {
+        let mut first = String::new();
+        let shown = match write!(first, "{}", self.table.get()) {
+            Ok(()) => first.split_once('\n').map_or("", |(_, rows)| rows).to_string(),
+            Err(_) => {
+                let fields = self.schema.fields().iter();
+                fields.map(|field| format!("{}: {}\n", field.name(), field.data_type())).collect()
+            }
+        };
+        format!("{} rows\n{}", self.__len__(), shown.trim_end())
+    }
 }
 
 fn take_stream(rows: &Bound<'_, PyAny>) -> PyResult<Rows> {

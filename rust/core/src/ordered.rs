@@ -17,10 +17,11 @@ use std::sync::{Mutex, PoisonError};
 
 /// Minimum number of places that are sorted at once.
 const PLACES_MIN: usize = 3 << 13;
-/// Maximum share of the table's memory for these places: 1 / PLACES_SHARE. There are four lists of places: one that is
-/// read, one that waits, one that is sorted, and a copy of it.
-const PLACES_SHARE: usize = 96;
-/// From this number of lines on, a second thread finds and sorts places while this one reads the previous ones.
+/// Maximum share of the table's memory for all lists of places: 1 / PLACES_SHARE, if it is not too small.
+const PLACES_SHARE: usize = 24;
+/// From this number of lines on, if most have one entry, a second thread finds and sorts places while this one reads the
+/// previous ones. If lines have many entries, reading takes much longer than finding, and the lines are in the cache of
+/// the core that has found them. If keys are renumbered, finding takes much longer.
 const THREAD_LINES_MIN: usize = 1 << 18;
 
 /// Number of lines to prefetch when lines are read in the order of snapshots.
@@ -64,7 +65,7 @@ pub(crate) struct Appended {
     pub(crate) is_older: bool,
 }
 
-/// Sorts places by rank: by the first bits of their hashes digit by digit, then the few with equal bits by comparing.
+/// Sorts places by rank: by the first bits of their hashes digit by digit, then those with equal bits by comparing.
 /// Comparing all would take twice as long. `common_bits`: number of first bits that all hashes share. `copy`: memory.
 fn sort_by_rank(found: &mut Vec<Found>, copy: &mut Vec<Found>, common_bits: u32) {
     const SHIFT: u32 = u64::BITS - 2 * DIGIT_BITS;
@@ -87,13 +88,18 @@ impl<L: RowLine> Shelf<L> {
     ///
     /// Segments are already in this order. If keys are renumbered, they are not: the function then reads all lines once
     /// per part of the order, so that it does not hold more places.
-    pub(crate) fn in_order<E: Send>(
+    pub(crate) fn in_order<E>(
         &self,
         numbers: &Renumbering,
         is_included: impl Fn(i64, i32) -> bool,
         mut visit: impl FnMut(i64, i32, PlainEntry, Option<&FullEntry>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        let places_max = (self.lines().memory_bytes() / PLACES_SHARE / size_of::<Found>()).max(PLACES_MIN);
+        let lines = self.lines().len();
+        let is_parallel = numbers.is_none() && lines >= THREAD_LINES_MIN && 2 * lines > self.len();
+        // One is sorted, with a copy. If there are two threads, one waits, and one is read.
+        let lists = if is_parallel { 4 } else { 2 };
+        let bytes_max = self.lines().memory_bytes() / PLACES_SHARE;
+        let places_max = (bytes_max / lists / size_of::<Found>()).max(PLACES_MIN);
         let mut parts = self.stretches(numbers).into_iter().flat_map(|stretch| {
             let parts = stretch.places.div_ceil(places_max);
             (0..parts).map(move |part| (stretch.clone(), (part, parts)))
@@ -108,9 +114,7 @@ impl<L: RowLine> Shelf<L> {
             sort_by_rank(&mut found, &mut copy, stretch.common_bits);
             Some(found)
         };
-        // If lines have many entries, reading takes much longer than finding, and the lines are in this core's cache.
-        let are_single = 2 * self.lines().len() > self.len();
-        ahead(are_single && self.lines().len() >= THREAD_LINES_MIN, next, |next| {
+        ahead(is_parallel, next, |next| {
             while let Some(mut found) = next() {
                 self.visit_found(numbers, &found, &is_included, &mut visit)?;
                 found.clear();

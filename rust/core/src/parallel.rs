@@ -65,8 +65,15 @@ pub(crate) fn ahead<T: Send, R>(
             while next().is_some_and(|value| sender.send(value).is_ok()) {}
         };
         // If the system cannot start a thread, this one does all the work.
-        let is_started = is_parallel && threads() > 1 && thread::Builder::new().spawn_scoped(scope, produce).is_ok();
-        consume(&mut || if is_started { receiver.recv().ok() } else { locked()() })
+        let is_worth_it = is_parallel && threads() > 1;
+        let producer = is_worth_it.then(|| thread::Builder::new().spawn_scoped(scope, produce).ok()).flatten();
+        let is_started = producer.is_some();
+        let done = consume(&mut || if is_started { receiver.recv().ok() } else { locked()() });
+        drop(receiver);
+        if let Some(Err(panic)) = producer.map(thread::ScopedJoinHandle::join) {
+            std::panic::resume_unwind(panic);
+        }
+        done
     })
 }
 
@@ -85,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic]
+    #[should_panic(expected = "no value")]
     fn a_panic_of_the_producer_is_not_an_end() {
         ahead(true, || -> Option<()> { panic!("no value") }, |next| next());
     }

@@ -10,7 +10,7 @@
 //!             entries, in an order that depends on their keys
 //! ```
 //!
-//! Equal tables have equal bytes. Reading and writing are streams: neither holds more than a frame in memory. The
+//! Equal tables have equal bytes. Reading and writing are streams: neither holds more than some frames in memory. The
 //! writer also holds the places of some lines, or all frames of a delta.
 
 mod broker;
@@ -29,6 +29,7 @@ use frames::{Payload, Reader, Writer, as_damage, damaged, refuse};
 use rows::{Before, ENTRY_BYTES_MIN, KeyRow, KeyRows, Rows};
 use std::cmp::Ordering;
 use std::io::{self, Read, Write};
+use std::mem;
 
 const MAGIC: [u8; 8] = *b"FPSTATE\0";
 const VERSION: u16 = 1;
@@ -79,14 +80,15 @@ impl StateTable {
         let mut table = header.options.empty_table()?;
         let (pid, partition) = input.dictionaries(header.pid, header.partition)?;
         let bounds = KeyBounds::new(&pid, &partition);
+        let entries_max = header.entries.min(bytes / ENTRY_BYTES_MIN as u64);
         let mut frames = Frames::new(&bounds, header.entries);
         let next = || frames.next(&mut input).transpose();
-        ahead(header.entries >= THREAD_ENTRIES_MIN, next, |next| {
+        ahead(entries_max >= THREAD_ENTRIES_MIN, next, |next| {
             let mut has_room = false;
             while let Some(entries) = next() {
                 table.append(entries?)?;
                 if !has_room {
-                    has_room = table.reserve_for(header.entries.min(bytes / ENTRY_BYTES_MIN as u64))?;
+                    has_room = table.reserve_for(entries_max)?;
                 }
             }
             Ok(())
@@ -547,19 +549,20 @@ impl<'a> Frames<'a> {
         Frames { bounds, before: Before::default(), left: entries, rows: Rows::default() }
     }
 
-    /// The entries of the next frame, or none after the last one.
+    /// The entries of the next frame, or none after the last one. After an error, nothing more is read.
     fn next(&mut self, input: &mut Reader<'_, impl Read>) -> Result<Option<Vec<Appended>>> {
-        if self.left == 0 {
+        let left = mem::take(&mut self.left);
+        if left == 0 {
             return Ok(None);
         }
-        let count = self.rows.read(input.next_frame()?, self.left)?;
-        self.left -= count;
+        let count = self.rows.read(input.next_frame()?, left)?;
         let mut entries = Vec::with_capacity(count as usize);
         self.rows.try_for_each(&mut self.before, |entry| {
             self.bounds.check(entry.pid, entry.partition)?;
             entries.push(entry);
             Ok(())
         })?;
+        self.left = left - count;
         Ok(Some(entries))
     }
 }

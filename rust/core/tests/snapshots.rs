@@ -5,7 +5,7 @@ use fencepost_core::{
 };
 use fencepost_testkit::pair::Columns;
 use fencepost_testkit::workload::{Random, Row, Shape, stream};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 
 fn preset(name: &str) -> Policy {
     Policy::preset(name).expect("a preset")
@@ -164,10 +164,40 @@ fn other_versions_of_a_snapshot_are_reported() {
     assert_eq!(reason(StateTable::restore(&longer)), "1 bytes follow the snapshot");
 }
 
+/// A writer with room for so many bytes.
+struct Full(usize);
+
+impl Write for Full {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = bytes.len().min(self.0);
+        self.0 -= count;
+        if count == 0 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(count) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A reader that fails after so many bytes, and must not be read again.
+struct Failing<'a>(&'a [u8], bool);
+
+impl Read for Failing<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        assert!(!self.1, "read after an error");
+        let count = self.0.read(bytes)?;
+        self.1 = count == 0;
+        if self.1 { Err(io::Error::other("a bad sector")) } else { Ok(count) }
+    }
+}
+
+/// So many entries that a second thread finds them for saving, and reads them for loading.
+const LARGE: i64 = 300_000;
+
 #[test]
 fn large_snapshots_round_trip_and_damaged_ones_are_refused() {
     let mut table = StateTable::new(preset("any_order")).expect("valid");
-    for pid in 0..if cfg!(miri) { 100 } else { 140_000 } {
+    for pid in 0..if cfg!(miri) { 100 } else { LARGE } {
         let holes = if pid % 1000 == 0 { vec![Hole { first: 3, last: 4, timestamp: None }] } else { vec![] };
         table.insert(&Entry { pid, last: 9, holes, ..empty() }).expect("a new key");
     }
@@ -177,7 +207,15 @@ fn large_snapshots_round_trip_and_damaged_ones_are_refused() {
     let back = StateTable::read_snapshot(&mut input, longer.len() as u64).expect("its own snapshot");
     assert_eq!(input, b"next");
     assert!(back.entries().eq(table.entries()) && back.snapshot() == bytes);
-    for at in (1..20).map(|part| bytes.len() * part / 20) {
+    let mut backwards = StateTable::new(preset("any_order")).expect("valid");
+    let entries: Vec<_> = table.entries().collect();
+    entries.iter().rev().for_each(|entry| backwards.insert(entry).expect("a new key"));
+    assert!(backwards.snapshot() == bytes);
+    for at in (1..10).map(|part| bytes.len() * part / 10) {
+        let written = table.write_snapshot(&mut Full(at)).expect_err("there is no room");
+        assert_eq!(written.kind(), io::ErrorKind::StorageFull);
+        let unread = StateTable::read_snapshot(&mut Failing(&bytes[..at], false), bytes.len() as u64);
+        assert!(reason(unread).contains("a bad sector"));
         assert!(reason(StateTable::restore(&bytes[..at])).contains("truncated"), "{at}");
         let mut damaged = bytes.clone();
         damaged[at] ^= 1;
@@ -257,17 +295,6 @@ fn every_byte_may_be_wrong() {
 
 #[test]
 fn a_failing_writer_is_reported() {
-    struct Full(usize);
-    impl Write for Full {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let count = bytes.len().min(self.0);
-            self.0 -= count;
-            if count == 0 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(count) }
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
     let table = table("any_order", true);
     let bytes = table.snapshot();
     for count in 0..bytes.len() {

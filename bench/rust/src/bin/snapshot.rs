@@ -2,12 +2,13 @@
 //!
 //! `cargo run --release -p fencepost-bench --bin snapshot -- [entries] [partitions of a producer] [policy] [rounds]`
 //!
-//! The best of the rounds is told: what the others took longer is what else ran on the machine.
+//! The best round is reported: what the others took longer is what else ran on the machine.
 
 use fencepost_core::{Batch, Policy, Seqs, StateTable};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
 
 /// Counts the bytes that are allocated, and how many were at once.
 struct Counting;
@@ -33,19 +34,13 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What this thread has computed so far: on a shared machine the clock tells of the others.
-fn cpu_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
-    stat.split(' ').next().and_then(|text| text.parse::<f64>().ok()).expect("nanoseconds first") / 1e9
-}
-
 /// Does something; gives the seconds it took and the bytes it held at once beside what it gives back.
 fn measure<T>(work: impl FnOnce() -> T) -> (T, f64, usize) {
     let before = NOW.load(Relaxed);
     MOST.store(before, Relaxed);
-    let begun = cpu_seconds();
+    let begun = Instant::now();
     let done = work();
-    let seconds = cpu_seconds() - begun;
+    let seconds = begun.elapsed().as_secs_f64();
     (done, seconds, MOST.load(Relaxed) - before.max(NOW.load(Relaxed)))
 }
 

@@ -55,7 +55,7 @@ impl StateTable {
     }
 
     /// See [`Shelf::in_order`].
-    pub(crate) fn in_order<E: Send>(
+    pub(crate) fn in_order<E>(
         &self,
         numbers: &Renumbering,
         is_included: impl Fn(i64, i32) -> bool,
