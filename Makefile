@@ -497,7 +497,7 @@ $(VENV)/dependencies: requirements/dev.txt $(UV)
 install_wheels = $(UV) pip install --quiet --python $(1)/bin/python --no-deps --reinstall $(if $(filter $(VENV),$(1)),--compile-bytecode) $(2)
 
 dist/native: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(UV)
-	$(call built,$(MATURIN) build --quiet --release --locked --compression-level 9 --out)
+	$(call built,$(MATURIN) build --quiet --release --locked --features few-zones --compression-level 9 --out)
 
 # In the profile of `cargo test`, which it shares its dependencies with: built in a minute, and with every assertion on.
 dist/tests: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(UV)

@@ -18,7 +18,7 @@ mod verdicts;
 
 use crate::names::column_names;
 use crate::raise::Raise;
-use crate::rows::{KeptRows, take_rows};
+use crate::rows::{FilteredRows, take_rows};
 use arrow_array::cast::AsArray;
 use fencepost_columns::{Failure, Identity, shard_of_rows};
 use fencepost_core::{PRESETS, Policy};
@@ -37,7 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<table::StateTable>()?;
     module.add_class::<broker::BrokerTable>()?;
     module.add_class::<verdicts::Verdicts>()?;
-    module.add_class::<KeptRows>()?;
+    module.add_class::<FilteredRows>()?;
     module.add_function(wrap_pyfunction!(presets, module)?)?;
     module.add_function(wrap_pyfunction!(validate_policy, module)?)?;
     module.add_function(wrap_pyfunction!(shards, module)?)?;
@@ -118,7 +118,7 @@ fn collect(py: Python<'_>, rows: &Bound<'_, PyAny>) -> PyResult<PyTable> {
 
 /// Return the rows of a table for which the mask is true.
 #[pyfunction]
-fn filter_rows(py: Python<'_>, table: PyTable, mask: AnyArray) -> PyResult<KeptRows> {
+fn filter_rows(py: Python<'_>, table: PyTable, mask: AnyArray) -> PyResult<FilteredRows> {
     let mask = mask.into_chunked_array()?;
     let (batches, schema) = table.into_inner();
     let kept = py.detach(|| {
@@ -135,5 +135,5 @@ fn filter_rows(py: Python<'_>, table: PyTable, mask: AnyArray) -> PyResult<KeptR
             .collect::<Result<Vec<_>, _>>()
     });
     let kept = kept.map_err(|error| Failure::from(error).raise(py))?;
-    KeptRows::new(py, kept, schema)
+    FilteredRows::new(py, kept, schema)
 }

@@ -39,19 +39,19 @@ pub(crate) fn table_of(batches: Vec<RecordBatch>) -> PyResult<PyTable> {
 
 /// The rows that were kept, as an Arrow stream that can be read more than once.
 #[pyclass(frozen, module = "fencepost._native")]
-pub(crate) struct KeptRows {
+pub(crate) struct FilteredRows {
     table: Py<PyTable>,
     schema: SchemaRef,
 }
 
-impl KeptRows {
-    pub(crate) fn new(py: Python<'_>, batches: Vec<RecordBatch>, schema: SchemaRef) -> PyResult<KeptRows> {
-        Ok(KeptRows { table: Py::new(py, PyTable::try_new(batches, schema.clone())?)?, schema })
+impl FilteredRows {
+    pub(crate) fn new(py: Python<'_>, batches: Vec<RecordBatch>, schema: SchemaRef) -> PyResult<FilteredRows> {
+        Ok(FilteredRows { table: Py::new(py, PyTable::try_new(batches, schema.clone())?)?, schema })
     }
 }
 
 #[pymethods]
-impl KeptRows {
+impl FilteredRows {
     #[pyo3(signature = (requested_schema=None))]
     fn __arrow_c_stream__<'py>(
         &self,
@@ -69,9 +69,9 @@ impl KeptRows {
     /// of time zones, so it cannot show the timestamps of most zones (.cargo/config.toml).
     fn __repr__(&self) -> String {
         let mut first = String::new();
-        let shown = match write!(first, "{}", self.table.get()) {
-            Ok(()) => first.split_once('\n').map_or("", |(_, rows)| rows).to_string(),
-            Err(_) => {
+        let shown = match caught(|| write!(first, "{}", self.table.get())) {
+            Ok(Ok(())) => first.split_once('\n').map_or("", |(_, rows)| rows).to_string(),
+            _ => {
                 let fields = self.schema.fields().iter();
                 fields.map(|field| format!("{}: {}\n", field.name(), field.data_type())).collect()
             }

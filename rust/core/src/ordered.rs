@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// Minimum number of places that are sorted at once.
 const PLACES_MIN: usize = 3 << 13;
-/// Maximum share of the table's memory for all lists of places: 1 / PLACES_SHARE, if it is not too small.
+/// Maximum share of the table's memory for all lists of places, if each has more than PLACES_MIN: 1 / PLACES_SHARE.
 const PLACES_SHARE: usize = 24;
 /// From this number of lines on, if most have one entry, a second thread finds and sorts places while this one reads the
 /// previous ones. If lines have many entries, reading takes much longer than finding, and the lines are in the cache of
