@@ -442,7 +442,8 @@ TOKEN = re.compile(
 )
 NOT_MESSAGES = re.compile(
     r"^[<(]| \(os error|^(Unexpected data type|C Data interface error|Cannot import a StructArray|0 to \d)|^\{\w+\}, |"
-    r"^(Parquet error|Parquet argument error|Arrow|External|EOF): $|^\S+=\{\S+ \S+=|^message schema|^\{\{"
+    r"^(Parquet error|Parquet argument error|Arrow|External|EOF): $|^\S+=\{\S+ \S+=|^message schema|^\{\{|"
+    r"^\{\} rows \{\}$"
 )
 
 
