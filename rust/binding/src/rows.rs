@@ -61,6 +61,10 @@ impl FilteredRows {
         self.table.bind(py).call_method1("__arrow_c_stream__", (requested_schema,))
     }
 
+    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.table.bind(py).call_method0("__arrow_c_schema__")
+    }
+
     fn __len__(&self) -> usize {
         self.table.get().batches().iter().map(RecordBatch::num_rows).sum()
     }
