@@ -39,8 +39,8 @@ def deduplicate(
 
     Returns:
         The input's type for pyarrow (Table and RecordBatch), polars and pandas DataFrames. A polars DataFrame for a
-        LazyFrame, a pyarrow Table for a reader, Dataset or Scanner. For other input, an Arrow table that supports the
-        PyCapsule protocol.
+        LazyFrame, a pyarrow Table for a reader, Dataset or Scanner. For other input, an object with a length that
+        supports Arrow's PyCapsule protocol: ``pyarrow.table(result)``.
 
     Raises:
         PolicyError: ``policy`` and ``table`` disagree.

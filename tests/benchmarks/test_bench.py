@@ -441,6 +441,16 @@ def test_keys_are_interleaved_and_sequences_have_gaps(tmp_path: Path) -> None:
     assert (report.plan, report.kept) == ("interval", landed.kept[0])
 
 
+@pytest.mark.spark
+@pytest.mark.matrix
+def test_rows_are_lost_after_each_span(tmp_path: Path) -> None:
+    landed = lake.land(lake.LOSSES, ROWS, tmp_path)
+    numbers = {seq for it in landed.folder.iterdir() for seq in pq.read_table(it, columns=["seq"])["seq"].to_pylist()}
+    assert {seq % 21 for seq in numbers} == set(range(20))
+    report = DedupJob(landed.folder, tmp_path / "state", tmp_path / "sink", sync=False).run()
+    assert (report.plan, report.kept) == ("interval", landed.kept[0])
+
+
 @pytest.mark.matrix
 def test_every_job_over_files_is_right(tmp_path: Path) -> None:
     shapes = "(lake.WHOLE_KEYS, lake.CLEAN, lake.ONE_ROW)"

@@ -69,8 +69,8 @@ impl FilteredRows {
         self.table.get().batches().iter().map(RecordBatch::num_rows).sum()
     }
 
-    /// Shows the number of rows and the first rows, or the columns if a value cannot be shown. The package has no table
-    /// of time zones, so it cannot show the timestamps of most zones (.cargo/config.toml).
+    /// Shows the number of rows and the first rows, or the columns if a value cannot be shown. Published wheels have few
+    /// time zones (.cargo/config.toml), and cannot show timestamps of others.
     fn __repr__(&self) -> String {
         let mut first = String::new();
         let shown = match caught(|| write!(first, "{}", self.table.get())) {

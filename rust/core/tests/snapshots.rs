@@ -211,7 +211,7 @@ fn large_snapshots_round_trip_and_damaged_ones_are_refused() {
     let entries: Vec<_> = table.entries().collect();
     entries.iter().rev().for_each(|entry| backwards.insert(entry).expect("a new key"));
     assert!(backwards.snapshot() == bytes);
-    for at in (1..10).map(|part| bytes.len() * part / 10) {
+    for at in (1..20).map(|part| bytes.len() * part / 20) {
         let written = table.write_snapshot(&mut Full(at)).expect_err("there is no room");
         assert_eq!(written.kind(), io::ErrorKind::StorageFull);
         let unread = StateTable::read_snapshot(&mut Failing(&bytes[..at], false), bytes.len() as u64);
