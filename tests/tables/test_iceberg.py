@@ -25,7 +25,7 @@ from fencepost.state.prefix import RunPrefixes
 from fencepost.state.sinks import RunFolders
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.table import Table
+from pyiceberg.table import Table, Transaction
 from pyiceberg.utils.config import Config
 from support.iceberg import (
     NAME,
@@ -531,6 +531,39 @@ def test_a_zombie_that_wakes_when_the_version_is_abandoned(
             assert run_alone(root) == 2
         check(root, own, [1, 2])
         assert state_of(root).status(1) == "abandoned"
+
+
+def test_files_that_an_abandon_removes_while_they_are_added(
+    tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library reads their footers."""
+    land_some(tmp_path, range(2))
+    real = Transaction.add_files
+
+    def add_files(self: Transaction, *arguments: Any, **options: Any) -> None:
+        state_of(tmp_path).abandon(1)
+        real(self, *arguments, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(fp.StateConflictError, match="abandoned"):
+        patch.setattr(Transaction, "add_files", add_files)
+        run_alone(tmp_path)
+    assert run_alone(tmp_path) == 2
+    check(tmp_path, catalog, [1, 2])
+
+
+def test_a_commit_whose_answer_is_lost(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is read again, and shows whether the commit took place."""
+    land_some(tmp_path, [0])
+    real = SqlCatalog.commit_table
+
+    def commit(self: SqlCatalog, *arguments: Any) -> Any:
+        real(self, *arguments)
+        raise ConnectionError("the answer is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlCatalog, "commit_table", commit)
+        assert run_alone(tmp_path) == 1
+    check(tmp_path, catalog, [1])
 
 
 def test_an_abandon_that_comes_too_late_removes_no_rows(tmp_path: Path, catalog: SqlCatalog) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fencepost.errors import SinkChangedError, SinkError
+from fencepost.errors import SinkChangedError, SinkError, StoreError
 from fencepost.state.commit import NewRows, SinkDefaults, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision
 from fencepost.state.disk import Disk
@@ -308,9 +308,11 @@ class IcebergSink(SinkDefaults):
                     self._place(table, decision, tasks)
                     has_placed = True
                 self._write(table, decision, wanted, state)
-            except (CommitFailedException, FileNotFoundError) as error:
+            except (CommitFailedException, FileNotFoundError, StoreError) as error:
                 if self._table().metadata_location != table.metadata_location:
-                    continue  # another writer has changed the table; retry
+                    continue  # somebody has changed the table: another writer, who may have removed files, or this one
+                if isinstance(error, StoreError):
+                    raise
                 if isinstance(error, CommitFailedException):
                     raise SinkError(f"{self.location}: cannot be written to: {error}") from error
                 raise SinkChangedError(

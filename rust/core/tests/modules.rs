@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 /// Each module may import those before it.
 #[rustfmt::skip]
-const ORDER: [&str; 28] = [
-    "error", "dispatch", "parallel", "prefetch", "key_block", "batch", // base
+const ORDER: [&str; 29] = [
+    "error", "dispatch", "parallel", "prefetch", "radix", "key_block", "batch", // base
     "policy", "position", "spans", "verdict", "dictionary", "keys", "order", "holes", "repeats", // values
     "judge", "fast_path", "union", "changes", // rules
     "lines", "slab", // memory
