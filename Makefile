@@ -241,7 +241,7 @@ test-bench: java $(VENV)/tests ## The benchmarks with few rows: every answer is 
 	$(TIMED) $(BIN)/python -m pytest tests/benchmarks
 
 # Contestants of the benchmarks beside ours, and stubs of modules that are their own stubs.
-test-marked: java postgresql mariadb $(VENV)/tests $(JARS_IF_MAVEN) $(S3A_IF_MAVEN) ## The tests that `make test` leaves out
+test-marked: java postgresql mariadb docs $(VENV)/tests $(JARS_IF_MAVEN) $(S3A_IF_MAVEN) ## The tests that `make test` leaves out
 	$(TIMED) $(BIN)/python -m pytest -m matrix $(CORE_TESTS) $(PRODUCT_TESTS) tests/jobs tests/tables tests/benchmarks
 	$(TIMED) $(BIN)/python -m pytest -m matrix tests/sql tests/spark
 	$(call with_jars,-m matrix tests/spark_delta)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ import fencepost as fp
 import pytest
 from fencepost import cli, lake
 from fencepost.generate import LandingZone, generate
+from support.browser import THEMES, WIDTHS, faint_texts, open_browser, show
 from support.pages import HOSTILE, LANDING, rows_of
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.matrix
 
-WIDTHS = (390, 1280)
 CUT = """
     return [...document.querySelectorAll("svg")].filter(it => it.getBoundingClientRect().width).flatMap(svg => {
       const box = svg.getBoundingClientRect();
@@ -43,20 +42,8 @@ TOUCHING = """
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.fail("a browser is missing: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--force-device-scale-factor=1"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = webdriver.Chrome(options=options, service=Service(driver))
-    yield opened
-    opened.quit()
+    with open_browser() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -83,19 +70,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {it.stem: it for it in sorted(path.glob("*.html"))}
 
 
-def show(browser: Any, page: Path, width: int = 1280, theme: str = "light") -> None:
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    browser.get(page.as_uri())
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 def test_pages_load_nothing_and_fit(browser: Any, pages: dict[str, Path], width: int) -> None:
     assert len(pages) == 8
     for name, page in pages.items():
-        show(browser, page, width)
+        show(browser, page.as_uri(), width)
         assert browser.get_log("browser") == [], name
         loaded = browser.execute_script("return performance.getEntriesByType('resource').map(it => it.name)")
         assert loaded == [], name
@@ -106,13 +85,15 @@ def test_pages_load_nothing_and_fit(browser: Any, pages: dict[str, Path], width:
 
 
 def test_the_checks_detect_a_broken_page(browser: Any, pages: dict[str, Path]) -> None:
-    show(browser, pages["audit"])
+    show(browser, pages["audit"].as_uri())
     browser.execute_script("""
         for (const it of document.querySelectorAll("#producers figure .normal g.role-axis-label text"))
           it.setAttribute("transform", "translate(-60, 20)");
     """)
     assert browser.execute_script(CUT)
     assert browser.execute_script(TOUCHING)
+    browser.execute_script("document.querySelector('h1').style.color = '#888'")
+    assert faint_texts(browser, "h1")
     browser.execute_script("document.querySelector('h1').style.minWidth = '2000px'")
     assert browser.execute_script("return document.documentElement.scrollWidth") > 1280
     browser.execute_script("const it = new Image(); it.src = 'https://example.com/x.png'; document.body.append(it)")
@@ -120,41 +101,16 @@ def test_the_checks_detect_a_broken_page(browser: Any, pages: dict[str, Path]) -
 
 
 def test_text_has_contrast_in_both_themes(browser: Any, pages: dict[str, Path]) -> None:
-    """At least 4.5 to 1, as the guidelines for readable text ask for."""
-    for theme in ("light", "dark"):
-        show(browser, pages["audit"], theme=theme)
-        found = browser.execute_script("""
-            const channels = it => it.match(/[\\d.]+/g).map(Number);
-            const light = ([r, g, b]) => [r, g, b].map(it => it / 255)
-              .map(it => it <= 0.03928 ? it / 12.92 : ((it + 0.055) / 1.055) ** 2.4)
-              .reduce((sum, it, at) => sum + it * [0.2126, 0.7152, 0.0722][at], 0);
-            const behind = it => {
-              for (let one = it; one; one = one.parentElement) {
-                const color = channels(getComputedStyle(one).backgroundColor);
-                if (color.length === 3 || color[3] === 1) return color;
-              }
-              return [255, 255, 255];
-            };
-            const bad = [];
-            const all = "h1, h2, h3, p, dt, dd, td, th button, caption, a, code, svg text";
-            for (const it of document.querySelectorAll(all)) {
-              if (!it.textContent.trim() || !it.getBoundingClientRect().width) continue;
-              const style = getComputedStyle(it);
-              const color = light(channels(it.closest("svg") ? style.fill : style.color));
-              const ground = light(channels(getComputedStyle(document.body).color) && behind(it));
-              const ratio = (Math.max(color, ground) + 0.05) / (Math.min(color, ground) + 0.05);
-              if (ratio < 4.5) bad.push(`${it.tagName} ${it.textContent.slice(0, 30)}: ${ratio.toFixed(2)}`);
-            }
-            return bad;
-        """)
-        assert found == [], theme
+    for theme in THEMES:
+        show(browser, pages["audit"].as_uri(), theme=theme)
+        assert faint_texts(browser, "h1, h2, h3, p, dt, dd, td, th button, caption, a, code, svg text") == [], theme
 
 
 def test_a_table_sorts_by_each_column(browser: Any, pages: dict[str, Path]) -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
-    show(browser, pages["audit"])
+    show(browser, pages["audit"].as_uri())
     table = browser.find_element(By.CSS_SELECTOR, "#producers > .scroll table")
     button = table.find_elements(By.CSS_SELECTOR, "th button")[1]
     for key, direction in ((Keys.ENTER, "descending"), (Keys.SPACE, "ascending")):
@@ -170,7 +126,7 @@ def test_a_table_sorts_by_each_column(browser: Any, pages: dict[str, Path]) -> N
 def test_the_keyboard_reaches_everything(browser: Any, pages: dict[str, Path]) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    show(browser, pages["audit"])
+    show(browser, pages["audit"].as_uri())
     seen = []
     for _ in range(400):
         browser.switch_to.active_element.send_keys(Keys.TAB)
@@ -195,7 +151,7 @@ def test_a_mark_of_a_chart_has_a_description(browser: Any, pages: dict[str, Path
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.by import By
 
-    show(browser, pages["audit"])
+    show(browser, pages["audit"].as_uri())
     mark = browser.find_element(By.CSS_SELECTOR, "#producers figure .normal svg g.mark-rect path[aria-label]")
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", mark)
     ActionChains(browser).move_to_element(mark).perform()
