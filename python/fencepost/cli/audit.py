@@ -120,9 +120,12 @@ def audit_command(
 
 
 def _nothing(report: AuditReport) -> str:
+    from fencepost.lake.tabular import hint_of
+
     files = "no .parquet file" if report.order != ORDER_OF_ROWS else "no row"
     if report.files:
         files = f"{report.files:,} .parquet files without rows"
     if report.ignored:
         files += f"; ignored {len(report.ignored):,} files of other names: {', '.join(report.ignored[:3])}"
+        files += hint_of(report.source or "", report.ignored)
     return f"{report.source}: nothing was read: {files}; --allow-empty accepts that"

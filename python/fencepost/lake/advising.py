@@ -28,7 +28,7 @@ from fencepost.findings import ADVICE_ROWS
 from fencepost.lake.auditing import Sources, list_source, places_of
 from fencepost.lake.files import Constants, constants_of
 from fencepost.lake.scan import FILE, LENGTH, ROW, check_names, numbers_within
-from fencepost.lake.tabular import STDIN, open_rows, tabular_files
+from fencepost.lake.tabular import STDIN, hint_of, open_rows, tabular_files
 from fencepost.policy import Columns
 from fencepost.state.hive import hive_values
 
@@ -67,7 +67,7 @@ def advise(
         return dataclasses.replace(advice, source=", ".join(streams))
     opened, files, place = list_source(source, source_options)
     if not files.paths:
-        raise SourceError(f"{place}: no file to read", path=place)
+        raise SourceError(f"{place}: no .parquet file{hint_of(place, files.ignored)}", path=place)
 
     def path_and_object(at: int) -> tuple[str, Any]:
         path = files.full_path(at)

@@ -44,8 +44,17 @@ def tabular_files(sources: Sequence[str]) -> list[str]:
 
 
 def _is_tabular(place: str) -> bool:
-    is_known = _ending(place) in _INFERRING_READERS or _ending(place) in _ARROW_READERS
-    return place == STDIN or (is_local(place) and is_known and not os.path.isdir(place))
+    return place == STDIN or (is_local(place) and _is_known(place) and not os.path.isdir(place))
+
+
+def _is_known(place: str) -> bool:
+    return _ending(place) in _INFERRING_READERS or _ending(place) in _ARROW_READERS
+
+
+def hint_of(folder: str, ignored: Sequence[str]) -> str:
+    """Return how to read a folder's files of these kinds, or "" if it has none. `ignored`: its files without rows."""
+    name = next(filter(_is_known, ignored), None)
+    return f"; a glob reads other files: '{folder}/**/*{PurePath(name).suffix}'" if name and is_local(folder) else ""
 
 
 def _expanded(place: str) -> list[str]:
