@@ -318,7 +318,7 @@ def test_the_loop_survives_one_fault_of_each_kind(broker: Broker, server: Postgr
 def test_the_tutorial(broker: Broker, server: PostgresServer, tmp_path: Path) -> None:
     """The programs of docs/consumer.md, one after the other; the consumer is killed in the middle."""
     page = (Path(__file__).parents[2] / "docs" / "consumer.md").read_text()
-    programs = dict(re.findall(r"^```python no-run\n# (\w+\.py)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    programs = dict(re.findall(r"^```python no-run: [^\n]+\n# (\w+\.py)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
     assert list(programs) == ["create.py", "produce.py", "consume.py", "kill.py", "check.py"]
     for name, program in programs.items():
         (tmp_path / name).write_text(program)

@@ -1,18 +1,26 @@
-"""The documentation site, checked from its sources: navigation, links, anchors, lengths. `make docs` builds it."""
+"""The documentation site, checked from its sources: navigation, links, anchors, lengths, code blocks.
+
+`make docs` builds it. Python blocks run in tests/product/test_package.py.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+import sqlite3
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import fencepost as fp
 import pytest
 import typer
 import yaml
 from fencepost.cli import app
+from fencepost.daemon import Settings
+from fencepost.sql import statements
 from support.scripts import load_script
 
 ROOT = Path(__file__).parents[2]
@@ -145,10 +153,99 @@ def test_marks_of_code_blocks_are_for_tests_only() -> None:
     assert site_hook.site_links(text, "docs/faq.md", "faq.md", {}) == "```python\n[a](b.md)\n```\n"
 
 
-def commands_in(text: str) -> list[list[str]]:
-    """The `fencepost` commands in the `sh` blocks of a page, each as its arguments."""
+class Block(NamedTuple):
+    """A code block of a page."""
+
+    language: str
+    mark: str
+    text: str
+
+
+LANGUAGES = {"python", "sh", "sql", "toml", "properties", "mermaid", "text"}
+"""Tests run or check blocks of these languages. Exceptions: drawings, and text outside of tutorials."""
+MARK = re.compile(r"| continued| no-run: [^`]{10,}")
+
+
+def blocks_in(text: str) -> list[Block]:
+    found = re.findall(r"^ *```(\S*)([^\n]*)\n(.*?)^ *```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [Block(*it) for it in found]
+
+
+def blocks_of(language: str) -> list[str]:
+    """The blocks of all pages in this language, except those that say why no test runs them."""
+    blocks = [block for path in linked_pages() for block in blocks_in(path.read_text("utf-8"))]
+    return [block.text for block in blocks if block.language == language and not block.mark]
+
+
+def unchecked_blocks(text: str) -> list[str]:
+    """The first lines of blocks that no test checks, without a reason."""
+    return [
+        f"{block.language}{block.mark}"
+        for block in blocks_in(text)
+        if not (MARK.fullmatch(block.mark) and (block.language in LANGUAGES or "no-run" in block.mark))
+    ]
+
+
+@pytest.mark.parametrize("path", linked_pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_block_is_checked_or_says_why_not(path: Path) -> None:
+    assert unchecked_blocks(path.read_text("utf-8")) == [], "write ```<language> no-run: the reason"
+
+
+def test_a_block_without_a_check_is_detected() -> None:
+    page = "```{}\n1\n```\n"
+    for first in ("", "python no-run", "python no-run: no", "yaml", "python later"):
+        assert unchecked_blocks(page.format(first)) == [first]
+    for first in ("python", "python continued", "text", "yaml no-run: a template of the reader"):
+        assert unchecked_blocks(page.format(first)) == []
+
+
+def test_sql_on_pages_runs_on_sqlite() -> None:
+    blocks = blocks_of("sql")
+    assert len(blocks) >= 2
+    for block in blocks:
+        connection = sqlite3.connect(":memory:")
+        for statement in (*statements("sqlite"), "CREATE TABLE orders (pid BIGINT, epoch SMALLINT)"):
+            connection.execute(statement)
+        connection.executescript(block)
+        connection.close()
+
+
+def test_toml_on_pages_has_settings_of_the_daemon(tmp_path: Path) -> None:
+    blocks = blocks_of("toml")
+    assert len(blocks) >= 2
+    for block in blocks:
+        (tmp_path / "fencepost.toml").write_text(block)
+        assert Settings.read(tmp_path / "fencepost.toml").claims_keep_ms
+
+
+def test_the_configuration_of_kafka_connect_writes_the_columns_of_its_preset() -> None:
+    (block,) = blocks_of("properties")
+    settings = dict(line.split("=", 1) for line in block.splitlines())
+    preset = fp.Columns.preset("kafka-connect")
+    fields = [settings[f"transforms.meta.{name}.field"] for name in ("topic", "partition", "offset")]
+    assert fields == [preset.pid, preset.partition, preset.seq]
+
+
+def test_sh_on_pages_is_valid() -> None:
+    blocks = blocks_of("sh")
+    assert len(blocks) >= 40
+    for block in blocks:
+        done = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, f"{done.stderr}\n{block}"
+
+
+def test_make_has_the_targets_on_pages() -> None:
+    targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text("utf-8"), flags=re.MULTILINE))
+    commands = [it for path in linked_pages() for it in commands_in(path.read_text("utf-8"), "make")]
+    named = {word for command in commands for word in command if re.fullmatch(r"[a-z][a-z-]*", word)}
+    assert len(named) >= 5
+    assert named - targets == set()
+
+
+def commands_in(text: str, program: str = "fencepost") -> list[list[str]]:
+    """The commands of a program in the `sh` blocks of a page, each as its arguments."""
     found = []
-    for block in re.findall(r"^```sh[^\n]*\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
+    for block in (it.text for it in blocks_in(text) if it.language == "sh"):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
             words.whitespace_split = True
@@ -158,7 +255,7 @@ def commands_in(text: str) -> list[list[str]]:
                     parts.append([])
                 else:
                     parts[-1].append(word)
-            found += [part[1:] for part in parts if part[:1] == ["fencepost"]]
+            found += [part[1:] for part in parts if part[:1] == [program]]
     return found
 
 
