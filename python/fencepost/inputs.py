@@ -248,7 +248,7 @@ def _of_events(events: Sequence[Mapping[str, Any]], nothing: str) -> pa.Table:
 
 
 def _of_pandas(frame: Any, nothing: str) -> pa.Table:
-    """Convert a DataFrame. An unnamed index is no column: rows that were selected from a larger frame have one."""
+    """Convert a DataFrame. An unnamed index is not a column: rows that were selected from a larger frame have one."""
     import pyarrow as pa
 
     names = list(frame.columns)

@@ -160,11 +160,11 @@ class PartitionAudit:
             (
                 f"{0 if self.compacted else self._stepped:,} missing, {found['repeated']:,} batches written twice, "
                 f"{found['fenced']:,} fenced"
-                + (f"; compacted, so steps over {self._stepped:,} are no loss" if self.compacted else "")
+                + (f"; compacted, so steps over {self._stepped:,} are not losses" if self.compacted else "")
             ),
         )
         if found["missing"] and self.cleanup_policy == "unknown":
-            yield "", 'if the topic is compacted, say so (cleanup policy "compact"): then these are no loss'
+            yield "", 'if the topic is compacted, say so (cleanup policy "compact"): then these are not losses'
         verdicts = self.snapshots["verdict"].to_pylist()
         counts = ", ".join(f"{verdicts.count(it):,} {it}" for it in dict.fromkeys(verdicts)) or "none"
         yield "snapshots", counts

@@ -66,7 +66,7 @@ class _LogAudit:
         notes = []
         if compacted:
             notes.append(
-                f"{plural(len(compacted), 'partition is', 'partitions are')} compacted: steps there are no losses."
+                f"{plural(len(compacted), 'partition is', 'partitions are')} compacted: steps there are not losses."
             )
         tables = self._tables(("missing", "holes"), by="count", report=self.kept_whole)
         return self._section(
