@@ -220,6 +220,7 @@ def test_a_collected_version_is_still_described(
     assert [it["rows"] for it in told] == [40] * 6
     assert ["collected" in it for it in told] == [True, True, True, False, False, False]
     assert told[0]["kept"] + told[0]["not_kept"] == 40
+    assert all(it["missing_opened"] > 0 < it["seconds"] for it in told)
     assert set(told[0]) <= {*told[5], "collected"}
     with pytest.raises(fp.SnapshotError, match=r"files that versions 1, 2, 3 wrote"):
         own.rollback(0)

@@ -304,6 +304,8 @@ def test_a_state_of_an_earlier_version_continues(tmp_path: Path) -> None:
         os.utime(path, ns=(10**18, 10**18))
     opened = state.open(tmp_path / "state")
     assert (opened.done(), [it.status for it in opened.versions()]) == (3, ["applied"] * 3)
+    figures = [(it["missing_opened"], it["missing_closed"], it["seconds"]) for it in opened.history()]
+    assert figures == [(None, None, None)] * 3, "not recorded by then"
     assert opened.ledger(opened.latest())["path"].to_pylist() == ["a.parquet", "b.parquet", "c.parquet", "d.parquet"]
     assert not (tmp_path / "state" / "hint").exists()
     assert make_job(tmp_path).run().version is None, "though the inodes are others"

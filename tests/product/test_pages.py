@@ -34,7 +34,7 @@ from fencepost.pages.tables import share
 from fencepost.state.history import about
 from support import daily
 from support.kafka_logs import DATA
-from support.lake import read_sink
+from support.lake import land, make_rows, read_sink
 from support.pages import HOSTILE, LANDING, rows_of
 from support.retained import abandon_next, go, make_job
 from support.retained import opened as retained
@@ -437,6 +437,34 @@ def test_pages_of_runs_and_states(zone: Path, tmp_path: Path, capsys: pytest.Cap
     check_page(page.read_text())
 
 
+def test_the_history_has_gaps_and_seconds_of_each_run(tmp_path: Path) -> None:
+    begun = time.perf_counter()
+    reports = []
+    for seed in range(6):
+        land(tmp_path / "source", f"{seed}.parquet", make_rows(seed, 40))
+        reports.append(make_job(tmp_path).run())
+    own = retained(tmp_path)
+    history = own.history()
+    for report, it in zip(reports, history, strict=True):
+        changes = dict(report.missing_changes)
+        assert (it["missing_opened"], it["missing_closed"]) == (changes.pop("OPEN", 0), sum(changes.values()))
+        assert 0 < it["seconds"] < sum(report.seconds.values()) + 1
+        assert not {"missing_opened", "missing_closed", "seconds"} & set(it["report"] or {})
+    assert sum(it["seconds"] for it in history) < time.perf_counter() - begun
+    opened, closed = (sum(it[name] for it in history) for name in ("missing_opened", "missing_closed"))
+    assert opened - closed == len(own.missing()) < opened
+    page = history_page(about(own), history)
+    kept, lost, _, seconds = page.sections
+    assert f"opened {opened:,} gaps and closed {closed:,}" in lost.notes[0]
+    assert seconds.figure == f"{history[-1]['seconds']:,.2f} seconds"
+    assert {"gaps opened", "gaps closed", "seconds"} <= set(kept.tables[0].columns)
+    titles = {panel["title"]["text"] for panel in page.charts()["versions"].spec("wide")["vconcat"]}
+    assert len({it for it in titles if "Gaps" in it or "Seconds" in it}) == 3
+    own.rollback(6, accept_duplicates=True)
+    assert own.history(1)[0]["seconds"] is None
+    check_page(own.to_html())
+
+
 def test_a_page_counts_rows_once_that_two_versions_have_read(tmp_path: Path) -> None:
     """One version was abandoned, another one rolled back, so that later runs have read their files again."""
     go(tmp_path, 0)
@@ -492,6 +520,7 @@ def test_a_table_of_a_run_says_how_many_lines_there_are_in_all(tmp_path: Path, m
 def version_of(number: int, **figures: Any) -> dict[str, Any]:
     names = ("files", "rows", "kept", "not_kept", "missing_rows", "missing_open", "stale_epoch", "entries")
     made = dict.fromkeys((*names, "state_bytes"), 0)
+    made |= dict.fromkeys(("missing_opened", "missing_closed", "seconds"))
     made |= {"version": number, "builds_on": number - 1, "kind": "run", "status": "applied", "decided": None}
     return {**made, **figures}
 

@@ -20,7 +20,7 @@ from fencepost.lake.judge import Judged
 from fencepost.lake.schemas import to_text
 from fencepost.lake.storage import retry
 from fencepost.lake.write import Written
-from fencepost.state.changelog import NamedFile, as_side_file, corrections, count_lines, read_piece, write_lines
+from fencepost.state.changelog import OPEN, NamedFile, as_side_file, corrections, count_lines, read_piece, write_lines
 from fencepost.state.commit import NewRows
 from fencepost.state.decision import Decision, Deferred, Inputs, Marked, Outputs, Shards, SideFiles
 from fencepost.state.ledger import file_table
@@ -128,7 +128,13 @@ def make_decision(
         policy=job.policy.rules,
         order_by=None if job.order_by is None else list(job.order_by),
         plan=run.plan,
-        report={"deferred": found.deferred.damaged[:100], "vanished": (run.vanished + found.vanished)[:100]}
+        report={
+            "deferred": found.deferred.damaged[:100],
+            "vanished": (run.vanished + found.vanished)[:100],
+            "missing_opened": run.missing_changes[OPEN],
+            "missing_closed": run.missing_changes.total() - run.missing_changes[OPEN],
+            "seconds": round(time.perf_counter() - run.began, 3),
+        }
         | ({"seeded_from": run.source.place} if run.is_seed else {}),
     )
 

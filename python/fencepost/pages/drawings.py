@@ -197,7 +197,7 @@ def _panels(panels: Sequence[tuple[str, list[dict[str, Any]], Spec, Spec]]) -> D
         axis = x["axis"] | {"tickCount": 4 if size == "narrow" else 8, "grid": False}
         if at + 1 < len(panels):
             axis |= {"labels": False, "ticks": False, "title": None}
-        y = _count(3, None)
+        y = _count(3, None, all(it["n"] == int(it["n"]) for it in values))
         y["axis"] |= {"minExtent": LABELS, "maxExtent": LABELS}
         return {
             "width": WIDTHS[size] - LABELS - 28,

@@ -1,4 +1,4 @@
-"""The page of a state: what each run kept and refused, what it skipped, and how the state grew."""
+"""The page of a state: what each run kept and refused, what it skipped, how long it took, and how the state grew."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from fencepost.pages.page import Command, Page, Section
 from fencepost.pages.tables import Table, share, size
 from fencepost.words import plural
 
-COUNTS = ("files", "rows", "kept", "not_kept", "missing_rows", "missing_open", "stale_epoch", "entries", "state_bytes")
+COUNTS = (
+    "files", "rows", "kept", "not_kept", "missing_rows", "missing_open", "missing_opened", "missing_closed",
+    "stale_epoch", "entries", "state_bytes", "seconds",
+)  # fmt: skip
 COLUMNS = ("version", "kind", "status", "decided", *COUNTS)
 NAMES = {
     "decided": "decided (UTC)",
     "not_kept": "not kept",
     "missing_rows": "missing",
     "missing_open": "missing in the state",
+    "missing_opened": "gaps opened",
+    "missing_closed": "gaps closed",
     "stale_epoch": "stale",
     "state_bytes": "state bytes",
 }
@@ -28,7 +33,10 @@ PANELS = {
     "not_kept": ("Rows not kept", "duplicates"),
     "missing_rows": ("Rows missing after each run", "missing"),
     "missing_open": ("Rows missing in the whole state", "missing"),
+    "missing_opened": ("Gaps that each run opened", "missing"),
+    "missing_closed": ("Gaps that each run closed", "missing"),
     "state_bytes": ("Bytes of the state", "rows"),
+    "seconds": ("Seconds of each run until its decision", "rows"),
 }
 """Figures to draw for each version: (name, color)."""
 
@@ -41,7 +49,7 @@ def history_page(about: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]
         "State",
         str(about["state"]),
         [(name.replace("_", " ").capitalize(), _text_of(it)) for name, it in about.items() if name != "state" and it],
-        [_kept(versions, counted), _lost(about, counted), _grown(counted)],
+        [_kept(versions, counted), _lost(about, counted), _grown(counted), *_seconds(counted)],
         list(_more(counted)),
     )
 
@@ -95,7 +103,12 @@ def _lost(about: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]) -> Se
         f"were missing when the runs ended, most after version {worst['version']}. Later runs may have filled some of "
         "these gaps."
     )
-    return section(f"{skipped:,} rows", answer, "bad", commands=commands)
+    opened, closed = (sum(it[name] or 0 for it in versions) for name in ("missing_opened", "missing_closed"))
+    note = (
+        f"Runs opened {plural(opened, 'gap')} and closed {closed:,}. A gap is closed when all its rows have come, when "
+        "it is split because some of them have come, or when the policy gives it up."
+    )
+    return section(f"{skipped:,} rows", answer, "bad", notes=[note] if opened or closed else [], commands=commands)
 
 
 def _grown(versions: Sequence[Mapping[str, Any]]) -> Section:
@@ -107,6 +120,17 @@ def _grown(versions: Sequence[Mapping[str, Any]]) -> Section:
     sizes = [f"{it['entries'] or 0:,} entries in {size(it['state_bytes'])}" for it in (first, last)]
     answer = f"It has {sizes[1]}. At version {first['version']} it had {sizes[0]}."
     return section(size(last["state_bytes"]), answer, "note")
+
+
+def _seconds(versions: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
+    known = [it for it in versions if it["seconds"] is not None]
+    if known:
+        last, slowest = known[-1], max(known, key=lambda it: it["seconds"])
+        answer = (
+            f"is what the run of version {last['version']} took until its decision. The slowest run is that of "
+            f"version {slowest['version']}, with {slowest['seconds']:,.2f} seconds."
+        )
+        yield Section("seconds", "How long do runs take?", f"{last['seconds']:,.2f} seconds", answer, "note")
 
 
 def _chart(versions: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]]) -> Chart:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 _OF_COMMITS = ("create", "bounds")
 """What `Decision.sink_version` has for the commit to a Delta table: a schema, and the bounds of each output."""
+_OF_RUNS = ("missing_opened", "missing_closed", "seconds")
+"""Figures of a run in `Decision.report`: the missing ranges that it opened and closed, and the seconds until its
+decision. None for other kinds of versions, and in states of earlier versions of this package."""
 
 
 def explained(state: State, last: int) -> list[dict[str, Any]]:
@@ -67,7 +70,7 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
         "builds_on": decision.builds_on,
         "decided": _time(decision.decided_ms),
         "plan": decision.plan or None,
-        "report": decision.report or None,
+        "report": _others(decision.report),
         "source_position": decision.source_position,
         "files": len(inputs),
         "bytes": sum(inputs.bytes),
@@ -78,6 +81,7 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
         "missing_ranges": decision.missing_ranges,
         "missing_rows": decision.missing_rows,
         "missing_open": decision.missing_open,
+        **_figures(decision.report),
         "stale_epoch": decision.stale_epoch,
         "border": decision.border,
         "quarantined": len(decision.quarantined),
@@ -114,9 +118,18 @@ def _explain_collected(state: State, version: int) -> dict[str, Any]:
         "kept": kept,
         "not_kept": found.rows - kept,
         **unknown,
-        "report": found.report or None,
+        **_figures(found.report),
+        "report": _others(found.report),
         "collected": "older than what is kept to go back to, so only this is known",
     }
+
+
+def _figures(report: dict[str, Any]) -> dict[str, Any]:
+    return {name: report.get(name) for name in _OF_RUNS}
+
+
+def _others(report: dict[str, Any]) -> dict[str, Any] | None:
+    return {name: it for name, it in report.items() if name not in _OF_RUNS} or None
 
 
 def _time(ms: int) -> str | None:
