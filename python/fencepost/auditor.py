@@ -40,6 +40,8 @@ CONFLICTS_MAX = 1_000
 """Maximum number of repeats with other content that a report lists."""
 EXAMPLES_MAX = 20
 """Maximum number of example rows of each kind."""
+GAPS_SEARCHED = 1 << 14
+"""Number of missing ranges, the largest ones, whose neighboring rows are searched in the samples of kept rows."""
 COMPACT_MIN = 1 << 18
 """Number of lines that a tally collects before it adds them up."""
 
@@ -223,6 +225,8 @@ class Auditor:
             [_EveryEpoch(policy, columns, table)] if policy.admit == "any" and policy.epochs == "fence" else []
         )
         self.distances = _Sample(is_compared)
+        self.samples = [self.distances]
+        """This auditor's sample, and those of merged ones."""
         self.times = _Times(table, policy, columns) if "timestamp" in table.keep else None
         self.timeline = Timeline("rows" if self.times is None else "ms")
         self.examples = Examples(EXAMPLES_MAX)
@@ -366,6 +370,7 @@ class Auditor:
         self.missing += other.missing
         self.every_epoch += other.every_epoch
         self.distances.merge(other.distances)
+        self.samples += other.samples
         self.timeline.merge(other.timeline)
         self.examples.merge(other.examples)
 
@@ -433,7 +438,7 @@ class Auditor:
             keys=_with_findings(keys, names, self.findings.total(), ranges, stale),
             timeline=timeline.table(),
             timeline_unit=timeline.unit,
-            examples=self.examples.table(names),
+            examples=_joined([self.examples.table(names), self._beside_gaps(ranges, names)]),
             producers=len(producers),
             producers_by_rows=_sorted(producers, "rows").slice(0, producers_max),
             producers_by_duplicates=_sorted(producers, "duplicates").slice(0, producers_max),
@@ -444,6 +449,41 @@ class Auditor:
             conflicts=conflicts,
             border=self.border,
         )
+
+    def _beside_gaps(self, ranges: pa.Table, names: list[str]) -> pa.Table:
+        """Return the rows just before and after some of the largest missing ranges, in the layout of `Examples`.
+
+        Only rows that a sample holds are known. None are returned if numbers were used again after a wrap: it is not
+        known which of the rows with a number is the neighbor.
+        """
+        ranges = ranges.sort_by([("count", "descending")]).slice(0, GAPS_SEARCHED)
+        if not len(ranges) or any(it.has_wrapped() for it in self.samples):
+            return pa.table({})
+        keys = {name: _plain(ranges[name]) for name in names}
+        if self.columns.epoch is not None:
+            keys["epoch"] = _plain(ranges["epoch"])
+        epoch = keys["epoch"].to_numpy() if "epoch" in keys else np.zeros(len(ranges), np.int64)
+        entries = mixed(_hash([_Column(keys[name]).bits for name in names], len(ranges)), epoch)
+        seqs = np.stack([_plain(ranges["first_seq"]).to_numpy() - 1, _plain(ranges["last_seq"]).to_numpy() + 1])
+        seqs = seqs if self.policy.wrap is None else seqs % self.policy.wrap
+        places, times = np.full(seqs.shape, -1), np.zeros(seqs.shape, np.int64)
+        for side in range(2):
+            identities = mixed(entries, seqs[side])
+            for sample in self.samples:
+                found, at = sample.kept(identities, np.full(len(ranges), np.iinfo(np.int64).max))
+                is_known = found >= 0
+                places[side, is_known], times[side, is_known] = found[is_known], at[is_known]
+        gaps = np.flatnonzero((places >= 0).any(axis=0))[: EXAMPLES_MAX // 2]
+        sides, lines = np.tile([0, 1], len(gaps)), np.repeat(gaps, 2)
+        is_known = places[sides, lines] >= 0
+        sides, lines = sides[is_known], lines[is_known]
+        rows = {"what": pa.array([BESIDE_GAPS[it] for it in sides], pa.string())}
+        rows |= {name: column.take(pa.array(lines)) for name, column in keys.items()}
+        rows["seq"] = pa.array(seqs[sides, lines])
+        if self.times is not None:
+            rows["timestamp"] = pa.array(times[sides, lines])
+        rows |= {"row": pa.array(places[sides, lines]), "kept_row": pa.nulls(len(lines), pa.int64())}
+        return pa.table(rows)
 
     def _missing_ranges(self, tables: Sequence[StateTable]) -> pa.Table:
         if self.policy.admit == "forward":
@@ -691,6 +731,8 @@ def _hash(columns: list[Numbers | Hashes], count: int) -> Hashes:
 
 
 _REFUSED = (Verdict.OUT_OF_ORDER, Verdict.FENCED, Verdict.FORGOTTEN)
+BESIDE_GAPS = ("BEFORE_GAP", "AFTER_GAP")
+"""The kinds of examples that are the neighbors of missing ranges."""
 COPY, RETIMED, NOT_SAMPLED = range(3)
 """The sample's answer for a row: nothing to report or a copy; a repeat with another timestamp; its kept row is not in
 the sample."""
@@ -716,6 +758,7 @@ class _Sample:
         self.bins: Numbers = np.zeros(20, np.int64)
         """Estimated number of repeats at a distance of 1, 2 to 10, 11 to 100, …"""
         self.unseen = 0
+        self._has_wrapped = False
         self.measured = 0
         """Number of repeats whose kept row is in the sample."""
 
@@ -739,7 +782,13 @@ class _Sample:
         is_last = np.ones(len(self.hashes), bool)
         is_last[:-1] = self.hashes[1:] != self.hashes[:-1]
         if not is_last.all():
+            self._has_wrapped = True
             self._keep(is_last)
+
+    def has_wrapped(self) -> bool:
+        """Return whether two kept rows had the same identity, because the sequence wrapped."""
+        self._keep_last()
+        return self._has_wrapped
 
     def _keep(self, wanted: Mask | slice) -> None:
         self.hashes = self.hashes[wanted].copy()

@@ -131,6 +131,10 @@ class AuditReport(Report):
 
     `what` is DUPLICATE, OUT_OF_ORDER, FENCED, FORGOTTEN, STALE (accepted, of a replaced epoch) or RETIMED (a repeat
     with another timestamp). For files there are also file and kept_file, and row numbers are within the file.
+
+    The last rows are BEFORE_GAP and AFTER_GAP: the rows with the numbers before and after missing ranges, the largest
+    ranges first. Such a row is known only if it is one of the kept rows in memory (`suspected_resets`). There are none
+    if numbers were used again after a wrap.
     """
     producers: int
     """Number of different producers (pid)."""

@@ -177,7 +177,7 @@ def check_examples(report: AuditReport, data: pa.Table) -> None:
     place = {row["place"]: row for row in rows.to_dicts()}
     stale = set(stale_rows(rows)["place"])
     identity = [*KEY, "seq"]
-    found = report.examples.to_pylist()
+    found = [it for it in report.examples.to_pylist() if it["what"] not in auditor.BESIDE_GAPS]
     kinds = {it["what"] for it in found}
     assert kinds == {"DUPLICATE", "RETIMED", "STALE"} if len(data) > 300 else {"DUPLICATE", "STALE"} <= kinds
     for it in found:
@@ -193,6 +193,29 @@ def check_examples(report: AuditReport, data: pa.Table) -> None:
     for kind in kinds:
         some = [tuple(it[name] for name in identity) for it in found if it["what"] == kind]
         assert len(set(some)) == len(some) <= 20
+    check_rows_beside_gaps(report, data)
+    largest = report.missing.sort_by([("count", "descending")]).slice(0, 10).to_pylist()
+    expected = [
+        (*(it[name] for name in KEY), seq) for it in largest for seq in (it["first_seq"] - 1, it["last_seq"] + 1)
+    ]
+    assert [tuple(it[name] for name in identity) for it in beside_gaps(report)] == expected
+
+
+def beside_gaps(report: AuditReport) -> list[dict[str, Any]]:
+    return [it for it in report.examples.to_pylist() if it["what"] in auditor.BESIDE_GAPS]
+
+
+def check_rows_beside_gaps(report: AuditReport, data: pa.Table) -> None:
+    """Each is a kept row whose number is next to a missing range."""
+    names = [*KEY, "seq", "timestamp"]
+    kept = {row["place"]: row for row in rows_of(data).to_dicts() if not row["is_copy"]}
+    key = [[report.missing[name].to_pylist() for name in (*KEY, end)] for end in ("first_seq", "last_seq")]
+    ends = dict(zip(auditor.BESIDE_GAPS, (set(zip(*it, strict=True)) for it in key), strict=True))
+    for it in beside_gaps(report):
+        assert [kept[it["row"]][name] for name in names] == [it[name] for name in names]
+        step = 1 if it["what"] == "BEFORE_GAP" else -1
+        assert (*(it[name] for name in KEY), it["seq"] + step) in ends[it["what"]]
+        assert it["kept_row"] is None
 
 
 def test_the_timeline_is_bounded_and_outliers_do_not_hide_the_rest() -> None:
@@ -268,6 +291,48 @@ def test_an_example_names_the_row_of_an_earlier_lap() -> None:
     report = fp.audit(rows, Policy.any_order().replace(wrap=4), TIMED)
     found = report.examples.select(["what", "row", "kept_row", "kept_timestamp"]).to_pylist()
     assert [tuple(it.values()) for it in found] == [("DUPLICATE", 2, 0, 0), ("RETIMED", 2, 0, 0)]
+
+
+def test_rows_beside_gaps_are_shown_if_they_are_in_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditor, "SAMPLE_MAX", 200)
+    data = timed_rows(1, 3_000)
+    report = fp.audit(data, columns=TIMED)
+    assert 0 < len(beside_gaps(report)) <= 20
+    check_rows_beside_gaps(report, data)
+    table = StateTable("any_order", keep=("timestamp",))
+    table.apply(stream(1, [0], [5]), TIMED)
+    report = fp.audit(stream(1, [3], [6]), columns=TIMED, table=table)
+    found = [(it["what"], it["seq"], it["row"], it["timestamp"]) for it in beside_gaps(report)]
+    assert found == [("AFTER_GAP", 3, 0, 6)], "the other one is not in the data"
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        Columns(timestamp="timestamp"),
+        Columns(pid=("pid", "text"), partition=None),
+        Columns(pid="text", epoch=None, partition=("partition", "pid")),
+    ],
+)
+def test_rows_beside_gaps_of_every_kind_of_key(columns: Columns) -> None:
+    rows = stream(1, [0, 4, 9], [10, 20, 30]).append_column("text", pa.array(["a"] * 3))
+    rows = pa.concat_tables(
+        [rows, rows.set_column(5, "text", pa.array(["b"] * 3)).set_column(0, "pid", pa.array([2] * 3))]
+    )
+    policy = Policy.any_order() if columns.epoch else Policy.any_order().replace(epochs="ignore")
+    found = [(it["what"], it["seq"], it["row"]) for it in beside_gaps(fp.audit(rows, policy, columns))]
+    of_key = [("BEFORE_GAP", 4, 1), ("AFTER_GAP", 9, 2)], [("BEFORE_GAP", 0, 0), ("AFTER_GAP", 4, 1)]
+    assert found == [(what, seq, row + first) for gap in of_key for first in (0, 3) for what, seq, row in gap]
+
+
+def test_numbers_that_were_used_twice_have_no_rows_beside_gaps() -> None:
+    policy = Policy.any_order().replace(wrap=8)
+    report = fp.audit(stream(1, [6, 1], range(2)), policy, TIMED)
+    assert report.missing_rows == 2
+    assert {(it["what"], it["seq"]) for it in beside_gaps(report)} == {("BEFORE_GAP", 6), ("AFTER_GAP", 1)}
+    report = fp.audit(stream(1, [6, 1, 3, 5, 6], range(5)), policy, TIMED)
+    assert report.missing_rows == 4
+    assert beside_gaps(report) == []
 
 
 def test_a_restarted_counter_is_suspected_and_a_redelivery_is_not() -> None:

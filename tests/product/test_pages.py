@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,37 @@ def test_the_answers_are_the_figures_of_the_audit(zone: Path) -> None:
     assert drawn == set(report.charts) == {"over_time", "distances", "producers", "partitions", "heat_map"}
 
 
+def test_answers_with_findings_have_examples_and_a_command(zone: Path) -> None:
+    report = lake.audit(zone, columns=LANDING)
+    sections = answers_of(report)
+    examples = {
+        name: table for name, section in sections.items() for table in section.tables if "xamples" in table.caption
+    }
+    assert set(examples) == {name for name, section in sections.items() if section.commands} == {
+        "repeats", "lost", "producers", "since", "zombies"
+    }  # fmt: skip
+    for table in examples.values():
+        assert {"pid", "epoch", "seq", "timestamp", "file", "row"} <= set(table.columns)
+        assert 0 < len(table.rows) <= 10
+    assert {row[0] for row in examples["lost"].rows} == {"before a gap", "after a gap"}
+    assert len({row[0] for row in examples["producers"].rows}) > 1
+    times = [row[examples["since"].columns.index("timestamp")] for row in examples["since"].rows]
+    assert times == sorted(times)
+    findings: Counter[int] = Counter()
+    for row in report.keys.to_pylist():
+        findings[row["pid"]] += sum(row[kind] for kind in ("duplicates", "missing", "stale", "refused"))
+    shown = [findings[row[examples["producers"].columns.index("pid")]] for row in examples["producers"].rows]
+    assert shown == sorted(shown, reverse=True)
+
+
+def test_a_text_file_has_a_command_that_removes_its_repeats(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("pid,epoch,partition,seq\n1,0,0,0\n1,0,0,0\n")
+    (line,) = (it.line for it in answers_of(lake.audit(tmp_path / "a.csv"))["repeats"].commands)
+    line = line.replace("STATE", str(tmp_path / "state")).replace("CLEAN", str(tmp_path / "clean"))
+    assert cli.main([*shlex.split(line)[1:], "--no-sync", "-q"]) == 0
+    assert len(lake.dataset(tmp_path / "clean").to_table()) == 1
+
+
 def test_charts_have_the_numbers_of_the_report(zone: Path) -> None:
     report = lake.audit(zone, columns=LANDING)
     kinds = ("duplicates", "missing", "stale", "refused")
@@ -227,10 +259,14 @@ def test_every_policy_has_its_page(policy: str, zone: Path) -> None:
     assert sum(report.keys["refused"].to_pylist()) == refused
 
 
-def test_losses_without_a_time() -> None:
+def test_losses_without_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     rows = pa.table({"pid": [1, 1], "epoch": [0, 0], "partition": [0, 0], "seq": [0, 5], "timestamp": [0, 1]})
-    sections = answers_of(fp.audit(rows, "in_order", TIMED))
+    pq.write_table(rows, "a.parquet")
+    sections = answers_of(lake.audit("a.parquet", "in_order", TIMED))
     assert (sections["lost"].figure, sections["since"].mood) == ("4 rows", "unknown")
+    assert cli.main([*shlex.split(sections["since"].commands[0].line)[1:], "-q"]) == 0
+    assert "1970-01-01 00:00 is the time" in check_page((tmp_path / "report.html").read_text()).text
     table = fp.StateTable("any_order", keep=("timestamp",))
     table.apply(rows, TIMED)
     known = fp.audit(rows.slice(0, 0), columns=TIMED, table=table)

@@ -6,7 +6,7 @@ How many rows exist twice? What was lost? Which producers? Since when? Is a zomb
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial, reduce
 from itertools import pairwise
 from typing import Any
@@ -23,6 +23,16 @@ BARS_MAX = 12
 """Maximum number of producers, partitions and columns in a chart."""
 EXAMPLES_MAX = 10
 """Maximum number of example rows of each kind in a section."""
+BESIDE_GAPS = {"BEFORE_GAP": "before a gap", "AFTER_GAP": "after a gap"}
+FOUND = {
+    "DUPLICATE": "repeat",
+    "STALE": "of a replaced epoch",
+    "FENCED": "of a replaced epoch, refused",
+    "OUT_OF_ORDER": "out of order, refused",
+    "FORGOTTEN": "older than what is remembered, refused",
+    **BESIDE_GAPS,
+}
+"""What the examples of each kind are. RETIMED is left out: these rows are repeats, too."""
 COUNTS = ("rows", "duplicates", "refused", "missing", "stale", "retimed", "count", "repeats", "first", "last")
 _TIMES = {"timestamp": "time", "kept_timestamp": "time"}
 
@@ -95,9 +105,9 @@ class _Audit:
             answer,
             "bad",
             _some(self.distances()),
-            [*self._examples("DUPLICATE", "Examples of repeats"), *self._conflicts()],
+            [*self._examples(("DUPLICATE",), "Examples of repeats"), *self._conflicts()],
             notes,
-            self._dedup("Write a copy without repeats, and keep it clean"),
+            [Command("Write a copy without repeats, and keep it clean", dedup(self.source, self.policy))],
         )
 
     def _lost(self) -> Section:
@@ -131,7 +141,7 @@ class _Audit:
             f"{report.missing_rows:,} rows",
             answer,
             "bad",
-            tables=[table],
+            tables=[table, *self._examples(BESIDE_GAPS, "Examples of rows before and after the largest gaps")],
             notes=[note, *given_up],
             commands=[Command("List all gaps, for the producers to send again", self._audit("--out", "missing.csv"))],
         )
@@ -144,6 +154,7 @@ class _Audit:
             return section("None", answer, "good")
         worst, total = keys.slice(0, 1).to_pylist()[0], sum(keys["findings"].to_pylist())
         here = sum(rows > 0 for rows in keys["rows"].to_pylist())
+        line = self._audit("--json", "--top", str(len(report.keys)))
         answer = (
             f"producers have findings. Producer {self._name(worst, self.pids)} has the most: "
             f"{share(worst['findings'] / total)} of all findings."
@@ -157,8 +168,9 @@ class _Audit:
             answer,
             "bad",
             _some(self.producers(), self.partitions(), self.heat_map()),
-            [self._ranking("Producers with findings", keys, self.pids), *self._keys()],
+            [self._ranking("Producers with findings", keys, self.pids), *self._keys(), *self._examples_by_producer()],
             notes,
+            [Command("List the findings of all producers and partitions as JSON", line)],
         )
 
     def _since(self) -> Section:
@@ -173,17 +185,20 @@ class _Audit:
                 place = f" of all rows, which is in {first['file']}," if first.get("file") else ""
                 answer += f"The first finding is at row {first['first']:,}{place} or soon after."
             commands = [Command("See when it happened", self._audit("--timestamp", "COLUMN", "--html", "report.html"))]
-            return section("Not known", answer, "unknown", _some(self.over_time()), commands=commands)
+            return section("Not known", answer, "unknown", _some(self.over_time()), self._earliest(), commands=commands)
         first, last = _bounds(self.report.keys)
         if first is None:
             answer = "Under this policy, the time at which rows were missed is not known."
-            return section("Not known", answer, "unknown", _some(self.over_time()))
+            line = self._audit("--html", "report.html", policy=self.policy.replace(admit="any"))
+            commands = [Command("See when it happened: accept rows in any order", line)]
+            return section("Not known", answer, "unknown", _some(self.over_time()), self._earliest(), commands=commands)
         answer = (
             f"is the time of the first finding (UTC). The last is at {utc(last, 'minutes')}. "
             f"The data ends before {_minute_after(self._end())}."
         )
         when = utc(first, "minutes").removesuffix(" UTC")
-        return section(when, answer, "note", _some(self.over_time()))
+        again = Command("Audit again after a fix, to look for new findings", self._audit("--html", "report.html"))
+        return section(when, answer, "note", _some(self.over_time()), self._earliest(), commands=[again])
 
     def _end(self) -> int:
         """Return the end of the newest bin or the last finding, whichever is later."""
@@ -211,11 +226,11 @@ class _Audit:
             "bad",
             tables=[
                 table_of("Rows of replaced epochs", report.stale, self._kinds(), names=self.names),
-                *self._examples("STALE", "Examples of rows of replaced epochs"),
-                *self._examples("FENCED", "Examples of refused rows of replaced epochs"),
+                *self._examples(("STALE",), "Examples of rows of replaced epochs"),
+                *self._examples(("FENCED",), "Examples of refused rows of replaced epochs"),
             ],
             notes=["A zombie is a process that still writes after another one took over its name with a higher epoch."],
-            commands=self._dedup("Write a copy without these rows", fence),
+            commands=[Command("Write a copy without these rows", dedup(self.source, fence))],
         )
 
     def _last_stale(self) -> str:
@@ -255,7 +270,7 @@ class _Audit:
             f"probably started their numbers again under the same epoch: their repeats carry other timestamps than "
             f"the rows they repeat. Such rows are new events that look like repeats. {renewed}",
             "bad",
-            tables=[suspects, *self._examples("RETIMED", "Examples of repeats with another timestamp"), *tables],
+            tables=[suspects, *self._examples(("RETIMED",), "Examples of repeats with another timestamp"), *tables],
             commands=[Command("Judge again with a column that changes at each restart", self._audit_by_epoch())],
         )
 
@@ -370,13 +385,41 @@ class _Audit:
         last = [label, *([""] * (len(columns) - 1)), *sums, *_bounds(found)]
         return Table(caption, table.columns, table.rows, total or len(found), last, table.kinds | {"repeats": "count"})
 
-    def _examples(self, what: str, caption: str) -> list[Table]:
-        import pyarrow.compute as pc
+    def _examples(self, kinds: Collection[str], caption: str) -> list[Table]:
+        """Return a table of the examples of some kinds, if there are any."""
+        return self._example_table(caption, [it for it in self.report.examples.to_pylist() if it["what"] in kinds])
 
-        found = self.report.examples.filter(pc.equal(self.report.examples["what"], what)).drop_columns(["what"])
-        empty = [it for it in found.column_names if found[it].null_count == len(found)]
-        found = found.drop_columns(empty)
-        return [table_of(caption, found, self._kinds(), EXAMPLES_MAX, names=self.names)] if len(found) else []
+    def _examples_by_producer(self) -> list[Table]:
+        """Return an example of each kind for the producers with the most findings of those that have examples."""
+        found = self._all_examples()
+        ranked = _of_keys(self.by_producer, self.pids, {_key(it, self.pids) for it in found})
+        rank = {_key(it, self.pids): at for at, it in enumerate(ranked)}
+        firsts: dict[tuple[int, str], dict[str, Any]] = {}
+        for it in found:
+            firsts.setdefault((rank[_key(it, self.pids)], it["what"]), it)
+        rows = [firsts[it] for it in sorted(firsts, key=lambda it: it[0])]
+        return self._example_table("Examples of findings by producer", rows)
+
+    def _earliest(self) -> list[Table]:
+        names, order = ["file", "row"] if self.report.files else ["row"], "position"
+        if self.unit == "ms":
+            names, order = ["timestamp"], "time"
+        found = sorted(self._all_examples(), key=lambda it: _key(it, names))
+        return self._example_table(f"Examples of findings by {order}", found)
+
+    def _all_examples(self) -> list[dict[str, Any]]:
+        return [it for it in self.report.examples.to_pylist() if it["what"] in FOUND]
+
+    def _example_table(self, caption: str, rows: Sequence[dict[str, Any]]) -> list[Table]:
+        """Return a table of examples. Leaves out empty columns, and the kind if there is only one."""
+        shown = [{"finding": FOUND.get(it["what"]), **it} for it in rows[:EXAMPLES_MAX]]
+        if not shown:
+            return []
+        left_out = {"what"} if len({it["what"] for it in shown}) > 1 else {"what", "finding"}
+        columns = [it for it in shown[0] if it not in left_out and any(row[it] is not None for row in shown)]
+        names = [self.names.get(it, it) for it in columns]
+        kinds = {self.names.get(name, name): kind for name, kind in self._kinds().items()}
+        return [Table(caption, names, [_key(it, columns) for it in shown], len(rows), kinds=kinds)]
 
     def _conflicts(self) -> list[Table]:
         found = self.report.conflicts
@@ -409,7 +452,7 @@ class _Audit:
                 it
                 for name in self.refusals
                 if name != "FENCED"
-                for it in self._examples(name, f"Examples of {name} rows")
+                for it in self._examples((name,), f"Examples of {name} rows")
             ]
             words = column_options(self.policy.columns, Columns())
             advice = Command("See what other policies would do", command("advise", self.source, *words))
@@ -425,20 +468,14 @@ class _Audit:
 
     # Texts
 
-    def _dedup(self, purpose: str, policy: Policy | None = None) -> list[Command]:
-        """The job's command line if a job can read the source: Parquet files, or rows that the reader can locate."""
-        if self.report.source is not None and not self.report.files:
-            return []
-        return [Command(purpose, dedup(self.source, policy or self.policy))]
-
-    def _audit(self, *words: str) -> str:
-        return command("audit", self.source, *options(self.policy), *words)
+    def _audit(self, *words: str, policy: Policy | None = None) -> str:
+        return command("audit", self.source, *options(policy or self.policy), *words)
 
     def _audit_by_epoch(self) -> str:
         """The command line of an audit with a column of epochs that the reader has to name."""
         epochs = "key" if self.policy.epochs == "ignore" else self.policy.epochs
         policy = self.policy.replace(epochs=epochs, columns=dataclasses.replace(self.policy.columns, epoch="COLUMN"))
-        return command("audit", self.source, *options(policy))
+        return self._audit(policy=policy)
 
     def _of_rows(self, said: str) -> str:
         return f"{said}, of {self.report.rows:,} rows."
@@ -469,7 +506,7 @@ def _grouped(keys: Any, columns: list[str]) -> Any:
     return found.sort_by(ordered) if len(found) else found
 
 
-def _of_keys(keys: Any, columns: list[str], wanted: dict[tuple[Any, ...], int]) -> list[dict[str, Any]]:
+def _of_keys(keys: Any, columns: list[str], wanted: Collection[tuple[Any, ...]]) -> list[dict[str, Any]]:
     """Return the keys of the wanted producers."""
     import pyarrow as pa
     import pyarrow.compute as pc
