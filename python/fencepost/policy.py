@@ -348,12 +348,20 @@ def _as_text(value: object) -> str:
     return "none" if value is None else str(value)
 
 
+def from_text(text: str) -> str | int | None:
+    """Return the value of a field from its text."""
+    if text == "none":
+        return None
+    return int(text) if text.removeprefix("-").isdecimal() else text
+
+
+def _fields_of(rules: str) -> dict[str, Any]:
+    pairs = (pair.partition("=") for pair in rules.split())
+    return {name: from_text(value) for name, _, value in pairs}
+
+
 def _from_rules(rules: str, columns: Columns) -> Policy:
-    fields: dict[str, Any] = dict(pair.split("=", 1) for pair in rules.split())
-    for name, kind in _FIELD_TYPES.items():
-        if kind.startswith(_COUNT):
-            fields[name] = None if fields[name] == "none" else int(fields[name])
-    return Policy(**fields, columns=columns)
+    return Policy(**_fields_of(rules), columns=columns)
 
 
 _PRESETS: dict[str, Policy] = {
@@ -423,12 +431,33 @@ def _as_columns(columns: object) -> Columns:
 
 def difference(found: Policy, expected: Policy) -> str:
     """Describe how one policy differs from another, field by field."""
-    names = (field.name for field in dataclasses.fields(Policy))
+    ours, theirs = ({"policy": it.rules, "columns": dataclasses.asdict(it.columns)} for it in (found, expected))
+    return differences(ours, theirs, "found", "expected")
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str, elsewhere: str) -> str:
+    """Describe each setting that differs: ``name=1 <where>, 2 <elsewhere>; ...``. A missing value is None.
+
+    Of the settings "policy" (rules as text) and "columns" (by role), each field is described alone.
+    """
+    one, other = _by_field(ours), _by_field(theirs)
     return "; ".join(
-        f"{name}={getattr(found, name)!r} found, {getattr(expected, name)!r} expected"
-        for name in names
-        if getattr(found, name) != getattr(expected, name)
+        f"{name}={one.get(name)!r} {where}, {other.get(name)!r} {elsewhere}"
+        for name in one | other
+        if one.get(name) != other.get(name)
     )
+
+
+def _by_field(settings: Mapping[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name == "policy":
+            fields |= _fields_of(value)
+        elif name == "columns":
+            fields |= {f"columns.{role}": names for role, names in value.items()}
+        else:
+            fields[name] = value
+    return fields
 
 
 def _make_label(policy: Policy) -> str:
@@ -468,7 +497,8 @@ def options_of(
     if policy is not None:
         expected = resolve(policy)
         if rules is not None and rules != expected.rules:
-            reason = f"the metadata has another policy: found {rules}, expected {expected.rules}"
+            differing = differences({"policy": rules}, {"policy": expected.rules}, "found", "expected")
+            reason = f"the metadata has another policy: {differing}"
             raise SnapshotError(reason, reason=reason)
     elif rules is not None:
         expected = _from_metadata(rules, metadata.get("fencepost.columns", ""))

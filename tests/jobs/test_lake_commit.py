@@ -289,9 +289,15 @@ def test_runs_at_the_same_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"policy": fp.Policy.any_order().replace(first="zero")}, "created with policy 'admit=any.*first=any"),
-        ({"columns": fp.Columns(pid="seq", seq="pid")}, "created with columns {'pid': 'pid'"),
-        ({"scope": "east"}, "created with scope None, .* has 'east'"),
+        ({"policy": fp.Policy.any_order().replace(first="zero")}, r"settings: first='any' .*, 'zero' in this job\. "),
+        (
+            {"columns": fp.Columns(pid="seq", seq="pid")},
+            "columns.pid='pid' .*, 'seq' .*; columns.seq='seq' .*, 'pid' in this job",
+        ),
+        (
+            {"policy": fp.Policy.any_order().replace(gaps="normal", wrap=None), "scope": "east", "max_idle_ms": 1},
+            "gaps='report' .*'normal' .*; wrap=2147483648 .*None .*; scope=None .*'east' .*; max_idle=None .*'given'",
+        ),
         ({"shards": 17}, "created with shards 16, .* has 17"),
     ],
 )
@@ -306,9 +312,9 @@ def test_a_state_of_another_job(tmp_path: Path, arguments: dict[str, Any], messa
 def test_a_state_of_another_source_or_sink(tmp_path: Path) -> None:
     prepare_world(tmp_path)
     land(tmp_path / "other", "0.parquet", make_rows(0))
-    with pytest.raises(fp.SnapshotError, match="created with source"):
+    with pytest.raises(fp.SnapshotError, match=r"source='.*/source' in the state, '.*/other'"):
         DedupJob(tmp_path / "other", tmp_path / "state", tmp_path / "sink").run()
-    with pytest.raises(fp.SnapshotError, match="created with sink"):
+    with pytest.raises(fp.SnapshotError, match=r"sink='.*/sink' in the state, '.*/elsewhere'"):
         DedupJob(tmp_path / "source", tmp_path / "state", tmp_path / "elsewhere").run()
     assert not (tmp_path / "elsewhere").exists()
 
@@ -318,7 +324,7 @@ def test_a_state_of_another_version(tmp_path: Path) -> None:
     path = tmp_path / "state" / "state.json"
     text = path.read_text()
     path.write_text(text.replace('"semantics": 1', '"semantics": 2'))
-    with pytest.raises(fp.SnapshotError, match=r"created with semantics 2, .* has 1"):
+    with pytest.raises(fp.SnapshotError, match=r"semantics=2 in the state, 1 in"):
         make_job(tmp_path).run()
     path.write_text(text.replace('"format": 2', '"format": 9'))
     with pytest.raises(fp.SnapshotError, match=r"format 9, .*reads formats 2 and 3"):

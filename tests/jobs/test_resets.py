@@ -239,7 +239,7 @@ def test_without_timestamps_the_reports_say_that_resets_are_unknown(tmp_path: Pa
     assert not report.resets_looked_for
     assert re.search(r"\n  resets +\?  not looked for: .*max_idle", str(report))
     assert re.search(r" +\?  .*not looked for, .*timestamp column", str(lake.audit(tmp_path / "source")))
-    with pytest.raises(fp.SnapshotError, match=r"without max_idle, .*no timestamps"):
+    with pytest.raises(fp.SnapshotError, match=r"max_idle=None in the state, 'given'"):
         make_job(tmp_path, max_idle_ms=1).run()
 
 

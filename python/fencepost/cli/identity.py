@@ -12,7 +12,7 @@ import typer
 from fencepost._native import presets
 from fencepost.cli.terminal import usage_errors
 from fencepost.errors import PolicyError, message_of
-from fencepost.policy import COLUMN_PRESETS, Columns, Policy, check_columns, resolve, resolve_columns
+from fencepost.policy import COLUMN_PRESETS, Columns, Policy, check_columns, from_text, resolve, resolve_columns
 
 _PRESETS = ", ".join(name for name, *_ in presets())
 _FIELDS = ", ".join(field.name for field in dataclasses.fields(Policy) if field.name != "columns")
@@ -189,7 +189,7 @@ def _field(text: str) -> tuple[str, Any]:
     name, sign, value = text.partition("=")
     if not sign or name == "columns":
         raise PolicyError(f"--set {text}: expected FIELD=VALUE; columns have their own options")
-    return name, None if value == "none" else int(value) if value.lstrip("-").isdecimal() else value
+    return name, from_text(value)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

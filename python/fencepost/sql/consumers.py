@@ -37,6 +37,7 @@ from sqlalchemy import (
 
 from fencepost.errors import BatchError, PolicyError, StateConflictError
 from fencepost.inputs import is_text
+from fencepost.policy import differences
 from fencepost.sql.columns import INNODB, Int64, LongBinary, LongText, key_text
 from fencepost.sql.database import Database
 from fencepost.sql.migrations import Migration, Part
@@ -202,12 +203,9 @@ class Consumer:
         number, found = database.settled(work)
         known = json.loads(found)
         if known != wanted:
-            differing = [it for it in wanted.keys() | known.keys() if known.get(it) != wanted.get(it)]
-            differences = "; ".join(
-                f"{it}={known.get(it)!r} found, {wanted.get(it)!r} given" for it in sorted(differing)
-            )
+            differing = differences(known, wanted, "found", "given")
             raise PolicyError(
-                f"consumer {name!r} exists with other settings: {differences}. Its settings cannot change, because "
+                f"consumer {name!r} exists with other settings: {differing}. Its settings cannot change, because "
                 "they define the meaning of its claims. Use the same settings. Another consumer_id has no claims: it "
                 "applies events that arrive again"
             )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from fencepost.errors import SnapshotError
-from fencepost.policy import Policy, from_label
+from fencepost.policy import Policy, differences, from_label
 
 FORMAT = 2  # version of the file formats in a state folder
 FORMAT_FOLDED = 3
@@ -62,23 +62,19 @@ class Settings:
         return from_label(self.policy, json.dumps(self.columns))
 
     def check(self, wanted: Settings, uri: object) -> None:
-        """Raise SnapshotError, naming the first difference, if the state at `uri` is used with other settings."""
-        for name in ("format", "semantics", "policy", "columns", "scope", "keep", "source", "sink", "layout"):
-            ours, theirs = getattr(self, name), getattr(wanted, name)
-            if ours != theirs and name == "keep":
-                changed = (
-                    "it was created with max_idle, so it keeps timestamps, but this job has no max_idle"
-                    if ours
-                    else "it was created without max_idle, so it keeps no timestamps, but this job has max_idle"
-                )
-                raise SnapshotError(
-                    f"{uri}: {changed}. Use the setting of the state, or a new state with a new sink", reason=changed
-                )
-            if ours != theirs:
-                reason = f"it was created with {name} {ours!r}, but this job has {theirs!r}"
-                raise SnapshotError(
-                    f"{uri}: {reason}. Use the value of the state, or a new state with a new sink", reason=reason
-                )
+        """Raise SnapshotError, naming every difference, if the state at `uri` is used with other settings."""
+        differing = differences(self._compared(), wanted._compared(), "in the state", "in this job")
+        if differing:
+            reason = f"it was created with other settings: {differing}"
+            raise SnapshotError(
+                f"{uri}: {reason}. Use the values of the state, or a new state with a new sink", reason=reason
+            )
+
+    def _compared(self) -> dict[str, Any]:
+        """The settings that a job must share with its state."""
+        names = ("format", "semantics", "policy", "columns", "scope", "source", "sink", "layout")
+        keep = {"max_idle": "given"} if self.keep else {}  # the only reason to keep timestamps
+        return {name: getattr(self, name) for name in names} | keep
 
 
 class Lists:

@@ -363,7 +363,7 @@ class State(Report):
         return ledger.read_ledger(self.store, decision.ledger if decision else None)
 
     def check(self, wanted: Settings) -> None:
-        """Raise SnapshotError, naming the first difference, if the state has other settings."""
+        """Raise SnapshotError, naming every difference, if the state has other settings."""
         settings = self.settings()
         if settings is not None:
             settings.check(wanted, self.uri)
