@@ -202,6 +202,14 @@ def test_a_policy_from_a_file(
     assert Job.given["policy"] == Policy.any_order().replace(wrap=None, reach=7, epochs="ignore", columns=columns)
 
 
+def test_fields_of_a_policy_on_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lake, "DedupJob", Job)
+    assert run(capsys, "dedup", "a", "b", "c", "--set", "wrap=none", "--set", "reach=7")[0] == 0
+    assert Job.given["policy"] == Policy.any_order().replace(wrap=None, reach=7)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
