@@ -462,9 +462,9 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     program.parent.mkdir()
     program.write_text("a file that nobody may execute")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert list(doctor._spark_checks())[-1] == (
-        "java", False, f"{program}: Permission denied: install Java 17 and set JAVA_HOME",
-    )  # fmt: skip
+    *_, java, worker = doctor._spark_checks()
+    assert java == ("java", False, f"{program}: Permission denied: install Java 17 and set JAVA_HOME")
+    assert worker[:2] == ("a worker", None)
     for ours, found in (("9.9.9", "9.9.9, but fencepost "), (None, "not installed: ")):
         monkeypatch.setattr(doctor, "_version", lambda name, ours=ours: ours if name == "fencepost-spark" else "1.2.3")
         spark = next(it for it in doctor._spark_checks() if it[0] == "fencepost-spark")
@@ -493,10 +493,76 @@ def test_doctor_runs_the_python_of_workers(
         python.write_text(f"#!/bin/sh\n{program}\n")
         python.chmod(0o755)
     monkeypatch.setenv("PYSPARK_PYTHON", str(python))
-    checks = json.loads(run(capsys, "doctor", "--spark", "--json")[1])
-    check = next(it for it in checks if it["name"] == "workers' python")
+    monkeypatch.setattr(doctor, "_start_worker", lambda python: (True, python))
+    checks = {it["name"]: it for it in json.loads(run(capsys, "doctor", "--spark", "--json")[1])}
+    check, worker = checks["workers' python"], checks["a worker"]
     assert check["is_good"] is is_good
     assert found in check["found"]
+    assert "(PYSPARK_PYTHON)" in check["found"]
+    assert (worker["is_good"], worker["found"] == str(python)) == ((True, True) if is_good else (None, False))
+
+
+@pytest.mark.parametrize(
+    ("printed", "problem"),
+    [
+        (
+            "java.lang.SparkException:\nError from python worker:\n  ImportError: no pyarrow\nPYTHONPATH was:\n  /a\n"
+            "java.lang.SparkException: EOF\n\tat a.b\npy4j.Py4JJavaError: o1\n: java.lang.SparkException: EOF\n",
+            "ImportError: no pyarrow",
+        ),
+        (
+            "Traceback:\n  File 1\na.b.PySparkRuntimeError: [MISMATCH] Python 3.7\n\tat a.b\n",
+            "a.b.PySparkRuntimeError: [MI",
+        ),
+        ("one\ntwo\n", "two"),
+        ("", "exit code 3: "),
+    ],
+)
+def test_doctor_shows_one_line_of_a_worker_that_fails(
+    printed: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = subprocess.CompletedProcess([], 3, "", printed)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    is_good, found = doctor._start_worker("python")
+    assert (is_good, found.startswith(problem), "\n" in found) == (False, True, False), found
+
+
+def test_doctor_finds_the_python_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYSPARK_PYTHON", "SPARK_CONF_DIR", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert doctor._worker_python()[0] == sys.executable
+    monkeypatch.setenv("PYSPARK_PYTHON", "/a/python")
+    assert doctor._worker_python()[:2] == ("/a/python", "PYSPARK_PYTHON")
+    defaults = tmp_path / "conf" / "spark-defaults.conf"
+    defaults.parent.mkdir()
+    for setting, value in (("SPARK_HOME", tmp_path), ("SPARK_CONF_DIR", defaults.parent)):
+        monkeypatch.setenv(setting, str(value))
+        for text in ("spark.pyspark.python /b/python", "spark.executor.cores 2\n spark.pyspark.python=/b/python\n"):
+            defaults.write_text(text)
+            python, named, _ = doctor._worker_python()
+            assert (python, str(defaults) in named) == ("/b/python", True)
+        defaults.write_text("# spark.pyspark.python /b/python\nspark.pyspark.driver.python /b/python\n")
+        assert doctor._worker_python()[0] == "/a/python"
+        monkeypatch.delenv(setting)
+
+
+def test_doctor_starts_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    is_good, found = doctor._start_worker(sys.executable)
+    assert (is_good, found.endswith(f"{platform.python_version()}, {sys.executable}")) == (True, True), found
+
+
+@pytest.mark.matrix
+def test_doctor_names_why_a_worker_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    python = tmp_path / "python"
+    daemon = "*pyspark.daemon*) echo \"ModuleNotFoundError: No module named 'lost'\" >&2; exit 1"
+    python.write_text(f'#!/bin/sh\ncase "$*" in {daemon};; esac\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    assert doctor._check_python(str(python), "")[0], "only the worker fails"
+    is_good, found = doctor._start_worker(str(python))
+    assert (is_good, found.startswith("ModuleNotFoundError: No module named 'lost'")) == (False, True), found
 
 
 # What all commands have in common
