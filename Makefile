@@ -344,15 +344,17 @@ bench-curve: tools $(VENV)/dependencies ## The state table from 10 k to 100 M en
 
 wheels: dist/native dist/spark ## Build both wheels into dist/
 
-# What the release workflow checks, as far as one machine can: metadata, sizes, workflows, licences and sources of crates,
-# and that the sdist builds without a network, from the versions of the lock. It lacks crates of benchmarks and fuzzing, so
-# cargo removes what only they need from its copy of the lock (which --locked would refuse), and may add nothing.
+# What the release workflow checks, as far as one machine can: metadata, sizes, workflows, licences of crates and of Python
+# packages, sources of crates, and that the sdist builds without a network, from the versions of the lock. It lacks crates
+# of benchmarks and fuzzing, so cargo removes what only they need from its copy of the lock (which --locked would refuse),
+# and may add nothing.
 release-check: dist/native dist/spark dist/sdist $(ACTIONLINT) $(CARGO_DENY) ## Check packages and the release workflow
 	$(VENV_RELEASE)/bin/python .ci/smaller.py dist/native
 	$(VENV_RELEASE)/bin/twine check --strict dist/native/* dist/spark/* dist/sdist/*
 	$(BIN)/python .ci/packages.py dist/native dist/spark dist/sdist
 	$(ACTIONLINT)
 	$(CARGO_DENY) check licenses bans sources
+	$(BIN)/python .ci/licences.py
 	rm -rf dist/unpacked && mkdir dist/unpacked && tar -xzf dist/sdist/fencepost-*.tar.gz -C dist/unpacked --strip-components 1
 	cd dist/unpacked && CARGO_TARGET_DIR=$(abspath target) cargo check --offline --package fencepost-python && \
 		diff Cargo.lock $(abspath Cargo.lock) | { ! grep '^<'; }

@@ -1,4 +1,4 @@
-"""What package indexes show: working links, sizes, and the check of packages."""
+"""What package indexes show: working links, sizes, the check of packages, and licences."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 import tomllib
 import zipfile
 import zlib
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ URL = "https://example.org/a/fencepost"
 published: Any = load_script(ROOT / ".ci" / "published.py")
 smaller: Any = load_script(ROOT / ".ci" / "smaller.py")
 packages: Any = load_script(ROOT / ".ci" / "packages.py")
+licences: Any = load_script(ROOT / ".ci" / "licences.py")
 
 
 def test_links_become_absolute() -> None:
@@ -92,3 +94,30 @@ def test_a_wheel_that_is_compressed_again_has_the_same_files(copy: Path) -> None
     assert wheel.stat().st_size < size
     assert packages.problems(wheel.parent) == []
     assert [it.name for it in wheel.parent.iterdir()] == [wheel.name]
+
+
+def test_the_licences_of_all_packages_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert licences.problems() == []
+    monkeypatch.setattr(licences, "EXCEPTIONS", {})
+    assert "psycopg-binary: LGPL-3.0-only is not accepted" in licences.problems(), "a dependency of psycopg[binary]"
+    monkeypatch.setattr(licences, "_extras", lambda _: ["no-such-package>=1"])
+    assert [it.partition(":")[0] for it in licences.problems()] == ["no-such-package"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"License-Expression": "MIT OR (Apache-2.0 WITH LLVM-exception AND 0BSD)"}, []),
+        ({"License-Expression": "MIT OR (GPL-3.0-only AND MIT)", "License": "MIT"}, ["GPL-3.0-only"]),
+        ({"Classifier": "License :: OSI Approved :: BSD License", "License": "Dual License"}, []),
+        ({"Classifier": "License :: Other/Proprietary License", "License": "MIT"}, ["Other/Proprietary License"]),
+        ({"License": "MIT License", "Classifier": "Topic :: Database"}, []),
+        ({"License": "MPL-2.0"}, ["MPL-2.0"]),
+        ({}, ["no licence"]),
+    ],
+)
+def test_a_licence_that_is_not_accepted(fields: dict[str, str], refused: list[str]) -> None:
+    metadata = Message()
+    for name, value in fields.items():
+        metadata[name] = value
+    assert licences.problems_of("a", metadata) == [f"a: {it} is not accepted" for it in refused]
