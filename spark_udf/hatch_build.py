@@ -19,4 +19,4 @@ class WorkspaceVersion(MetadataHookInterface):
         manifest = next(path for path in (root / "Cargo.toml", root.parent / "Cargo.toml") if path.exists())
         version = tomllib.loads(manifest.read_text("utf-8"))["workspace"]["package"]["version"]
         metadata["version"] = version
-        metadata["dependencies"] = [f"fencepost=={version}", "pyarrow>=18"]
+        metadata["dependencies"] = [f"fencepost=={version}", "pyarrow>=21"]
