@@ -315,7 +315,7 @@ MINIMUM_PART := $(patsubst %,tests/%.py,core/test_table frames/test_deduplicate 
 	$(addprefix tests/spark/test_spark_,job.py deduplicate.py::TestColumns sql.py::test_the_function \
 	sql.py::test_the_table_function udf.py::test_each_row_gets_its_verdict streams.py::test_each_batch_is_a_version \
 	kafka_log.py::test_records_are_those_of_the_log)
-test-minimum: java $(VENV_MINIMUM)/tests ## The oldest versions of packages that pyproject.toml admits, PySpark 4.0 among them
+test-minimum: java $(VENV_MINIMUM)/tests ## Tables, jobs, command line and Spark on the oldest versions of their packages
 	PYSPARK_PYTHON=$(abspath $(VENV_MINIMUM)/bin/python) $(TIMED) $(VENV_MINIMUM)/bin/python -m pytest $(MINIMUM_PART) \
 		-k 'not test_each_row_gets_its_verdict[arrow]'
 
