@@ -34,6 +34,7 @@ from bench import (
     run,
     shapes,
     spark,
+    startup,
     stores,
     workload,
 )
@@ -135,6 +136,17 @@ def test_a_large_file_has_the_same_rows_in_parts(tmp_path: Path) -> None:
     found = parts.measure(tmp_path, ROWS * 10, rows_to_a_repeat=10, rounds=1)
     assert list(found) == ["one task", "one task, aligned", "12 parts"]
     assert found["12 parts"]["scan"] > 0
+
+
+def test_the_start_of_a_process_is_measured() -> None:
+    found = startup.measure(rounds=1)
+    assert all(it.is_right for it in found)
+    seconds = {startup.PYTHON: 0.02, startup.IMPORT: 0.06, startup.HELP: 0.16}
+    for it in found:
+        it.seconds = [seconds[it.name]]
+    assert [(it.what, it.found, it.is_met) for it in startup.targets(found)] == [
+        ("import fencepost", "40 ms", True), ("fencepost --help", "160 ms", False),
+    ]  # fmt: skip
 
 
 def test_a_wrong_contestant_is_recorded(tmp_path: Path) -> None:
