@@ -128,7 +128,7 @@ together = @$(PYTHON) .ci/suite.py --clear || exit 1; \
 
 # The JVMs of tests are short-lived: their second compiler and a collector's threads would take a quarter of the time,
 # and reading and verifying classes from jars another third. A JVM with other jars passes over the archive; what it has
-# to say of it must not stand in what tests read.
+# to say of it must not be in the text that tests read.
 BRIEF_JVM := -Djava.io.tmpdir=$(or $(TMPDIR),/tmp) -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr
 WITH_JVM := test-core test-product test-minimum test-bench test-marked test-spark-frames test-spark-jobs test-spark41 test-spark43 \
 	test-spark-delta test-spark-connect test-spark-connect-part test-kafka test-cluster test-stores
@@ -197,7 +197,7 @@ fuzz: fuzz-targets ## Look for inputs that break the core: FUZZ_SECONDS (3600) f
 	$(call libfuzzer,broker,-max_total_time=$(FUZZ_SECONDS))
 	$(foreach target,$(LOG_TARGETS) $(BINDING_TARGETS),$(call libfuzzer,$(target),-max_total_time=$(FUZZ_SECONDS))$(newline)	)
 
-fuzz-corpus: tools ## Write the fuzz targets' corpus anew, after a change of the snapshot format or of a target
+fuzz-corpus: tools ## Write the fuzz targets' corpus again, after a change of the snapshot format or of a target
 	rm -f fuzz/corpus/*/seed-*
 	cargo test --locked --package fencepost-fuzz -- --ignored write_the_corpus
 
@@ -276,10 +276,10 @@ test-spark-connect test-spark-connect-part: java $(VENV)/tests ## DataFrames, SQ
 	FENCEPOST_SPARK=connect $(TIMED) $(BIN)/python -m pytest \
 		$(addprefix tests/spark/test_spark_,$(if $(findstring part,$@),$(CONNECT_PART),$(CONNECT_WHOLE)))
 
-test-spark-delta: java $(VENV)/tests $(JARS_IF_MAVEN) ## Jobs and Delta's own jars on the same tables; without Maven it says so and goes on
+test-spark-delta: java $(VENV)/tests $(JARS_IF_MAVEN) ## Jobs and Delta's own jars on the same tables; without Maven it says so and continues
 	$(call with_jars,tests/spark_delta)
 
-test-kafka: java $(VENV)/tests $(JARS_IF_MAVEN) ## Topics of a real broker, batch and stream; without Maven it says so and goes on
+test-kafka: java $(VENV)/tests $(JARS_IF_MAVEN) ## Topics of a real broker, batch and stream; without Maven it says so and continues
 	$(call with_jars,tests/kafka)
 
 test-cluster: java $(VENV)/tests dist/environment.tar.gz ## A cluster of two workers, and the environment that is shipped to it
@@ -325,7 +325,7 @@ SPARK_PART := $(addprefix tests/spark/test_spark_,package.py engine.py::test_res
 	deduplicate.py::TestColumns sql.py::test_the_function sql.py::test_the_table_function \
 	udf.py::test_each_row_gets_its_verdict udf.py::test_detail_names_the_sequences_jumped_over \
 	udf.py::test_large_integers_beside_nulls_are_exact_or_refused streams.py::test_each_batch_is_a_version \
-	streams.py::test_a_restart_goes_on_where_it_was streams.py::test_a_batch_that_is_delivered_again \
+	streams.py::test_a_restart_continues_where_it_was streams.py::test_a_batch_that_is_delivered_again \
 	kafka_log.py::test_records_are_those_of_the_log staged.py::test_a_job_on_spark)
 test-spark41: java postgresql $(VENV41)/tests ## Every function of the Spark package on PySpark 4.1
 	PYSPARK_PYTHON=$(abspath $(VENV41)/bin/python) $(TIMED) $(VENV41)/bin/python -m pytest $(SPARK_PART)

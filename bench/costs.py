@@ -127,7 +127,7 @@ def _identity(key: Numbers, seq: Any) -> pa.Table:
 
 
 def _new_rows(entries: int, rows: int, shards: int, share: float, run: int = 20) -> pa.Table:
-    """Runs that go on where the state ends, of keys that lie in a share of the shards."""
+    """Runs that continue where the state ends. Their keys are in a share of the shards."""
     rng = np.random.default_rng(3)
     keys = np.unique(rng.integers(entries, size=round(rows / run / share * 1.2) + shards))
     of_key = np.asarray(fp.shards(_identity(keys, 0), shards))

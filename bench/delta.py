@@ -1,7 +1,7 @@
-"""A Delta table that is deduplicated where it stands, against what its users do: all rows, and new ones.
+"""A Delta table that is deduplicated in place, against what its users do: all rows, and new ones.
 
-All rows: `dropDuplicates` over the table and an overwrite, or a MERGE that deletes all but one of each, told apart by
-their payload. New rows: a MERGE that inserts what does not match, against an append and a run of a job that knows the
+All rows: `dropDuplicates` over the table and an overwrite, or a MERGE that deletes all but one of each, by their
+payload. New rows: a MERGE that inserts what does not match, against an append and a run of a job that knows the
 rows before. Everyone begins with a table of its own, linked from one that
 is made once, and an answer is (rows, sum of their sequences) as Spark reads the table afterwards. Needs Delta's jars
 (`make jars`).
@@ -79,7 +79,7 @@ def _make_whole(landed: Landed, scratch: Path) -> Path:
 def _make_known(landed: Landed, scratch: Path) -> Path:
     """All files but the last, deduplicated, beside the state that knows them."""
     place = _make(sorted(landed.folder.iterdir())[:-1], scratch / f"known-{landed.landed[0]}")
-    # Where it stands is where it will be: a state knows its table by its path.
+    # The table keeps its place: a state knows its table by its path.
     _put(place, scratch / "out")
     _job(scratch / "out", LocalEngine(THREADS)).run()
     shutil.rmtree(place)

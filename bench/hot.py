@@ -1,7 +1,7 @@
 """What it brings that several tasks judge a hot shard: jobs over the rows of one producer, each task a process.
 
 `python bench/hot.py [--rows N] [--rounds N]` prints a table: the time of the run and of its judging, and the
-CPU time and peak memory of the tasks that have most of it. Rows lie in a random order over all files, so each is a run
+CPU time and peak memory of the tasks that have most of it. Rows are in a random order over all files, so each is a run
 of its own; a tenth repeat others. Rounds are alternated, figures are medians. States and counts must be the same.
 """
 

@@ -66,7 +66,7 @@ class Shape:
     """Where repeats lie: everywhere, "files" (in one file in ten), "tail" (in the last tenth of each file)."""
     payload_bytes: int = 90
     step: int = 1
-    """By how much sequences rise; above 1 no row goes on where the one before it ended."""
+    """By how much sequences rise; above 1 no row continues the one before it."""
     lost: int = 0
     """Sequences of a key that are missing between two runs of it."""
     group_rows: int = ROW_GROUP_ROWS

@@ -2,7 +2,7 @@
 
     python -m bench.landing_log COMMITS ROUNDS
 
-Both write a Parquet file of the same rows and put one entry of a log, if it is not there. The Delta writer goes on with
+Both write a Parquet file of the same rows and put one entry of a log, unless it is there. The Delta writer keeps
 its table object between commits, as a long-lived producer would. Neither syncs. Alternating, medians of the rounds'
 medians, of early and of late commits. `bench/run.py` makes a page of what this prints.
 """

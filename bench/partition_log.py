@@ -87,8 +87,8 @@ def _many(values: list[bytes]) -> Callable[[Any, int], None]:
     def write(log: kafka.PartitionLog, batches: int) -> None:
         for start in range(0, batches, CALL_BATCHES):
             seqs = range(start * BATCH_ROWS, min(batches, start + CALL_BATCHES) * BATCH_ROWS, BATCH_ROWS)
-            told = log.append_many([(7, 0, seq, values) for seq in seqs])
-            assert told[-1] == (Verdict.ACCEPTED, seqs[-1])
+            appended = log.append_many([(7, 0, seq, values) for seq in seqs])
+            assert appended[-1] == (Verdict.ACCEPTED, seqs[-1])
 
     return write
 

@@ -128,7 +128,7 @@ def _filled(rows: int) -> int:
 
 
 def _see(seen: tuple[int, int], batch: Any) -> tuple[int, int]:
-    """Looks at the ends of a batch, which is let go of then, as one that was sent."""
+    """Reads the ends of a batch, which is then released as one that was sent."""
     rows, total = seen
     first, last = int(batch["seq"][0]), int(batch["seq"][-1])
     return rows + len(batch), total + (first + last) * len(batch) // 2

@@ -223,7 +223,7 @@ def _total(rows: pa.Table) -> int:
     return total + sum(int(rows[name].to_numpy().sum(dtype=np.int64)) for name in COLUMNS[1:])
 
 
-# What is said of it
+# The report
 
 
 def targets(results: Results) -> list[Target]:

@@ -89,7 +89,7 @@ STEP = 7
 
 
 def with_gaps(landed: Landed, folder: Path) -> Landed:
-    """The same rows with every sequence `STEP` times as high: no row goes on where the one before it ended."""
+    """The same rows with every sequence `STEP` times as high: no row continues the one before it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for file in landed.folder.iterdir():
@@ -102,7 +102,7 @@ def with_gaps(landed: Landed, folder: Path) -> Landed:
 
 
 def answer_of(folder: Path) -> Answer:
-    """The answer that lies in the Parquet files of a folder, its subfolders too, but for side tables."""
+    """The answer in the Parquet files of a folder and its subfolders, without side tables."""
     files = [it for it in folder.rglob("*.parquet") if not any(part[0] == "_" for part in it.relative_to(folder).parts)]
     seqs = [pq.read_table(path, columns=["seq"], partitioning=None)["seq"] for path in files]
     return sum(map(len, seqs)), sum(pc.sum(seq).as_py() or 0 for seq in seqs)
@@ -167,7 +167,7 @@ def settle() -> None:
 
 
 def wake_workers(spark: SparkSession) -> None:
-    """Python workers go when they are idle for a minute: whoever follows `dropDuplicates` would start them anew."""
+    """Python workers end after an idle minute: a contestant that follows `dropDuplicates` would start them again."""
     from fencepost_spark import SparkEngine
 
     SparkEngine(spark).run("wake", operator.index, range(4 * THREADS))

@@ -158,7 +158,7 @@ def _with_ids(table: pa.Table) -> pa.Table:
 
 
 def _offsets_of(partition: np.ndarray[Any, Any], event: np.ndarray[Any, Any]) -> pa.Array:
-    """Where each event lies in its partition: in the order in which they come first. A repeat is delivered again."""
+    """The place of each event in its partition: in the order in which they come first. A repeat is delivered again."""
     _, first, place = np.unique(event, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     offsets = np.empty(len(first), np.int64)

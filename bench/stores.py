@@ -1,7 +1,7 @@
 """Jobs in an object store: the same files, job and rows on the local disk and on an S3 server of this machine.
 
 Rows of 90 bytes with a gap before each, whole keys in a file. Files that lose no row are copied by the store; in the
-second contest every file is written anew. The peer is Spark's `dropDuplicates`, which reads and writes the same bucket
+second contest every file is rewritten. The peer is Spark's `dropDuplicates`, which reads and writes the same bucket
 by s3a (`make .tools/s3a`; without the jars it is left out). An answer is (rows, sum of their sequences), read from the
 output after every round. The server runs on the same two cores as the contestants. Seconds of the processor are those
 of the contestant without the server's.
@@ -200,7 +200,7 @@ def _warm_up(spark: SparkSession, place: Place, landed: Landed) -> None:
 
 
 def _take_stored(place: Place) -> Answer:
-    """The answer that lies in the bucket, which is removed."""
+    """The answer in the bucket, which is removed."""
     store, found = place.store("out/sink"), []
     for name, size, etag in store.listing():
         if name.endswith(".parquet") and not any(part[0] == "_" for part in name.split("/")):

@@ -43,7 +43,7 @@ def main() -> int:
         is_right = show_generated(spark)
         is_right = show_real(spark) and is_right
     verdict = "every figure equals the truth" if is_right else "[red]a figure differs from the truth[/]"
-    console.print(f"\n[bold]{verdict}[/]; everything lies in [bold]demo-out/[/]")
+    console.print(f"\n[bold]{verdict}[/]; everything is in [bold]demo-out/[/]")
     return 0 if is_right else 1
 
 

@@ -62,7 +62,7 @@ app.mount("/metrics", make_asgi_app(METRICS))
 
 @app.post("/clicks")
 async def take(click: Click) -> dict[str, Any]:
-    """Returns where the event lies, once it is on disk."""
+    """Returns where the event is stored, once it is on disk."""
     try:
         [delivery] = app.state.producer.send([click.model_dump(mode="json")])
     except fp.CapacityError as error:

@@ -41,7 +41,7 @@ fn no_file_breaks_a_scan_or_a_rewrite() {
     run(binding::parquet, "binding_parquet");
 }
 
-/// A panic that left through the C functions of a stream would end the process: its reader sees an error, and goes on.
+/// A panic that left through the C functions of a stream would end the process: its reader sees an error, and continues.
 #[test]
 fn a_panic_behind_a_stream_of_arrow_is_an_error() {
     let mut pulls = 0;
@@ -73,7 +73,7 @@ fn the_corpus_is_read() {
     };
     let committed = corpus("binding_parquet");
     for bytes in files() {
-        assert!(committed.contains(&bytes), "write the corpus anew: make fuzz-corpus");
+        assert!(committed.contains(&bytes), "write the corpus again: make fuzz-corpus");
         let file = Arc::new(bytes[binding::OPTIONS..].to_vec());
         let file = ParquetFile::of_reader(Path::new("file"), file).expect("a file");
         let scanned = scan(&file, &columns, vec![], false, 4).expect("a file");
@@ -86,7 +86,7 @@ fn the_corpus_is_restored() {
     let committed = corpus("binding_restore");
     let mut holes = 0;
     for (number, bytes) in snapshots().into_iter().enumerate() {
-        assert!(committed.contains(&bytes), "write the corpus anew: make fuzz-corpus");
+        assert!(committed.contains(&bytes), "write the corpus again: make fuzz-corpus");
         let delta = bytes.windows(8).skip(1).position(|it| it == b"FPSTATE\0").map_or(bytes.len(), |at| at + 1);
         assert_eq!(delta < bytes.len(), number % 2 == 0);
         let (snapshot, delta) = bytes.split_at(delta);

@@ -27,7 +27,7 @@ fn a_sealed_snapshot_is_one() {
 fn the_corpus_is_of_this_version() {
     let corpus = corpus("broker");
     for bytes in snapshots() {
-        assert!(corpus.contains(&bytes), "write the corpus anew: make fuzz-corpus");
+        assert!(corpus.contains(&bytes), "write the corpus again: make fuzz-corpus");
     }
 }
 

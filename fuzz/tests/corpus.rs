@@ -61,7 +61,7 @@ fn is_read(mut bytes: &[u8]) -> bool {
 fn the_corpus_is_of_this_version() {
     let corpus = corpus("snapshot");
     for bytes in snapshots() {
-        assert!(corpus.contains(&bytes), "write the corpus anew: make fuzz-corpus");
+        assert!(corpus.contains(&bytes), "write the corpus again: make fuzz-corpus");
     }
 }
 

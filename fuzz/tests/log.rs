@@ -89,7 +89,7 @@ fn segments() -> Vec<Vec<u8>> {
     CODECS.map(segment).to_vec()
 }
 
-/// The compression, how many records there are said to be less one, and the records.
+/// The compression, the declared number of records less one, and the records.
 fn payloads() -> Vec<Vec<u8>> {
     let payload = |compression: Compression| [&[compression.0 as u8, 3], &batch(compression).bytes()[61..]].concat();
     CODECS.map(payload).to_vec()

@@ -161,7 +161,7 @@ class _Header:
         )
         expected = "' is not text" if self.kind == "string" else f"' is not an integer of type {self.kind}"
         problem = functions.when(
-            self.is_repeated, functions.lit(f"header '{self.name}': stands there several times with different values")
+            self.is_repeated, functions.lit(f"header '{self.name}': occurs several times with different values")
         ).when(self.raw.isNotNull() & self.value.isNull(), functions.concat(shown, functions.lit(expected)))
         if needed_by is None:
             return problem

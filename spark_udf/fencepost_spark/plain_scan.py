@@ -244,7 +244,7 @@ def _renamed(call: Call, sources: Mapping[str, str | None]) -> Columns:
     for name, field in call.fields.items():
         source = sources[field.name]
         if source is None:
-            raise NotPlainError(f"column '{field.name}' is computed, or stands in the names of folders")
+            raise NotPlainError(f"column '{field.name}' is computed, or is in the names of folders")
         names[name] = source
     if len(set(names.values())) < len(names):
         raise NotPlainError("two identity columns are one column of the files")

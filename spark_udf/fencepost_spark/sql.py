@@ -199,9 +199,9 @@ class GroupJudge:
         }
         kept = pa.array(self.table.apply(columns, self.columns).kept).to_pylist()
         rows, self.rows = self.rows, []
-        yield from (self.given_back(row) for row, is_kept in zip(rows, kept, strict=True) if is_kept)
+        yield from (self.restored(row) for row, is_kept in zip(rows, kept, strict=True) if is_kept)
 
-    def given_back(self, row: Row) -> Any:
+    def restored(self, row: Row) -> Any:
         if not self.instants:
             return row
         values = list(row)

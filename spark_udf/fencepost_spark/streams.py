@@ -197,14 +197,14 @@ class BatchWriter:
         run.recover()
         done = (run.before and run.before.source_position) or {}
         # A restored checkpoint begins at an earlier batch: ends below those of the state are right then.
-        goes_on = done.get("query") == query and number == done["batch"] + 1
+        continues = done.get("query") == query and number == done["batch"] + 1
         # Offsets of a recreated topic refer to other rows.
         is_exact = _is_known(ends) and len(sources) == len(ends or ()) and are_the_same(sources, topics, done)
         if self._is_next(batch, position, begins, done, is_exact):
             if sources:
                 warn_of(sources)
-                self._check_topics(sources, topics, done, goes_on)
-                position["kafka"] = positions_of(sources, topics, done, goes_on)
+                self._check_topics(sources, topics, done, continues)
+                position["kafka"] = positions_of(sources, topics, done, continues)
             self._judge(batch, folder, position, run)
         self._collect_batches(query, number)
         if run_id is not None:

@@ -2,7 +2,7 @@
 
     producers --wire--> log of inputs --> stage --wire--> log of results --> consumer --> PostgreSQL
 
-A producer is a transactional id of the registry; where it stands in its source commits with its events. The stage's
+A producer is a transactional id of the registry; its position in its source commits with its events. The stage's
 results commit with the positions of the inputs that they come from. The consumer's claim, its rows and its position are
 one database transaction.
 

@@ -37,10 +37,10 @@ INPUTS, RESULTS, LANDING = "inputs", "results", "landing"
 TABLE = "results"
 GROUP = "stage"
 MUTANTS = {
-    "producer trusts its notes": "goes on behind what it has noted, where its position should commit with its events",
+    "producer trusts its notes": "continues after what it has noted, where its position should commit with its events",
     "stage keeps its positions": "in a file behind its commits, where a compare-and-set should move them",
-    "consumer trusts its position": "writes rows, then where it stands, without a claim",
-    "consumer is ahead of itself": "notes where it stands before it writes rows",
+    "consumer trusts its position": "writes rows, then its position, without a claim",
+    "consumer is ahead of itself": "notes its position before it writes rows",
 }
 """What people do instead, and what of it goes wrong once somebody dies."""
 ABORTABLE = (
@@ -66,7 +66,7 @@ class Setup:
     events: int
     """Of each producer."""
     faults: int
-    """So many times somebody dies, stands still, or is cut off."""
+    """So many times somebody dies, is paused, or is cut off."""
     producers: int = 2
     inputs: int = 2
     results: int = 2
@@ -140,7 +140,7 @@ def produce(setup: Setup, name: str) -> None:
             def send(some: list[str] = some, position: int = position) -> None:
                 if setup.mutant != "producer trusts its notes":
                     coordinator.add_offsets(producer.identity, group, {0: (position, position + len(some))})
-                producer.send({"key": [it.encode() for it in some], "value": [_told(it) for it in some]})
+                producer.send({"key": [it.encode() for it in some], "value": [_encoded(it) for it in some]})
 
             if _in_transaction(producer, send):
                 _die_once(setup, name)
@@ -165,7 +165,7 @@ def land(setup: Setup, name: str) -> None:
         while position < len(events):
             some = events[position : position + sizes.randint(1, 20)]
             numbers = range(position, position + len(some))
-            keys, values = [it.encode() for it in some], [_told(it) for it in some]
+            keys, values = [it.encode() for it in some], [_encoded(it) for it in some]
             producer.send({"key": keys, "value": values, "number": list(numbers)})
             producer.flush()
             _die_once(setup, name)
@@ -239,10 +239,10 @@ def consume(setup: Setup, name: str) -> None:
             found = wire.insist(partition, "read", positions.get(partition, 0), "read_committed")
             if not len(found):
                 continue
-            told = [json.loads(it) for it in found["value"].to_pylist()]
+            messages = [json.loads(it) for it in found["value"].to_pylist()]
             rows = found.select(["topic", "partition", "pid", "epoch", "seq"])
-            rows = rows.append_column("event", pa.array([it["event"] for it in told]))
-            rows = rows.append_column("amount", pa.array([it["amount"] for it in told], pa.int64()))
+            rows = rows.append_column("event", pa.array([it["event"] for it in messages]))
+            rows = rows.append_column("amount", pa.array([it["amount"] for it in messages], pa.int64()))
             position = {partition: _behind(found)}
             _outlast(lambda rows=rows, position=position: apply(rows, positions=position))
             _die_once(setup, name)
@@ -370,10 +370,10 @@ def _note(file: Any, events: list[str]) -> None:
     file.flush()
 
 
-def _told(event: str) -> bytes:
+def _encoded(event: str) -> bytes:
     return json.dumps({"event": event, "amount": len(event)}).encode()
 
 
 def _doubled(value: bytes) -> bytes:
-    told = json.loads(value)
-    return json.dumps(told | {"amount": 2 * told["amount"]}).encode()
+    message = json.loads(value)
+    return json.dumps(message | {"amount": 2 * message["amount"]}).encode()

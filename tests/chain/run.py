@@ -29,7 +29,7 @@ from chain.wire import Wire
 
 PROCESSES = fork_server("chain.actors")
 FAULTS, REST_POSITIONS, SETTLE_S = 20, 20, 300.0
-"""So many times somebody dies, stands still, or is cut off; how far the stage moves on before who was fenced by a twin
+"""So many times somebody dies, is paused, or is cut off; how far the stage moves on before who was fenced by a twin
 comes back; how long nothing may go on."""
 
 
@@ -81,7 +81,7 @@ class Chain:
             for mark in self._marks():
                 self._wait(lambda mark=mark: self._acknowledged() >= mark)
                 while not self._fault():
-                    self._look()
+                    self._check_processes()
             self.say("no more faults")
             for name in self.stopped:
                 self._signal(name, signal.SIGCONT)
@@ -117,7 +117,7 @@ class Chain:
         self.processes[name] = PROCESSES.Process(target=main, args=(role, self.setup, name), daemon=True)
         self.processes[name].start()
 
-    def _look(self) -> None:
+    def _check_processes(self) -> None:
         """Starts again what has ended, but for producers that are done. Raises Broken for what broke by itself."""
         for name, process in self.processes.items():
             if name in self.stopped and time.monotonic() > self.stopped[name]:
@@ -174,9 +174,9 @@ class Chain:
                 if self.processes[name].exitcode != -signal.SIGKILL:
                     return False  # it had come to its end
             else:
-                # For longer than its transaction may stay open, so that others take over, and then it goes on.
+                # For longer than its transaction may stay open, so that others take over, and then it continues.
                 seconds = self.random.uniform(0.05, 0.3) + ("long" in kind) * self.setup.timeout_ms * 1.5 / 1000
-                self.say(f"{name} stands still for {seconds:.1f} s")
+                self.say(f"{name} is paused for {seconds:.1f} s")
                 self._signal(name, signal.SIGSTOP)
                 self.stopped[name] = time.monotonic() + seconds
                 process = self.processes[name]
@@ -204,9 +204,9 @@ class Chain:
             if now != progress:
                 deadline, progress = time.monotonic() + SETTLE_S, now
             if time.monotonic() > deadline:
-                raise Broken(f"nothing goes on for {SETTLE_S:.0f} s: {self._standing()}")
+                raise Broken(f"nothing happens for {SETTLE_S:.0f} s: {self._standing()}")
             time.sleep(0.02)
-            self._look()
+            self._check_processes()
 
     def _has_begun(self) -> bool:
         """Whether every producer has sent an event, so that a fault has an effect."""
@@ -241,7 +241,7 @@ class Chain:
 
     def _compare(self) -> None:
         """Every event that was acknowledged is in the table once, with its amount, and nothing else."""
-        told = Counter(
+        acknowledged = Counter(
             event
             for name in self.producers
             for event in set((self.setup.folder / f"{name}.acknowledged").read_text().split())
@@ -250,16 +250,16 @@ class Chain:
         with self.engine.connect() as connection:
             found = connection.execute(text(f"SELECT event, amount FROM {TABLE}")).all()
         rows = Counter(event for event, _ in found)
-        self.report.events, self.report.rows = len(told), len(found)
+        self.report.events, self.report.rows = len(acknowledged), len(found)
         for notes in self.setup.folder.glob("*.trouble"):
             self.report.trouble += Counter(notes.read_text().splitlines())
-        lost, twice = sorted(told.keys() - rows.keys()), sorted(it for it, count in rows.items() if count > 1)
-        strange = sorted(rows.keys() - told.keys())
+        lost, twice = sorted(acknowledged.keys() - rows.keys()), sorted(it for it, count in rows.items() if count > 1)
+        strange = sorted(rows.keys() - acknowledged.keys())
         wrong = sorted(event for event, amount in found if amount != 2 * len(event))
-        if told.keys() != wanted or lost or twice or strange or wrong:
+        if acknowledged.keys() != wanted or lost or twice or strange or wrong:
             raise Broken(
-                f"seed {self.setup.seed}: {len(wanted - told.keys())} were never acknowledged, lost {lost[:5]}, more "
-                f"than once {twice[:5]}, acknowledged by nobody {strange[:5]}, wrong {wrong[:5]}"
+                f"seed {self.setup.seed}: {len(wanted - acknowledged.keys())} were never acknowledged, lost "
+                f"{lost[:5]}, more than once {twice[:5]}, acknowledged by nobody {strange[:5]}, wrong {wrong[:5]}"
             )
 
 

@@ -94,7 +94,7 @@ def run_disturbed(root: Path, spark: SparkSession, stages: tuple[str, ...], dist
     demand(report.version == 2 and report.engine == "spark", f"version {report.version}, engine {report.engine}")
     before = visible(world)
     demand(any(marks.iterdir()), "no task was disturbed")
-    wait_until(lambda: not any(map(is_running, marks.iterdir())), "a loser goes on")
+    wait_until(lambda: not any(map(is_running, marks.iterdir())), "a loser continues")
     demand(visible(world) == before, "a loser changed what others see")
     finish(world, drive, collect=True)
 

@@ -181,7 +181,7 @@ class GatheringDoor(FencepostDoor):
     cuts: frozenset[int] = frozenset()
 
     def apply(self, call: Call) -> Judged | Error:
-        starts = [row for row in range(len(call.rows)) if row in self.cuts or not self.goes_on(call, row)]
+        starts = [row for row in range(len(call.rows)) if row in self.cuts or not self.continues(call, row)]
         ends = [*starts[1:], len(call.rows)]
         lengths = [end - start for start, end in zip(starts, ends, strict=True)]
         lines = to_arrow(call).take(pa.array(starts, pa.int64()))
@@ -190,7 +190,7 @@ class GatheringDoor(FencepostDoor):
         return self._judged(lambda _, columns: self.table.apply_spans(lines, columns=columns), to_arrow(call), names)
 
     @staticmethod
-    def goes_on(call: Call, row: int) -> bool:
+    def continues(call: Call, row: int) -> bool:
         now, before = call.rows[row], call.rows[row - 1]
         return row > 0 and now == before._replace(seq=before.seq + 1)
 

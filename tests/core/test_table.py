@@ -169,7 +169,7 @@ def test_get_of_integers() -> None:
         assert table.get(*unknown) is None
     for epoch in (2, -1, 32767, 32768, 2**40):
         assert table.get(7, 0, epoch) is None
-    # Whatever integer asks, the key is told as an int.
+    # For every type of integer, the key is returned as an int.
     asked = table.get(np.int64(7), np.uint8(3))
     assert asked == entry(7, 3, 0, 1, 1)
     assert type(asked["pid"]) is type(asked["partition"]) is int
@@ -324,8 +324,8 @@ CARRIERS: dict[str, Callable[[pa.Table], Any]] = {
 def test_from_entries_restores_a_table_without_loss(table: StateTable, carrier: str) -> None:
     found = CARRIERS[carrier](pa.table(table.entries()))
     # Polars and mappings carry no schema metadata, pandas gives it only in part.
-    told = pa.table(found).schema.metadata or {} if carrier != "mapping" else {}
-    has_metadata = b"fencepost.options" in told
+    metadata = pa.table(found).schema.metadata or {} if carrier != "mapping" else {}
+    has_metadata = b"fencepost.options" in metadata
     given = {} if has_metadata else {"keep": table.keep, "horizon_ms": table.horizon_ms}
     again = StateTable.from_entries(found, table.policy, **given)
     assert pa.table(again.entries()).to_pylist() == pa.table(table.entries()).to_pylist()

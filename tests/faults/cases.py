@@ -250,7 +250,7 @@ def stopped(
     outcome = zombie.wait()
     demand(visible(world) == before, "a zombie changed what others see")
     is_fine = outcome.kind == "version" or outcome.error == "StateConflictError"
-    demand(is_fine, f"the zombie was told {outcome.error}: {outcome.message}")
+    demand(is_fine, f"the zombie got {outcome.error}: {outcome.message}")
     finish(world, calm, collect=True)
 
 
@@ -263,14 +263,14 @@ def stopped_and_abandoned(root: Path, moment: str, calls: int = 0, **more: Any) 
     zombie.wait_until_stopped()
     was_shown = world.is_claimed(2)
     outcome = go(world, replace(calm, operation=("abandon", 2)))
-    demand(outcome.error == ("StateConflictError" if was_shown else ""), f"abandon was told {outcome}")
+    demand(outcome.error == ("StateConflictError" if was_shown else ""), f"abandon got {outcome}")
     world.land(300)
     demand(go(world, calm).version == 3, "another run fails")
     before = visible(world)
     zombie.signal(signal.SIGCONT)
     outcome = zombie.wait()
     demand(visible(world) == before, "a zombie changed what others see")
-    demand(outcome.error == ("" if was_shown else "StateConflictError"), f"the zombie was told {outcome}")
+    demand(outcome.error == ("" if was_shown else "StateConflictError"), f"the zombie got {outcome}")
     demand(world.opened().status(2) == ("applied" if was_shown else "abandoned"), "an abandoned version is another")
     finish(world, calm, collect=True)
 
@@ -288,7 +288,7 @@ def raced(root: Path, drivers: int, seed: int) -> None:
         demand(killed.kind == "killed", f"not killed: {killed}")
         for outcome in outcomes:
             is_fine = outcome.kind == "version" or outcome.error == "StateConflictError"
-            demand(is_fine, f"a racer was told {outcome.error}: {outcome.message}")
+            demand(is_fine, f"a racer got {outcome.error}: {outcome.message}")
             injected("drivers that lost a race", outcome.kind == "error")
         world.land(400 + round_)
     finish(world, drive, collect=True)
@@ -303,8 +303,8 @@ def met_at_decide(root: Path, drivers: int, *, versions: int) -> None:
         outcomes = [driver.wait() for driver in [Driver(world, racing) for _ in range(drivers)]]
         demand(_part(world) == drivers, "they have not met")
         injected("drivers that met at Decide", drivers)
-        told = sorted(outcome.error for outcome in outcomes)
-        demand(told == ["", *["StateConflictError"] * (drivers - 1)], f"drivers that met at Decide: {outcomes}")
+        errors = sorted(outcome.error for outcome in outcomes)
+        demand(errors == ["", *["StateConflictError"] * (drivers - 1)], f"drivers that met at Decide: {outcomes}")
         world.land(400 + round_)
     finish(world, drive)
 
@@ -379,7 +379,7 @@ def changed_source(root: Path, step: str, moment: str, change: str, plan: str | 
     outcome = go(world, replace(drive, at=(step, moment), act=change, seed=81))
     is_fine = outcome.kind == "version" or outcome.error in ("SourceError", "ChangedError")
     demand(outcome.is_disturbed, "the source did not change in the middle of the run")
-    demand(is_fine, f"a changing source was told as {outcome.error}: {outcome.message}")
+    demand(is_fine, f"a changing source ended with {outcome.error}: {outcome.message}")
     demand(outcome.kind == "version" or visible(world) == before, "an error changed what others see")
     finish(world, drive)
 
@@ -432,19 +432,19 @@ def full_by_limit(root: Path, limit: int, *, recovering: bool = False, **more: A
         kill(world, drive, "apply", "before")
     before, decided = visible(world), world.decided()
     outcome = go(world, replace(drive, file_bytes_max=limit))
-    _check_told(outcome)
+    _check_error(outcome)
     # What was decided before may be shown by now.
     is_same = recovering or world.decided() > decided or visible(world) == before
     demand(outcome.kind == "version" or is_same, "an error changed what others see")
-    demand(not outcome.quarantined, f"a full disk had files set aside: {outcome.quarantined}")
+    demand(not outcome.quarantined, f"a full disk had files quarantined: {outcome.quarantined}")
     finish(world, drive)
 
 
-def _check_told(outcome: Outcome) -> None:
+def _check_error(outcome: Outcome) -> None:
     tried("full disks", outcome.kind == "error")
     injected("disk full", outcome.kind == "error")
     blames_disk = outcome.error in ("", "OSError", "PermissionError", "StoreError")
-    demand(blames_disk, f"a full disk was told as {outcome.error}: {outcome.message}")
+    demand(blames_disk, f"a full disk ended with {outcome.error}: {outcome.message}")
 
 
 def full_by_blocks(root: Path, pages: int, **more: Any) -> None:
@@ -459,7 +459,7 @@ def full_by_blocks(root: Path, pages: int, **more: Any) -> None:
         os.truncate(filler, max(0, filler.stat().st_size // 4096 - pages) * 4096)
         before, decided = visible(world), world.decided()
         outcome = go(world, drive)
-        _check_told(outcome)
+        _check_error(outcome)
         is_same = world.decided() > decided or visible(world) == before
         demand(outcome.kind == "version" or is_same, "an error changed what others see")
         filler.unlink()
@@ -484,7 +484,7 @@ def forbidden(root: Path, folder: str, *, versions: int = 1) -> None:
     before, decided = visible(world), world.decided()
     with locked(world.root / folder):
         outcome = go(world, drive)
-        demand(outcome.error in ("PermissionError", "OSError"), f"a locked {folder} was told as {outcome}")
+        demand(outcome.error in ("PermissionError", "OSError"), f"a locked {folder} ended with {outcome}")
         injected("rights taken away")
         is_decided = world.decided() > decided
         demand(is_decided or visible(world) == before, "an error changed what others see")
@@ -542,7 +542,7 @@ def damaged(root: Path, target: str, damage: str, place: float = 0.5, **more: An
         finish(world, drive)
         return
     errors = ("SinkError", "SinkChangedError") if target == "marker" else ("SnapshotError",)
-    demand(outcome.error in errors, f"a damaged {target} was told as {outcome}")
+    demand(outcome.error in errors, f"a damaged {target} ended with {outcome}")
     # A log is found wrong by what follows from it; other settings are those of another job.
     name = {"log": "log/", "done": "/done/", "settings": str(world.state), "marker": str(world.sink)}
     demand(name.get(target, path.name) in outcome.message, f"{path} is not named: {outcome.message}")
@@ -580,7 +580,7 @@ def damaged_undecided(root: Path, what: str) -> None:
     else:
         (prepared / "part-99999.parquet").write_bytes(good)
     outcome = go(world, drive)
-    demand(outcome.error == "SinkChangedError", f"harmed outputs were told as {outcome}")
+    demand(outcome.error == "SinkChangedError", f"harmed outputs ended with {outcome}")
     demand(not (world.sink / "run=2").exists(), "harmed outputs were shown")
     (prepared / "part-99999.parquet").unlink(missing_ok=True)
     path.write_bytes(good)
@@ -610,13 +610,13 @@ def unfinished_file(root: Path, years: float) -> None:
     injected("file unfinished")
     outcome = go(world, replace(drive, clock_years=years))
     demand(outcome.version == 2 and outcome.files == 3, f"{outcome}")
-    demand(outcome.deferred == (path.name,) and not outcome.quarantined, f"set aside: {outcome.quarantined}")
+    demand(outcome.deferred == (path.name,) and not outcome.quarantined, f"quarantined: {outcome.quarantined}")
     path.write_bytes(whole)
     world.keep(path)
     finish(world, drive)
 
 
-# -- Producers that begin anew
+# -- Producers that restart their numbers
 
 
 def _numbered(first_ms: int, pid: int, origin: int, count: int = 2_000) -> pa.Table:
@@ -639,7 +639,7 @@ def topic_recreated(root: Path, **more: Any) -> None:
     demand(go(world, drive).version == 1, "the world cannot be prepared")
     before = visible(world)
     path = world.land(2, rows=_numbered(BEGIN_MS + HOUR_MS, 7, 2))
-    injected("numbers begun anew")
+    injected("numbers restarted")
     outcome = go(world, drive)
     demand(outcome.error == "PolicyError" and "seems to have restarted" in outcome.message, f"not suspected: {outcome}")
     demand(visible(world) == before, "an error changed what others see")
@@ -660,9 +660,9 @@ def evicted_and_replayed(root: Path, plan: str | None = None) -> None:
     outcome = go(world, drive)
     injected("forgotten rows sent again")
     demand(outcome.counts == {"FORGOTTEN": 2_000}, f"{outcome}")
-    set_aside = list((world.sink / "run=3" / "_rejects" / "verdict=FORGOTTEN").glob("*.parquet"))
-    rows = [row for path in set_aside for row in pq.read_table(path, partitioning=None)["origin"].to_pylist()]
-    demand(rows == [f"000001:{row:04}" for row in range(2_000)], "not all of them were set aside")
+    rejects = list((world.sink / "run=3" / "_rejects" / "verdict=FORGOTTEN").glob("*.parquet"))
+    rows = [row for path in rejects for row in pq.read_table(path, partitioning=None)["origin"].to_pylist()]
+    demand(rows == [f"000001:{row:04}" for row in range(2_000)], "not all of them are in _rejects")
     settle(world, drive)
     check(world, drive.options, rows=False)
     demand(not leftovers(world), f"left over: {leftovers(world)}")
@@ -704,7 +704,7 @@ def _go_under_lies(world: World, drive: Drive, drivers: int, die: str) -> None:
         outcomes = [driver.wait() for driver in running]
         for outcome in outcomes:
             is_fine = outcome.kind != "error" or outcome.error in ("StateConflictError", "StoreError")
-            demand(is_fine, f"a lying store was told as {outcome.error}: {outcome.message}")
+            demand(is_fine, f"a lying store ended with {outcome.error}: {outcome.message}")
         if others:
             lost = sum(outcome.error == "StateConflictError" for outcome in outcomes)
             tried("races under lies", _part(world) == drivers and lost == drivers - 1)
@@ -712,10 +712,10 @@ def _go_under_lies(world: World, drive: Drive, drivers: int, die: str) -> None:
 
 
 def _count_lies(liar: Liar, what: str) -> None:
-    demand(sum(liar.told[lie] for lie in liar.lies) > 3, f"hardly a lie was told: {liar.told}")
+    demand(sum(liar.answers[lie] for lie in liar.lies) > 3, f"too few false answers: {liar.answers}")
     for lie in liar.lies:
-        tried("kinds of lies", liar.told[lie] > 0)
-        injected(f"{what}: {lie}", liar.told[lie])
+        tried("kinds of lies", liar.answers[lie] > 0)
+        injected(f"{what}: {lie}", liar.answers[lie])
 
 
 def outcome_unknown(root: Path, endpoint: str, **more: Any) -> None:
@@ -728,11 +728,11 @@ def outcome_unknown(root: Path, endpoint: str, **more: Any) -> None:
         demand(go(world, drive).version == 1, "the world cannot be prepared")
         world.land(3)
         outcome = go(world, drive)
-        demand(outcome.error == "StoreError", f"a decision without an answer was told as {outcome}")
+        demand(outcome.error == "StoreError", f"a decision without an answer ended with {outcome}")
         demand(not (world.sink / "run=2").exists(), "what is not known to be decided was shown")
         opened = state.open(options["state"], options=s3_options(endpoint))
         demand(opened.decided() == 1, "the decision has landed before it was to arrive")
-        injected("store lied: dropped, then late", liar.told["dropped, then late"])
+        injected("store lied: dropped, then late", liar.answers["dropped, then late"])
         liar.may_arrive.set()
         wait_until(lambda: opened.decided() == 2, "the decision has not landed")
         world.path_of(3).unlink()
@@ -760,7 +760,7 @@ def careless_store(root: Path) -> None:
     world.land(1, 2)
     with serve_by_moto() as endpoint, Liar(endpoint, ("ignored",), share=1) as liar:
         outcome = go(world, Drive(options=_remote(root, liar.endpoint)))
-        injected("store lied: ignored", liar.told["ignored"])
+        injected("store lied: ignored", liar.answers["ignored"])
     demand(outcome.error == "StoreError" and "exactly one must succeed" in outcome.message, f"not refused: {outcome}")
     demand(not list(world.sink.glob("run=*")), "something is shown")
 
@@ -813,7 +813,7 @@ def careless_sink(root: Path, lie: str) -> None:
         world.land(1, 2)
         with Liar(endpoint, (lie,), share=1) as liar:
             outcome = go(replace(world, endpoint=liar.endpoint), Drive())
-            injected(f"sink lied about conditional puts: {lie}", liar.told[lie])
+            injected(f"sink lied about conditional puts: {lie}", liar.answers[lie])
         is_refused = outcome.error == "StoreError" and "exactly one must succeed" in outcome.message
         demand(is_refused, f"not refused: {outcome}")
         demand(not visible(world), "something is shown")
@@ -957,9 +957,9 @@ def _all() -> dict[str, Case]:
             add("order of syncs", in_order, version, plan)
     add("order of syncs", in_order, 2, hive=True)
     add("order of syncs", in_order, 2, keeps=True)
-    add("begun anew", topic_recreated)
-    add("begun anew", evicted_and_replayed)
-    add("begun anew", evicted_and_replayed, "row")
+    add("restarted", topic_recreated)
+    add("restarted", evicted_and_replayed)
+    add("restarted", evicted_and_replayed, "row")
     for at, lie in enumerate(LIES):
         # One that arrives is not put again: there are fewer of them.
         arrives = lie in ("503 after", "dropped after", "late", "late and dropped")
@@ -1043,8 +1043,8 @@ OBJECTIONS: list[tuple[str, Callable[..., None], dict[str, Any]]] = [
     ("finishes_first", killed_at_a_step, {"step": "apply", "moment": "before", "then": "delete"}),
     ("forgets_state", damaged, {"target": "segment", "damage": "flipped"}),
     ("collects_all", disturbed_workers, {"mode": "twice", "seed": 1}),
-    ("looks_once", changed_source, {"step": "judge", "moment": "after", "change": "swap"}),
-    ("looks_once", quietly_replaced, {"step": "judge", "moment": "after"}),
+    ("checks_once", changed_source, {"step": "judge", "moment": "after", "change": "swap"}),
+    ("checks_once", quietly_replaced, {"step": "judge", "moment": "after"}),
     ("writes_in_place", full_by_limit, {"limit": 60, "recovering": True}),
     ("evicts_by_the_clock", clock_jumped, {"years": 10}),
     ("drops_checksums", killed_at_a_step, {"step": "compare", "moment": "after", "keeps": True}),

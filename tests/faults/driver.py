@@ -43,7 +43,7 @@ class Drive:
     """Of what lands in the source then."""
     calls: int = 0
     """The signal comes at so many changes to the disk, or to an object store. A driver that is to be killed and makes
-    fewer is killed with its work done and not told."""
+    fewer is killed with its work done and not reported."""
     calls_from: str = ""
     """The step from which on they count."""
     mutant: str = ""
@@ -163,18 +163,18 @@ def wait_until(holds: Callable[[], object], what: str, seconds: float = PATIENCE
 # -- In the driver's process
 
 
-def _drive(world: World, drive: Drive, told: Connection) -> None:
+def _drive(world: World, drive: Drive, events: Connection) -> None:
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 for the rest of the process
-    told.send("begun")
-    faults = _Faults(world, drive, told)
+    events.send("begun")
+    faults = _Faults(world, drive, events)
     try:
         outcome = _act(world, drive, faults)
     except BaseException as error:
         text = str(error) or traceback.format_exc()
         outcome = Outcome("error", error=type(error).__name__, message=text)
     faults.end(outcome)
-    told.send(replace(outcome, is_disturbed=faults.is_over))
-    told.close()
+    events.send(replace(outcome, is_disturbed=faults.is_over))
+    events.close()
     os._exit(0)  # without a wait for tasks that were stopped
 
 
@@ -220,8 +220,8 @@ def make_job(world: World, drive: Drive) -> DedupJob:
 
 
 class Threads(LocalEngine):
-    """LocalEngine, but each task's end is told as it comes, in the task's thread: the engine may tell several at once,
-    and a fault within a step would find it over."""
+    """LocalEngine, but the thread of each task reports its end at once. The engine may report several together, and
+    a fault within a step would then come after the step."""
 
     def run(
         self,
@@ -252,8 +252,8 @@ def _shift_clock(seconds: float) -> None:
 class _Faults:
     """The job's progress callback, at which things happen."""
 
-    def __init__(self, world: World, drive: Drive, told: Connection) -> None:
-        self.world, self.drive, self.told = world, drive, told
+    def __init__(self, world: World, drive: Drive, events: Connection) -> None:
+        self.world, self.drive, self.events = world, drive, events
         self.is_over = False
         self.steps, self.lock = 0, threading.Lock()
         self.number = signal.SIGSTOP if drive.act == "stop" else signal.SIGKILL
@@ -281,7 +281,7 @@ class _Faults:
         with self.lock:
             self.steps += 1
             if self.steps == self.drive.doomed_at:
-                self.told.send("doomed")
+                self.events.send("doomed")
                 return
         if self.steps > self.drive.doomed_at:
             wait_for_death()
@@ -290,10 +290,10 @@ class _Faults:
         """Kills the driver now, if it was to be killed and had less to do. Of errors only a lost race lets it."""
         if self.drive.doomed_at and outcome.error in ("", "StateConflictError"):
             if self.steps < self.drive.doomed_at:
-                self.told.send("doomed")
+                self.events.send("doomed")
             wait_for_death()
         if self.drive.calls and not self.drive.calls_from and outcome.kind != "error" and self.number == signal.SIGKILL:
-            self.told.send("done")
+            self.events.send("done")
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -127,7 +127,7 @@ class Round:
             wait_until(lambda: self._applied() >= len(self.sent), "not all is applied")
         except AssertionError as error:
             raise Broken(f"seed {self.seed}: {error}: {self._progress()}") from None
-        wait_until(lambda: len(self._ask(_DEAD)) >= self.poison, "not all poison is set aside")
+        wait_until(lambda: len(self._ask(_DEAD)) >= self.poison, "not all poison is a dead letter")
         for process in self.consumers:
             process.terminate()
         for process in self.consumers:

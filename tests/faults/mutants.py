@@ -119,7 +119,7 @@ def collects_all(job: DedupJob) -> None:
     _replace(RunFolders, "collect", collect)
 
 
-def looks_once(job: DedupJob) -> None:
+def checks_once(job: DedupJob) -> None:
     """No check that a file is still the one that the first pass read."""
     _replace(write, "unchanged", lambda *_, **__: nullcontext())
     _replace(write, "check_footer", lambda *_: None)
@@ -245,7 +245,7 @@ MUTANTS: dict[str, Callable[[DedupJob], None]] = {
         syncs_nothing,
         syncs_late,
         collects_all,
-        looks_once,
+        checks_once,
         believes_exists,
         writes_in_place,
         evicts_by_the_clock,

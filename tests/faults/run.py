@@ -128,8 +128,8 @@ def _run_rounds(top: Path, found: Tally, store: Callable[[], str], rounds: int, 
             able[name].act(root, **({"endpoint": store()} if able[name].needs == "s3" else {}))
         except Exception as error:
             found.failed.append(f"{name}, round {round_}")
-            told = str(error) if isinstance(error, world.Broken) else traceback.format_exc()
-            print(f"FAILED {found.family}: {name}, round {round_}\n       {told[:1500]}", flush=True)
+            message = str(error) if isinstance(error, world.Broken) else traceback.format_exc()
+            print(f"FAILED {found.family}: {name}, round {round_}\n       {message[:1500]}", flush=True)
         found.rounds += 1
         found.write(tally)
         shutil.rmtree(root, ignore_errors=True)

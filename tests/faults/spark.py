@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MODES = ("exits", "killed", "raises", "twice", "shot", "late")
-"""How workers end: with their work done and not told, at a change to the disk, by an error, not at all but with the
+"""How workers end: with their work done and not reported, at a change to the disk, by an error, not at all but with the
 work done twice, by SIGKILL from outside, whatever they do; and not at all, but beside another attempt that stops midway
-and goes on when the version is done. (Spark does not speculate where all workers are on one machine.)"""
+and continues when the version is done. (Spark does not speculate where all workers are on one machine.)"""
 DISTURBED = {"shot": "*.again", "late": "*.loser"}
 """What the files of disturbed tasks are called, where it is not by stage and partition."""
 PLANS = ("interval", "row", "aligned")
@@ -206,7 +206,7 @@ def killed_driver(root: Path, step: str, moment: str, chosen: str | None = None,
     demand(found[0].recovered == wanted, f"recovered {found[0].recovered}, {wanted} was expected")
 
 
-def goes_on_elsewhere(root: Path, spark: SparkSession) -> None:
+def continues_elsewhere(root: Path, spark: SparkSession) -> None:
     """A driver with threads dies after Decide; one on Spark finishes its version and continues."""
     from fencepost_spark import SparkEngine
 
@@ -280,7 +280,7 @@ def rounds_of(family: str, top: Path, stack: ExitStack) -> Iterator[tuple[str, C
     for mode, chosen in itertools.cycle(itertools.product(MODES, PLANS)):
         yield f"{mode} {chosen}", lambda root, it=(mode, chosen): disturbed_workers(root, spark, *it)
         if (mode, chosen) == (MODES[-1], PLANS[-1]):
-            yield "a driver with threads killed", lambda root: goes_on_elsewhere(root, spark)
+            yield "a driver with threads killed", lambda root: continues_elsewhere(root, spark)
 
 
 def run_rounds(family: str, rounds: int, tally: Path | None) -> Tally:
@@ -293,8 +293,8 @@ def run_rounds(family: str, rounds: int, tally: Path | None) -> Tally:
                 act(root)
             except Exception as error:
                 found.failed.append(f"{name}, round {found.rounds}")
-                told = str(error) if isinstance(error, Broken) else traceback.format_exc()
-                print(f"FAILED {family}: {name}, round {found.rounds}\n       {told[:2000]}", flush=True)
+                message = str(error) if isinstance(error, Broken) else traceback.format_exc()
+                print(f"FAILED {family}: {name}, round {found.rounds}\n       {message[:2000]}", flush=True)
             found.rounds += 1
             found.write(tally)
             shutil.rmtree(root, ignore_errors=True)

@@ -3,9 +3,9 @@
 | name | what happens |
 |---|---|
 | pool | nothing; tasks begin in an order of chance |
-| killed | every first attempt is killed by SIGKILL: at some change to the disk, or with its work done and not told |
+| killed | every first attempt is killed: at some change to the disk, or with its work done and not reported |
 | twice | every task is run twice, one attempt after the other; the second's result counts |
-| late | of every stage one task runs a second time, stops midway, and goes on when it is told to (`resume_losers`) |
+| late | of every stage one task runs a second time, stops midway, and continues when `resume_losers` is called |
 """
 
 from __future__ import annotations

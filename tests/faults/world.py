@@ -393,7 +393,7 @@ def _check_all_read(world: World, seen: set[tuple[Any, ...]]) -> None:
         stat = path.stat()
         name = path.relative_to(world.source).as_posix()
         identity = (name, stat.st_size, stat.st_mtime_ns, stat.st_ino)
-        demand(identity in seen, f"{name} lies in the source and was never read")
+        demand(identity in seen, f"{name} is in the source and was never read")
 
 
 def _check_sink(world: World, opened: state.State) -> None:

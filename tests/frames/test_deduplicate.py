@@ -80,7 +80,7 @@ def test_a_table_keeps_its_state_between_calls(kind: str) -> None:
         kept = fp.deduplicate(make(delivery), table=table)
         assert (pa.table(kept)["payload"].to_pylist() if kind in OTHERS else payload(kept)) == wanted
     assert len(table) == 3
-    # Without it each call stands alone.
+    # Without it, each call is independent.
     assert fp.deduplicate(ROWS).num_rows == fp.deduplicate(ROWS).num_rows == len(KEPT)
 
 
@@ -223,7 +223,7 @@ def test_columns_of_types_that_only_polars_has_are_named(kind: Any) -> None:
             (StateTable("any_order").apply if call is fp.advise else call)(rows.rename({"seq": "more"}))
 
 
-def test_a_column_of_nulls_in_polars_is_no_producer() -> None:
+def test_a_column_of_nulls_in_polars_is_not_a_producer() -> None:
     rows = pl.DataFrame(ROWS).with_columns(pid=pl.lit(None))
     table = StateTable("any_order")
     table.apply(ROWS.set_column(1, "pid", pa.array(["a text"] * len(ROWS))).filter(ROWS["epoch"].is_valid()))

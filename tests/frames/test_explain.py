@@ -80,7 +80,7 @@ def test_against_a_table_that_is_not_advanced() -> None:
     assert table.snapshot() == before
 
 
-def test_a_late_row_is_not_said_to_repeat_another() -> None:
+def test_a_late_row_is_not_reported_as_a_repeat_of_another() -> None:
     """Under this policy it counts as a repeat, although it may be new."""
     rows = pa.table({"pid": [1] * 4, "seq": [5, 3, 5, 6]})
     columns = Columns(epoch=None, partition=None)

@@ -287,7 +287,7 @@ def recode(kind: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     if kind == "dictionary":
         return array.dictionary_encode()
     if kind == "dictionary-with-null":
-        # The null stands among the values, not among the indices.
+        # The null is among the values, not among the indices.
         values = array.unique()
         return pa.DictionaryArray.from_arrays(pc.index_in(array, values), values)
     if kind == "dictionary-unused":
@@ -649,7 +649,7 @@ def test_payload_of_a_mapping_is_not_even_read() -> None:
     assert codes(payload | numpy_mapping(ROWS)) == ANY_ORDER
 
 
-# NumPy, as it lies in memory
+# NumPy, as it is in memory
 
 
 def test_numpy_arrays_of_any_layout(policy: str) -> None:

@@ -89,8 +89,8 @@ def test_dropped_conflicts_are_counted_and_shown(tmp_path: Path) -> None:
     (sample,) = report.conflicts.to_pylist()
     assert (sample["seq"], sample["row"], sample["kept_row"], sample["column"]) == ("1", 3, 1, "amount")
     assert (sample["found"], sample["kept"]) == ("9", "2")
-    told = json.loads(report.to_json())
-    assert (told["counts"]["CONFLICT"], told["content_compared"]) == (1, 2)
+    figures = json.loads(report.to_json())
+    assert (figures["counts"]["CONFLICT"], figures["content_compared"]) == (1, 2)
     assert "conflicts" in str(report)
     assert "column 'amount' has 9" in str(report)
 

@@ -122,7 +122,7 @@ def test_the_sink_keeps_no_folder_of_a_folded_version_without_output(tmp_path: P
     assert runs(tmp_path) == [1, *range(3, 13)]
     assert os.listdir(tmp_path / "sink" / "run=3") == ["_abandoned"]
     check_rows(tmp_path)
-    shutil.rmtree(tmp_path / "sink" / "run=4")  # whoever wants its rows no more need not leave an empty folder
+    shutil.rmtree(tmp_path / "sink" / "run=4")  # a user who no longer wants its rows need not leave an empty folder
     go_on(tmp_path, 1)
     shutil.rmtree(tmp_path / "sink" / "run=9")
     with pytest.raises(fp.SinkChangedError, match="run=9 is gone, but version 9 was written"):
@@ -148,9 +148,9 @@ def test_folded_versions_are_refused_by_name(tmp_path: Path) -> None:
 def test_the_command_line_shows_totals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     go_on(tmp_path, 8)
     _, out, _ = run(capsys, "state", "show", tmp_path / "state", "--json")
-    told = json.loads(out)
-    assert [it["version"] for it in told["versions"]] == [5, 6, 7, 8]
-    folded = told["state"]["folded"]
+    shown = json.loads(out)
+    assert [it["version"] for it in shown["versions"]] == [5, 6, 7, 8]
+    folded = shown["state"]["folded"]
     assert (folded["versions"], folded["abandoned"], folded["files"], folded["rows"]) == (4, 0, 4, 4 * 40)
     _, out, _ = run(capsys, "state", "show", tmp_path / "state")
     assert "versions 4, abandoned 0, files 4, rows 160, kept" in out
@@ -382,9 +382,9 @@ def test_a_driver_that_wakes_after_a_fold(tmp_path: Path, monkeypatch: pytest.Mo
         if moment in ("applies", "finishes", "puts done"):
             assert make_job(tmp_path).run().version == 2
         else:
-            is_told = moment != "prepares"
-            error = fp.StoreError if is_told else fp.StateConflictError
-            text = "version 2 .*log entry was removed" if is_told else "decided version 2 first"
+            is_logged = moment != "prepares"
+            error = fp.StoreError if is_logged else fp.StateConflictError
+            text = "version 2 .*log entry was removed" if is_logged else "decided version 2 first"
             with pytest.raises(error, match=text):
                 make_job(tmp_path).run()
     own = opened(tmp_path)

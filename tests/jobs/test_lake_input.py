@@ -359,8 +359,8 @@ def test_files_with_other_names_are_reported(tmp_path: Path) -> None:
     report = make_job(tmp_path).run()
     assert (report.files, sorted(report.ignored)) == (1, ["X.PARQUET", "day=1/notes.txt", "part-00000", "x.parq"])
     again = make_job(tmp_path).run()
-    for told in (report, again):
-        assert re.search(r"\n  ignored +4  files .*\.parquet: ", str(told))
+    for each in (report, again):
+        assert re.search(r"\n  ignored +4  files .*\.parquet: ", str(each))
 
 
 def test_a_missing_source_folder_is_an_error(tmp_path: Path) -> None:

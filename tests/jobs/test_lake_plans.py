@@ -197,7 +197,7 @@ def test_groups() -> None:
     assert len(groups_of_shards([2_000_000] * 16, [0] * 16, 2)) == 16
 
 
-# What is set aside
+# Rows of _rejects
 
 
 def test_refused_rows_are_written_to_rejects(tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ def test_layouts_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def in_order(rows: pa.Table, layout: dict[str, Any]) -> pa.Table:
-    """Rows as they lie in files, or where they are dealt and sorted, in an order of their own."""
+    """Rows in the order of the files, or, where they are dealt and sorted, in another order."""
     return rows if list(layout) == ["target_file_bytes"] else rows.sort_by("origin")
 
 

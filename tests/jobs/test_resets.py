@@ -203,7 +203,7 @@ def test_a_whole_file_that_lands_again_much_later_in_any_order(tmp_path: Path) -
     assert make_job(tmp_path, max_idle_ms=10 * DAY_MS).run().counts == {"ACCEPTED": 1_000, "DUPLICATE": 3_000}
 
 
-# The threshold, and what is said
+# The threshold, and the report
 
 
 def test_the_threshold_is_an_option(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_without_timestamps_the_reports_say_that_resets_are_unknown(tmp_path: Pa
         make_job(tmp_path, max_idle_ms=1).run()
 
 
-def test_a_restart_is_told_if_each_new_event_has_other_content(tmp_path: Path) -> None:
+def test_a_restart_is_reported_if_each_new_event_has_other_content(tmp_path: Path) -> None:
     """Each of its rows is a CONFLICT then, and none a DUPLICATE."""
     land_all(tmp_path, {"a": pa.concat_tables([life(0, range(9)), life(DAY_MS, range(9))])})
     options = {"on_reset": "report", "compare_content": ["value"], "on_conflict": "quarantine"}

@@ -210,18 +210,18 @@ def test_a_crash_at_any_change_to_the_disk(tmp_path: Path, clock: list[int], mon
 def test_a_collected_version_is_still_described(
     tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its log: what it did is told still, and nobody goes back to where its rows would have to be looked for."""
+    """Its log: the figures of the version stay, and a rollback that would have to search for its rows is refused."""
     monkeypatch.setattr(versions, "DECISION_BYTES_MAX", 0)
     for number in range(6):
         go(tmp_path, number, keep=2)
     own = opened(tmp_path)
     assert [own.is_collected(it) for it in range(1, 7)] == [True, True, True, False, False, False]
-    told = [explain(own, it, is_whole=False) for it in range(1, 7)]
-    assert [it["rows"] for it in told] == [40] * 6
-    assert ["collected" in it for it in told] == [True, True, True, False, False, False]
-    assert told[0]["kept"] + told[0]["not_kept"] == 40
-    assert all(it["missing_opened"] > 0 < it["seconds"] for it in told)
-    assert set(told[0]) <= {*told[5], "collected"}
+    described = [explain(own, it, is_whole=False) for it in range(1, 7)]
+    assert [it["rows"] for it in described] == [40] * 6
+    assert ["collected" in it for it in described] == [True, True, True, False, False, False]
+    assert described[0]["kept"] + described[0]["not_kept"] == 40
+    assert all(it["missing_opened"] > 0 < it["seconds"] for it in described)
+    assert set(described[0]) <= {*described[5], "collected"}
     with pytest.raises(fp.SnapshotError, match=r"files that versions 1, 2, 3 wrote"):
         own.rollback(0)
     assert own.decided() == 6

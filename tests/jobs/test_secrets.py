@@ -16,12 +16,12 @@ from support.secret_objects import objects_of, options_of, put_log
 from support.secret_runs import SECRETS, contents_of, files_with, start_killed
 
 STEPS = ("export", "judge", "write", "collect", "decide", "recover")
-"""Each run begins what the one before was killed in anew; the last one finishes what the one before decided."""
+"""Each run repeats the version in which the run before was killed. The last run finishes the decided version."""
 
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_nothing_that_a_killed_run_leaves_has_a_credential(tmp_path: Path, endpoint: str, engine: str) -> None:
-    told = {
+    settings = {
         "engine": engine,
         "source": put_log(endpoint, "orders-0"),
         "log_options": options_of(endpoint),
@@ -31,7 +31,7 @@ def test_nothing_that_a_killed_run_leaves_has_a_credential(tmp_path: Path, endpo
     }
     plans: set[str] = set()
     for step in STEPS if engine == "processes" else STEPS[-2:]:
-        start_killed({**told, "step": step})
+        start_killed({**settings, "step": step})
         left = dict(contents_of(tmp_path))
         assert left, "nothing was looked at"
         plans |= {Path(name).name.partition("-")[0] for name in left if name.endswith(".plan")}
@@ -46,7 +46,7 @@ def test_nothing_has_a_credential_of_a_source(tmp_path: Path, endpoint: str) -> 
     pq.write_table(one_producer(range(9)), tmp_path / "x")
     for name in ("a.parquet", "b.parquet"):
         store.put(name, (tmp_path / "x").read_bytes())
-    told = {
+    settings = {
         "engine": "processes",
         "source": f"s3://{BUCKET}/landing",
         "source_options": options_of(endpoint),
@@ -55,7 +55,7 @@ def test_nothing_has_a_credential_of_a_source(tmp_path: Path, endpoint: str) -> 
     }
     plans: set[str] = set()
     for step in ("write", "decide"):
-        start_killed({**told, "step": step})
+        start_killed({**settings, "step": step})
         left = dict(contents_of(tmp_path))
         plans |= {Path(name).name.partition("-")[0] for name in left if name.endswith(".plan")}
         assert files_with(SECRETS, left.items()) == []

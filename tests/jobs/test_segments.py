@@ -151,7 +151,7 @@ def test_shards_by_number() -> None:
     other = Shard(shard=2, entries=6, positions=1, pieces=(Piece("s/3", 0, 1, "ee"),))
     new = shards.replaced([other])
     assert (new.get(2), new.get(0), new.get(9)) == (other, shards.get(0), shards.get(9))
-    assert sorted(new.files) == ["s/1", "s/2", "s/3"], "only files that pieces lie in"
+    assert sorted(new.files) == ["s/1", "s/2", "s/3"], "only files with pieces"
     assert sorted(new.replaced([dataclasses.replace(other, shard=0)]).files) == ["s/3"]
     assert len(Shards()) == 0
     assert DECISION.entries == 8
@@ -364,7 +364,7 @@ def test_a_ledger_without_footers(store: MemoryStore) -> None:
     assert new_files(store, ledger, changed("inode")) == ([], {})
     ledger = extend_ledger(store, ledger, 1, "a", [listing(3)])
     assert ledger.files == [3]
-    assert all(ledger.index), "all of it lies in blocks now"
+    assert all(ledger.index), "all of it is in blocks now"
     assert new_files(store, ledger, listing(1, 2, 3, 4)) == ([3], {})
 
 

@@ -84,7 +84,7 @@ def test_a_state_that_grows_is_cut_into_more_shards(tmp_path: Path, options: dic
     assert Counter(kinds(splits)) == {"run": 3, "reshard": len(set(shards)) - 1}
     assert read_sink(grown).equals(read_sink(whole))
     assert knows(splits) == knows(plain)
-    if "max_idle_ms" in options:  # a reshard looks at every shard, a run at those that it touches
+    if "max_idle_ms" in options:  # a reshard reads every shard, a run those that it touches
         for job in (splits, plain):
             job.state.evict(None, options["max_idle_ms"])
     assert fold(grown / "sink") == fold(whole / "sink") == missing(splits.state)

@@ -33,12 +33,12 @@ def test_every_contestant_is_right(part: dict[str, Any]) -> None:
 
 
 def test_judging_has_targets(part: dict[str, Any]) -> None:
-    told = {"median_millions_a_second": 30.0, "millions_a_second": [30.0], "bytes_an_entry": 100.0}
-    judging = [told | {"producers": count, "columns": it} for count in kafka.MILLIONS for it in kafka.BYTES_MAX]
+    figures = {"median_millions_a_second": 30.0, "millions_a_second": [30.0], "bytes_an_entry": 100.0}
+    judging = [figures | {"producers": count, "columns": it} for count in kafka.MILLIONS for it in kafka.BYTES_MAX]
     results = report.collect("quick", kafka=part | {"judging": judging})
-    told_of = {target.what: target.is_met for target in results.targets() if target.what.startswith("BrokerTable, ")}
-    assert len(told_of) == 6 + 4
-    assert not told_of["BrokerTable, 1 producers, whole"]
-    assert told_of["BrokerTable, 1,000,000 producers, whole"]
-    assert told_of["BrokerTable, 100,000 producers, whole: memory"]
-    assert not told_of["BrokerTable, 100,000 producers, bare: memory"]
+    is_met = {target.what: target.is_met for target in results.targets() if target.what.startswith("BrokerTable, ")}
+    assert len(is_met) == 6 + 4
+    assert not is_met["BrokerTable, 1 producers, whole"]
+    assert is_met["BrokerTable, 1,000,000 producers, whole"]
+    assert is_met["BrokerTable, 100,000 producers, whole: memory"]
+    assert not is_met["BrokerTable, 100,000 producers, bare: memory"]

@@ -74,12 +74,12 @@ def test_a_broker_takes_over_a_log_and_gives_it_back(own_broker: Broker, tmp_pat
             shutil.copy(path, theirs)
 
     own_broker.restart(swap)
-    told = [line for line in own_broker.log.read_text().splitlines() if "orders-0" in line]
+    lines = [line for line in own_broker.log.read_text().splitlines() if "orders-0" in line]
     segments = len(list(folder.glob("*.log")))
-    assert any(f"from snapshot file 'SnapshotFile(offset={end}," in line for line in told)
-    assert any(f"logStartOffset=0, logEndOffset={end}) with {segments} segments" in line for line in told)
-    mended = [line for line in told if re.search("WARN|ERROR|orrupt|Recovering", line)]
-    assert mended == [], "nothing had to be mended"
+    assert any(f"from snapshot file 'SnapshotFile(offset={end}," in line for line in lines)
+    assert any(f"logStartOffset=0, logEndOffset={end}) with {segments} segments" in line for line in lines)
+    repairs = [line for line in lines if re.search("WARN|ERROR|orrupt|Recovering", line)]
+    assert repairs == [], "nothing had to be repairs"
     found = consumed(own_broker, "orders", end)
     assert [(offset, value) for offset, _, value, _ in found] == [(it["offset"], it["value"]) for it in ours]
     assert len(found) == 5 * 150 + 3
@@ -91,7 +91,7 @@ def test_a_broker_takes_over_a_log_and_gives_it_back(own_broker: Broker, tmp_pat
     shutil.copytree(theirs, back)
     with PartitionLog(back) as log:
         assert [it["value"] for it in pa.table(log.read(end)).to_pylist()] == [b"a", b"b", b"c"]
-        assert log.append(7, 3, seq, [b"goes on"]).verdict is Verdict.ACCEPTED
+        assert log.append(7, 3, seq, [b"continues"]).verdict is Verdict.ACCEPTED
     epochs = [it["leader_epoch"] for it in pa.table(kafka.read_batches(back)).to_pylist()]
     assert epochs == sorted(epochs)
     assert epochs[-1] > epochs[0] == 0, "that of the broker is kept"

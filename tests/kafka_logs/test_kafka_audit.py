@@ -179,9 +179,9 @@ def test_sequences_that_the_broker_lost_are_reported(tmp_path: Path) -> None:
     folder = rewritten(tmp_path, "clicks-0", lambda batches: [it for n, it in enumerate(batches) if n not in lost])
     (found,) = kafka.audit(folder).partitions
     gone = sum(rows[at]["last_seq"] - rows[at]["base_seq"] + 1 for at in lost)
-    told = found.missing.to_pylist()
+    reported = found.missing.to_pylist()
     assert found.count_findings() == dict.fromkeys(FINDINGS, 0) | {"missing": gone}
-    for row in told:
+    for row in reported:
         of_pid = [rows[at] for at in sorted(lost) if rows[at]["pid"] == row["pid"]]
         assert row["first_seq"] == of_pid[0]["base_seq"]
         assert row["last_seq"] == of_pid[-1]["last_seq"]
@@ -192,14 +192,14 @@ def test_sequences_that_the_broker_lost_are_reported(tmp_path: Path) -> None:
             row["last_seq"] + 1,
             row["offset"],
         )
-    assert {row["pid"] for row in told} == {rows[at]["pid"] for at in lost}
+    assert {row["pid"] for row in reported} == {rows[at]["pid"] for at in lost}
 
 
 def test_a_batch_that_was_written_twice_is_reported(tmp_path: Path) -> None:
     folder = rewritten(tmp_path, "clicks-1", lambda batches: [*batches[:12], batches[4], *batches[12:]])
     (found,) = kafka.audit(folder).partitions
     rows = rows_of(kafka.read_batches(folder))
-    # What follows its repeat goes on from there: the state is that of a follower, which records what it finds.
+    # What follows its repeat continues from there: the state is that of a follower, which records what it finds.
     repeat = rows[12]
     assert found.repeated.to_pylist()[0] | {"expected": None} == {
         **{name: repeat[name] for name in ("pid", "epoch", "base_seq", "last_seq", "segment", "position")},
@@ -219,8 +219,8 @@ def test_a_fenced_producer_that_wrote_nevertheless_is_reported(tmp_path: Path) -
     (found,) = kafka.audit(folder).partitions
     assert found.count_findings()["fenced"] == 1
     first = rows_of(kafka.read_batches(DATA / "payments-0"))[0]
-    (told,) = found.fenced.to_pylist()
-    assert {name: told[name] for name in ("pid", "epoch", "base_seq")} == {
+    (reported,) = found.fenced.to_pylist()
+    assert {name: reported[name] for name in ("pid", "epoch", "base_seq")} == {
         name: first[name] for name in ("pid", "epoch", "base_seq")
     }
 
@@ -258,7 +258,7 @@ def test_a_log_that_retention_cut_begins_with_its_snapshot(tmp_path: Path) -> No
     assert {row["file"]: row["verdict"] for row in found.snapshots.to_pylist()} == {
         f"{offset:020}.snapshot": "before" if offset == 156 else "equal" for offset in (156, 268, 271, 489, 684, 733)
     }
-    # Without it, who was known before cannot be told from the log.
+    # Without the snapshot, the log does not show which producers were known before.
     (folder / "00000000000000000156.snapshot").unlink()
     (found,) = kafka.audit(folder).partitions
     assert found.known_from is None
@@ -493,7 +493,7 @@ def test_a_batch_with_fewer_records_than_offsets_shows_compaction() -> None:
 
 @pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state"])
 def test_internal_topics_are_compacted_unless_they_are_named(topic: str, tmp_path: Path) -> None:
-    """Nobody who passes a policy for all topics thinks of Kafka's own."""
+    """A user who passes a policy for all topics does not think of Kafka's own."""
     folder = shutil.copytree(DATA / "profiles-0", tmp_path / f"{topic}-0")
     for policy in ("unknown", "delete", {"*": "delete"}, {topic: "unknown", "*": "delete"}):
         (found,) = kafka.audit(folder, cleanup_policy=policy).partitions
@@ -589,8 +589,8 @@ def test_checksums_detect_every_batch_that_was_changed(name: str, tmp_path: Path
             flip(path, row["position"] + chance.randrange(61, row["bytes"]), 1 << chance.randrange(8))
         (unseen,) = kafka.audit(folder, checksums=False).partitions
         (found,) = kafka.audit(folder, checksums=True).partitions
-        told = {(Path(it.path).name, it.position) for it in found.damage if it.kind == "content"}
-        assert told == {(row["segment"], row["position"]) for row in bent} - {
+        places = {(Path(it.path).name, it.position) for it in found.damage if it.kind == "content"}
+        assert places == {(row["segment"], row["position"]) for row in bent} - {
             (Path(it.path).name, it.position) for it in unseen.damage if it.kind != "gap"
         }
         assert found.count_findings()["damage"] >= len(bent)
@@ -653,9 +653,9 @@ def test_the_report_is_text_json_and_tables(report: kafka.LogAudit) -> None:
         "total: 12 partitions, 0 with findings; 27 segments, 506 batches, 2,421 records, 126,877 bytes",
         "  found          nothing",
     ]
-    told = json.loads(report.to_json())
-    assert [it["topic"] for it in told["partitions"]] == [name.rpartition("-")[0] for name in PARTITIONS]
-    assert told["partitions"][0]["open"][0]["first_offset"] == 15
+    parsed = json.loads(report.to_json())
+    assert [it["topic"] for it in parsed["partitions"]] == [name.rpartition("-")[0] for name in PARTITIONS]
+    assert parsed["partitions"][0]["open"][0]["first_offset"] == 15
     frames = report.to_pandas()
     assert set(frames) == {
         "producers", "missing", "holes", "repeated", "fenced", "open", "aborted", "snapshots", "differences", "index"
@@ -679,9 +679,9 @@ def test_only_partitions_with_findings_are_shown_and_all_are_summed(tmp_path: Pa
     count = cut["last_offset"] - cut["base_offset"] + 1
     assert "total: 2 partitions, 1 with findings; " in text
     assert f"missing {count:,}" in text.splitlines()[-1]
-    told = json.loads(report.to_json(only_findings=True))
-    assert [it["topic"] for it in told["partitions"]] == ["orders"]
-    assert told["total"] == report.total()
+    parsed = json.loads(report.to_json(only_findings=True))
+    assert [it["topic"] for it in parsed["partitions"]] == ["orders"]
+    assert parsed["total"] == report.total()
     assert report.total()["batches"] == sum(it.batches for it in report.partitions)
     assert [it["topic"] for it in json.loads(report.to_json())["partitions"]] == ["clicks", "orders"]
 
@@ -800,9 +800,9 @@ def test_sequences_are_followed_as_a_loop_would() -> None:
         while done < len(rows):
             part = rows[done : done + chance.randint(1, 20)]
             *numbers, is_marker = (np.array(column) for column in zip(*part, strict=True))
-            told, below = sequences.apply(*(it.astype(np.int64) for it in numbers), is_marker)
+            jumps, below = sequences.apply(*(it.astype(np.int64) for it in numbers), is_marker)
             steps += [
-                (int(row) + done, int(expected), int(missing)) for row, expected, missing in zip(*told, strict=True)
+                (int(row) + done, int(expected), int(missing)) for row, expected, missing in zip(*jumps, strict=True)
             ]
             fenced += [int(row) + done for row in below]
             done += len(part)

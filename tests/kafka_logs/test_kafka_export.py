@@ -22,10 +22,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
 def test_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], isolation: str) -> None:
     out = tmp_path / "orders.parquet"
-    code, told, err = run(capsys, DATA / "orders-0", out, "--isolation", isolation)
+    code, text, err = run(capsys, DATA / "orders-0", out, "--isolation", isolation)
     wanted = pa.table(kafka.read_records(DATA / "orders-0", isolation))  # type: ignore[arg-type]
     assert pq.read_table(out).equals(wanted)
-    assert (code, told, err) == (0, f"{len(wanted)} records, segments: 2, partitions: 1, in {out}\n", "")
+    assert (code, text, err) == (0, f"{len(wanted)} records, segments: 2, partitions: 1, in {out}\n", "")
     assert pq.ParquetFile(out).metadata.row_group(0).column(0).compression == "ZSTD"
     assert list(tmp_path.iterdir()) == [out]
 
@@ -67,8 +67,8 @@ def test_damage_leaves_no_output(tmp_path: Path, capsys: pytest.CaptureFixture[s
     append_again(folder, batches_of(folder)[0])
     path = sorted(folder.glob("*.log"))[-1]
     flip(path, -4)
-    code, told, err = run(capsys, folder, tmp_path / out)
-    assert (code, told) == (1, "")
+    code, text, err = run(capsys, folder, tmp_path / out)
+    assert (code, text) == (1, "")
     assert err.startswith(f"fencepost: [FP201] {path}, byte ")
     assert "CRC-32C" in err
     assert [it.name for it in tmp_path.iterdir()] == ["logs"]
@@ -83,8 +83,8 @@ def test_damage_leaves_no_output(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ],
 )
 def test_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    code, told, err = run(capsys, DATA / "orders-0", tmp_path / "out.parquet", *arguments)
-    assert (code, told) == (2, "")
+    code, text, err = run(capsys, DATA / "orders-0", tmp_path / "out.parquet", *arguments)
+    assert (code, text) == (2, "")
     assert message in err
     assert not (tmp_path / "out.parquet").exists()
 
@@ -120,12 +120,12 @@ def test_a_missing_segment_is_reported(tmp_path: Path, capsys: pytest.CaptureFix
     lost = [it for it in before if it["segment"] == gone.name]
     gone.unlink()
     begin, end = lost[0]["base_offset"], lost[-1]["last_offset"]
-    code, told, err = run(capsys, tmp_path / "logs", tmp_path / out, "--rows", rows)
+    code, text, err = run(capsys, tmp_path / "logs", tmp_path / out, "--rows", rows)
     assert code == cli.EXIT_FINDINGS
     where = f"fencepost: {tmp_path}/logs/clicks-0: offsets {begin} to {end} ({end - begin + 1:,}) are in no segment"
     assert err.startswith(where)
     assert err.count("\n") == 1
-    assert told.startswith(f"{written(tmp_path / out)} {rows}, ")
+    assert text.startswith(f"{written(tmp_path / out)} {rows}, ")
     assert run(capsys, tmp_path / "logs", tmp_path / "quiet", "--quiet") == (cli.EXIT_FINDINGS, "", "")
     code, _, err = run(capsys, tmp_path / "logs", tmp_path / "again", "--cleanup-policy", "clicks=compact")
     assert (code, err) == (cli.EXIT_CLEAN, "")
@@ -156,20 +156,20 @@ def test_an_empty_segment_is_reported(tmp_path: Path, capsys: pytest.CaptureFixt
     empty = tmp_path / "empty-0"
     empty.mkdir()
     (empty / f"{0:020}.log").write_bytes(b"")
-    code, told, err = run(capsys, empty, tmp_path / "none.parquet")
-    assert (code, told[:10]) == (cli.EXIT_FINDINGS, "0 records,")
+    code, text, err = run(capsys, empty, tmp_path / "none.parquet")
+    assert (code, text[:10]) == (cli.EXIT_FINDINGS, "0 records,")
     assert err == f"fencepost: {empty}: no batch in 1 segments\n"
 
 
-def test_folders_without_segments_are_said_or_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_without_segments_are_reported_or_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "logs" / "empty-0").mkdir(parents=True)
     code, _, err = run(capsys, tmp_path / "logs", tmp_path / "out")
     assert code == cli.EXIT_ERROR
     assert "no segments (*.log) in any partition folder" in err
     assert not (tmp_path / "out").exists()
     shutil.copytree(DATA / "carts-0", tmp_path / "logs" / "carts-0")
-    code, told, err = run(capsys, tmp_path / "logs", tmp_path / "out")
-    assert (code, "partitions: 1" in told) == (cli.EXIT_FINDINGS, True)
+    code, text, err = run(capsys, tmp_path / "logs", tmp_path / "out")
+    assert (code, "partitions: 1" in text) == (cli.EXIT_FINDINGS, True)
     assert err == f"fencepost: {tmp_path}/logs/empty-0: no segments (*.log) in this folder\n"
     (tmp_path / "nothing").mkdir()
     assert run(capsys, tmp_path / "nothing", tmp_path / "out2")[0] == cli.EXIT_ERROR

@@ -190,7 +190,7 @@ def test_segments_that_a_broker_is_replacing_are_not_a_gap(tmp_path: Path, place
 
 
 def test_every_gap_is_reported(tmp_path: Path) -> None:
-    """A run that goes on reads past all of them."""
+    """A run that continues reads past all of them."""
     folder = copy_upto("clicks-0", tmp_path / "logs", 10**9)
     _, second, third, fourth, last = sorted(folder.glob("*.log"))
     second.unlink()

@@ -64,7 +64,7 @@ def test_every_header_is_what_the_brokers_own_tool_prints() -> None:
         "producer_epoch": "epoch", "leader_epoch": "leader_epoch", "timestamp": "max_timestamp",
     }  # fmt: skip
 
-    def as_told(row: dict[str, Any]) -> dict[str, str]:
+    def as_printed(row: dict[str, Any]) -> dict[str, str]:
         numbers = {theirs: str(row[ours]) for theirs, ours in same.items()}
         flags = {"transactional": str(row["transactional"]).lower(), "control": str(row["control"] is not None).lower()}
         texts = {"codec": row["compression"], "timestamp_type": row["timestamp_type"]}
@@ -73,8 +73,8 @@ def test_every_header_is_what_the_brokers_own_tool_prints() -> None:
     def key(row: dict[str, str]) -> tuple[str, int]:
         return row["file"], int(row["position"])
 
-    told = sorted(({name: row[name] for name in as_told(found[0])} for row in wanted), key=key)
-    assert sorted((as_told(row) for row in found), key=key) == told
+    printed = sorted(({name: row[name] for name in as_printed(found[0])} for row in wanted), key=key)
+    assert sorted((as_printed(row) for row in found), key=key) == printed
     assert {row["compression"] for row in found} == {"none", "gzip", "snappy", "lz4", "zstd"}
 
 
@@ -223,9 +223,9 @@ def test_snapshots_hold_what_the_brokers_own_tool_prints() -> None:
                     it["txn_first_offset"], it["timestamp"], first, last, it["last_offset"], delta,
                 ]
             )  # fmt: skip
-    told = [list(row.values()) for row in wanted]
+    printed = [list(row.values()) for row in wanted]
     # The tool prints the timestamp of a producer and that of its last batch, -1 where there is none.
-    assert sorted([str(it) for it in row] for row in found) == sorted(row[:10] for row in told)
+    assert sorted([str(it) for it in row] for row in found) == sorted(row[:10] for row in printed)
 
 
 def test_aborted_transactions_are_what_the_brokers_own_tool_prints() -> None:

@@ -58,7 +58,7 @@ def test_parts_give_what_the_partition_gives(name: str, isolation: Isolation) ->
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 def test_single_segments_are_read_as_read_records_reads_them(isolation: Isolation) -> None:
-    told, refused = 0, 0
+    equal, refused = 0, 0
     for path in sorted(DATA.glob("*/*.log")):
         try:
             wanted: pa.Table | str = pa.table(kafka.read_records(path, isolation))
@@ -71,8 +71,8 @@ def test_single_segments_are_read_as_read_records_reads_them(isolation: Isolatio
             refused += 1
         else:
             assert records_of(parts_of(path, isolation)).equals(wanted)
-            told += 1
-    assert (told, refused) == ((27, 0) if isolation == "read_uncommitted" else (26, 1))
+            equal += 1
+    assert (equal, refused) == ((27, 0) if isolation == "read_uncommitted" else (26, 1))
 
 
 def holds(row: dict[str, Any], condition: Condition) -> bool:

@@ -98,8 +98,8 @@ def test_a_client_library_decodes_what_was_written(tmp_path: Path, compression: 
     assert (record.offset, record.timestamp, record.key, record.value) == (
         17, TIME + 1, struct.pack(">hh", 0, 1), struct.pack(">hi", 0, 5)
     )  # fmt: skip
-    told = [(it["offset"], it["key"], it["value"], [(h["key"], h["value"]) for h in it["headers"]]) for it in ours]
-    assert told == [(it.offset, it.key, it.value, it.headers) for it in theirs]
+    fields = [(it["offset"], it["key"], it["value"], [(h["key"], h["value"]) for h in it["headers"]]) for it in ours]
+    assert fields == [(it.offset, it.key, it.value, it.headers) for it in theirs]
 
 
 def test_a_changed_byte_is_found_by_the_client_library_and_by_us(tmp_path: Path) -> None:
@@ -306,10 +306,10 @@ def test_retries_gaps_and_zombies(tmp_path: Path) -> None:
 
 def test_a_call_is_judged_as_its_batches_would_be(tmp_path: Path) -> None:
     with PartitionLog(tmp_path / "orders-0") as log:
-        told = log.append_many(
+        answers = log.append_many(
             [(7, 0, 0, [b"a", b"b"]), (7, 0, 0, [b"a", b"b"]), (8, 0, 0, [b"c"]), (7, 0, 3, [b"d"]), (7, 0, 2, [b"e"])]
         )
-        assert told == [
+        assert answers == [
             Appended(ACCEPTED, 0), Appended(DUPLICATE, 0), Appended(ACCEPTED, 2),
             Appended(Verdict.OUT_OF_ORDER, None), Appended(ACCEPTED, 3),
         ]  # fmt: skip
@@ -392,11 +392,11 @@ class Calls(RuleBasedStateMachine):
         return known["batches"][-1]["last_seq"] + 1 if known and known["batches"] else 0
 
     def wanted(self, pid: int, epoch: int, seq: int, values: list[bytes], transactional: bool) -> Appended:
-        told = self.judge(pid=pid, epoch=epoch, base_seq=seq, count=len(values), transactional=transactional)
-        if told.verdict is ACCEPTED:
-            assert told.offset is not None
-            self.records += [(told.offset + at, it, pid, transactional) for at, it in enumerate(values)]
-        return told
+        answer = self.judge(pid=pid, epoch=epoch, base_seq=seq, count=len(values), transactional=transactional)
+        if answer.verdict is ACCEPTED:
+            assert answer.offset is not None
+            self.records += [(answer.offset + at, it, pid, transactional) for at, it in enumerate(values)]
+        return answer
 
     batches = st.tuples(
         st.integers(0, 3), st.integers(-1, 1), st.sampled_from([0, 0, 0, 0, -1, -3, 1]),
@@ -414,8 +414,8 @@ class Calls(RuleBasedStateMachine):
         pid, bump, skew, values, transactional = batch
         epoch, seq = self.numbered(pid, bump, skew)
         self.now_ms += 1
-        told = self.log.append(pid, epoch, seq, list(values), transactional, now_ms=self.now_ms)
-        assert told == self.wanted(pid, epoch, seq, values, transactional)
+        answer = self.log.append(pid, epoch, seq, list(values), transactional, now_ms=self.now_ms)
+        assert answer == self.wanted(pid, epoch, seq, values, transactional)
 
     @rule(some=st.lists(batches, max_size=5))
     def append_many(self, some: Any) -> None:
@@ -438,9 +438,9 @@ class Calls(RuleBasedStateMachine):
             return
         batch = known["batches"][-back]
         values = [b"again"] * (batch["last_seq"] - batch["first_seq"] + 1)
-        told = self.log.append(pid, known["epoch"], batch["first_seq"], values, now_ms=self.now_ms)
-        assert told == Appended(DUPLICATE, batch["first_offset"])
-        assert told == self.judge(pid=pid, epoch=known["epoch"], base_seq=batch["first_seq"], count=len(values))
+        answer = self.log.append(pid, known["epoch"], batch["first_seq"], values, now_ms=self.now_ms)
+        assert answer == Appended(DUPLICATE, batch["first_offset"])
+        assert answer == self.judge(pid=pid, epoch=known["epoch"], base_seq=batch["first_seq"], count=len(values))
 
     @rule(
         pid=st.integers(0, 3), bump=st.integers(-1, 1), outcome=st.sampled_from(["commit", "abort"]),
@@ -450,14 +450,14 @@ class Calls(RuleBasedStateMachine):
         self.now_ms += 1
         known = self.table.get(pid, 0)
         epoch = max(0, (known["epoch"] if known else 0) + bump)
-        told = self.log.append_marker(pid, epoch, outcome, coordinator_epoch, version, now_ms=self.now_ms)
+        answer = self.log.append_marker(pid, epoch, outcome, coordinator_epoch, version, now_ms=self.now_ms)
         wanted = self.judge(
             pid=pid, epoch=epoch, control=outcome, coordinator_epoch=coordinator_epoch, transaction_version=version
         )
-        assert told == wanted
-        if told.verdict is ACCEPTED:
-            assert told.offset is not None
-            self.markers.append((told.offset, pid, outcome))
+        assert answer == wanted
+        if answer.verdict is ACCEPTED:
+            assert answer.offset is not None
+            self.markers.append((answer.offset, pid, outcome))
 
     @rule()
     def close(self) -> None:
@@ -518,10 +518,10 @@ WRITER = """
     while True:
         for pid in range(pid_count):
             values = [b"%d:%d" % (pid, seqs[pid] + at) for at in range(1 + seqs[pid] % 7)]
-            told = log.append(pid, 0, seqs[pid], values)
-            assert told.verdict == 0
+            answer = log.append(pid, 0, seqs[pid], values)
+            assert answer.verdict == 0
             seqs[pid] += len(values)
-            print(pid, told.offset, len(values), flush=True)
+            print(pid, answer.offset, len(values), flush=True)
 """
 
 
@@ -539,25 +539,27 @@ def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path: Path, syn
         folder = path.with_name(f"round{number}-0")
         writer = run(WRITER, folder, sync, 2)
         assert writer.stdout is not None
-        told = []
+        appended = []
         for line in writer.stdout:
-            told.append(tuple(map(int, line.split())))
-            if len(told) >= 20 and dice.random() < 0.02:
+            appended.append(tuple(map(int, line.split())))
+            if len(appended) >= 20 and dice.random() < 0.02:
                 writer.send_signal(signal.SIGKILL)
                 break
-        told += [tuple(map(int, line.split())) for line in writer.stdout if line.count(" ") == 2 and line[-1] == "\n"]
+        appended += [
+            tuple(map(int, line.split())) for line in writer.stdout if line.count(" ") == 2 and line[-1] == "\n"
+        ]
         assert writer.wait() == -signal.SIGKILL
         writer.stdout.close()
         with PartitionLog(folder) as log:
             found = dict(values_of(log))
             assert list(found) == list(range(log.log_end))
             seqs = [0, 0]
-            for pid, offset, count in told:
+            for pid, offset, count in appended:
                 wanted = [b"%d:%d" % (pid, seqs[pid] + at) for at in range(count)]
                 assert [found[offset + at] for at in range(count)] == wanted
                 last[pid] = (seqs[pid], wanted, offset)
                 seqs[pid] += count
-            offsets += len(told)
+            offsets += len(appended)
             for pid, (seq, values, offset) in last.items():
                 assert log.append(pid, 0, seq, values) == Appended(DUPLICATE, offset)
         assert kafka.audit(folder).partitions[0].snapshots["verdict"].to_pylist()[-1] == "equal"
@@ -743,21 +745,21 @@ def test_a_fork_does_not_keep_the_lock_of_a_closed_log(tmp_path: Path) -> None:
 
 
 def test_threads_append_at_once(tmp_path: Path) -> None:
-    told: dict[int, list[Appended]] = {pid: [] for pid in range(8)}
+    answers: dict[int, list[Appended]] = {pid: [] for pid in range(8)}
     with PartitionLog(tmp_path / "orders-0", segment_bytes=100_000) as log:
 
         def work(pid: int) -> None:
             for seq in range(0, 300, 3):
-                told[pid].append(log.append(pid, 0, seq, [b"%d:%d" % (pid, seq + at) for at in range(3)]))
+                answers[pid].append(log.append(pid, 0, seq, [b"%d:%d" % (pid, seq + at) for at in range(3)]))
                 # What was acknowledged is seen at once.
-                offset = told[pid][-1].offset
+                offset = answers[pid][-1].offset
                 assert offset is not None
                 assert values_of(log, offset)[0] == (offset, b"%d:%d" % (pid, seq))
 
-        in_threads([partial(work, pid) for pid in told])
+        in_threads([partial(work, pid) for pid in answers])
         found = dict(values_of(log))
     assert list(found) == list(range(2400))
-    for pid, some in told.items():
+    for pid, some in answers.items():
         assert [it.verdict for it in some] == [ACCEPTED] * 100
         assert [found[it.offset or 0] for it in some] == [b"%d:%d" % (pid, seq) for seq in range(0, 300, 3)]
 
@@ -851,7 +853,7 @@ def test_invalid_calls(tmp_path: Path) -> None:
             call()
 
 
-# A reader that goes on
+# A reader that continues
 
 
 def log_of_transactions(folder: Path) -> PartitionLog:

@@ -253,7 +253,7 @@ def test_a_fence_holds_after_the_marker_of_another_coordinator(transport: Partit
     transport.fence(7, 5, [0])
     assert transport.send(batch(7, 4, 0, table)).result(PATIENCE_SECONDS).error is fp.Verdict.FENCED
     assert transport.send(batch(7, 5, 0, table)).result(PATIENCE_SECONDS).error is fp.Verdict.ACCEPTED
-    assert transport.write_marker(7, 6, 0, "abort", 3) is fp.Verdict.ACCEPTED, "the coordinator goes on"
+    assert transport.write_marker(7, 6, 0, "abort", 3) is fp.Verdict.ACCEPTED, "the coordinator continues"
 
 
 def test_transactions_are_seen_when_they_are_committed(transport: PartitionLogTransport, tmp_path: Path) -> None:

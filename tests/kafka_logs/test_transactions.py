@@ -186,23 +186,23 @@ def pieces(table: pa.Table, seed: int) -> Iterator[pa.Table]:
 
 
 def rows_within(log: pa.Table, pid: int, first_offset: int, last_offset: int) -> list[int]:
-    """The rows of a producer whose offsets lie in a range, a marker at its end aside."""
+    """The rows of a producer with offsets in a range, without a marker at its end."""
     columns = zip(log.column("pid").to_pylist(), log.column("base_offset").to_pylist(), strict=True)
     return [at for at, (own, offset) in enumerate(columns) if own == pid and first_offset <= offset < last_offset]
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
 @pytest.mark.parametrize("seed", range(5))
-def test_calls_do_not_show_once_what_was_open_is_mended(name: str, seed: int) -> None:
+def test_outcomes_do_not_depend_on_calls_once_open_rows_are_resolved(name: str, seed: int) -> None:
     whole, cut = TransactionIndex(), TransactionIndex()
     expected = outcomes(whole, LOGS[name])
-    mended: list[str] = []
+    found: list[str] = []
     for piece in pieces(LOGS[name], seed):
-        mended += outcomes(cut, piece)
+        found += outcomes(cut, piece)
         for row in rows_of(cut.resolved()):
             for at in rows_within(LOGS[name], row["pid"], row["first_offset"], row["last_offset"]):
-                mended[at] = row["outcome"] if mended[at] == "open" else mended[at]
-    assert mended == expected
+                found[at] = row["outcome"] if found[at] == "open" else found[at]
+    assert found == expected
     assert rows_of(cut.open()) == rows_of(whole.open())
     assert rows_of(cut.aborted(int(name[-1]))) == rows_of(whole.aborted(int(name[-1])))
 

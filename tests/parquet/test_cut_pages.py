@@ -59,11 +59,11 @@ def check_ends(target: Path) -> None:
             column = group.column(at)
             if "." in column.path_in_schema:
                 continue
-            values, told = rows[column.path_in_schema], column.statistics
-            assert told.null_count == values.null_count, column.path_in_schema
-            if told.has_min_max:
+            values, statistics = rows[column.path_in_schema], column.statistics
+            assert statistics.null_count == values.null_count, column.path_in_schema
+            if statistics.has_min_max:
                 present = [it for it in values.to_pylist() if it is not None]
-                ends = [told.min, told.max]
+                ends = [statistics.min, statistics.max]
                 if pa.types.is_float16(values.type):
                     ends = [struct.unpack("<e", end)[0] for end in ends]
                 assert ends == [min(present), max(present)], column.path_in_schema
@@ -99,9 +99,9 @@ def test_any_rows_go_from_every_form(form: str, codec: str, seed: int, tmp_path:
 
 
 def chunk_bytes(path: Path, column: int) -> bytes:
-    told = pq.ParquetFile(path).metadata.row_group(0).column(column)
-    start = told.dictionary_page_offset if told.has_dictionary_page else told.data_page_offset
-    return path.read_bytes()[start : start + told.total_compressed_size]
+    chunk = pq.ParquetFile(path).metadata.row_group(0).column(column)
+    start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    return path.read_bytes()[start : start + chunk.total_compressed_size]
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
@@ -184,10 +184,10 @@ def test_bounds_that_footers_lack_are_computed(tmp_path: Path) -> None:
     lost = [row in (0, 7, ROWS - 1) for row in range(ROWS)]
     rewrite(source, target, *ranges_of(lost))
     kept = [text for text, is_lost in zip(texts, lost, strict=True) if not is_lost]
-    told = pq.ParquetFile(target).metadata.row_group(0).column(0).statistics
-    assert kept[0].startswith(told.min[:64])
-    assert told.min <= kept[0] <= kept[-1] <= told.max
-    assert told.null_count == 0
+    statistics = pq.ParquetFile(target).metadata.row_group(0).column(0).statistics
+    assert kept[0].startswith(statistics.min[:64])
+    assert statistics.min <= kept[0] <= kept[-1] <= statistics.max
+    assert statistics.null_count == 0
     assert pq.read_table(target)["text"].to_pylist() == kept
 
 
@@ -252,8 +252,8 @@ def test_a_chunk_begins_with_a_row(tmp_path: Path) -> None:
 
     def file(first: int) -> Path:
         body = levels(first, 1, 0, 0) + levels(1, 1, 1, 1) + raw.integers(1, 2, 3, 4)
-        told: Any = {"repetition": raw.REPEATED, "values": 4}
-        return written(tmp_path / f"source{first}", raw.Column("a", [raw.data_page(4, body)], **told), rows=3)
+        options: Any = {"repetition": raw.REPEATED, "values": 4}
+        return written(tmp_path / f"source{first}", raw.Column("a", [raw.data_page(4, body)], **options), rows=3)
 
     target = tmp_path / "target"
     rewrite(file(0), target, *ranges_of([False, True, False]))

@@ -16,7 +16,7 @@ from fencepost.policy import Columns
 from support import parquet_bytes as raw
 from support.bounded import run
 
-# Far below what each file claims, and above what threads and allocators set aside.
+# Far below what each file claims, and above what threads and allocators reserve.
 SPARE_BYTES = 512 << 20
 MANY = 2**31 - 1
 NUMBERS = raw.integers(1, 1, 1)
@@ -34,12 +34,12 @@ def file_with(pid: raw.Column, *others: raw.Column) -> bytes:
     return raw.File([pid, *zeros, good("seq", SEQS), *others], rows=3).bytes()
 
 
-def pid(*pages: bytes, **told: object) -> raw.Column:
-    return raw.Column("pid", pages, **told)  # type: ignore[arg-type]
+def pid(*pages: bytes, **options: object) -> raw.Column:
+    return raw.Column("pid", pages, **options)  # type: ignore[arg-type]
 
 
-def text(*pages: bytes, **told: object) -> raw.Column:
-    return pid(*pages, physical=raw.BYTE_ARRAY, **told)
+def text(*pages: bytes, **options: object) -> raw.Column:
+    return pid(*pages, physical=raw.BYTE_ARRAY, **options)
 
 
 def compressed(codec: str, number: int) -> bytes:
@@ -75,8 +75,8 @@ def list_of_many() -> bytes:
         raw.dictionary_page(1, raw.texts(b"x")),
         raw.second_page(MANY, body, rows=3, levels=lengths, encoding=raw.RLE_DICTIONARY),
     ]
-    told = {"physical": raw.BYTE_ARRAY, "repetition": raw.REPEATED, "values": MANY, "has_dictionary": True}
-    return file_with(good("pid"), raw.Column("many", pages, **told))  # type: ignore[arg-type]
+    options = {"physical": raw.BYTE_ARRAY, "repetition": raw.REPEATED, "values": MANY, "has_dictionary": True}
+    return file_with(good("pid"), raw.Column("many", pages, **options))  # type: ignore[arg-type]
 
 
 CODECS = {"SNAPPY": 1, "GZIP": 2, "BROTLI": 4, "LZ4": 5, "ZSTD": 6, "LZ4_RAW": 7}

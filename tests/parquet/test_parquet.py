@@ -102,13 +102,13 @@ def test_bloom_filters_stay_and_serve(tmp_path: Path) -> None:
         copy (select 'name' || (i * 7 % 1000) as name, i % 977 * 3 as number, i as row from range(30000) t(i))
         to '{source}' (format parquet, row_group_size 10000)
     """)
-    told = "select count(*) from parquet_metadata('{}') where bloom_filter_offset is not null"
-    filters = duckdb.sql(told.format(source)).fetchall()
+    query = "select count(*) from parquet_metadata('{}') where bloom_filter_offset is not null"
+    filters = duckdb.sql(query.format(source)).fetchall()
     assert filters[0][0] >= 3
     lost = lose(30000, 7)
     lost[:10000] = [False] * 10000
     rewrite(source, target, *ranges_of(lost))
-    assert duckdb.sql(told.format(target)).fetchall() == filters
+    assert duckdb.sql(query.format(target)).fetchall() == filters
     probe = "select bloom_filter_excludes from parquet_bloom_probe('{}', 'name', '{}')"
     assert duckdb.sql(probe.format(target, "nobody")).fetchall() == [(True,)] * 3
     assert duckdb.sql(probe.format(target, "name7")).fetchall() == [(False,)] * 3
@@ -140,7 +140,7 @@ def test_row_groups_of_one_file_are_copied_or_rewritten(has_index: bool, version
     assert duckdb.sql(f"select row, c01 from '{target}'").fetchall() == list(
         zip(kept["row"].to_pylist(), kept["c01"].to_pylist(), strict=True)
     )
-    # What readers do with the page index: rows that lie in few of the pages.
+    # What readers do with the page index: rows in few of the pages.
     wanted = kept["row"].to_pylist()[len(kept) // 2]
     assert duckdb.sql(f"select row from '{target}' where row = {wanted}").fetchall() == [(wanted,)]
     assert pl.scan_parquet(target).filter(pl.col("row") == wanted).collect()["row"].to_list() == [wanted]
@@ -537,8 +537,8 @@ def plain_spans(rows: list[dict[str, Any]], same: Sequence[str]) -> list[tuple[i
         if row["pid"] in (None, -1):
             before = None
             continue
-        goes_on = before is not None and row["seq"] == before["seq"] + 1 and all(row[it] == before[it] for it in same)
-        if goes_on:
+        continues = before is not None and row["seq"] == before["seq"] + 1 and all(row[it] == before[it] for it in same)
+        if continues:
             spans[-1] = (spans[-1][0], spans[-1][1] + 1)
         else:
             spans.append((number, 1))
@@ -760,10 +760,10 @@ def test_a_bad_value_is_named_with_its_row_of_the_file(
     assert raised.value.message.startswith(f"{path}: column '{name}', row {good + 1}: {problem}")
     if "order_by" not in options:
         table = fp.StateTable(options.get("policy", "any_order"), keep=["timestamp"] if "timestamp" in options else [])
-        with pytest.raises(fp.BatchError) as told:
+        with pytest.raises(fp.BatchError) as expected:
             table.apply(pa.table(columns))
         if options.get("policy") or name != "seq" or values.null_count:
-            assert raised.value.message == f"{path}: {told.value.message}"
+            assert raised.value.message == f"{path}: {expected.value.message}"
     with pytest.raises(fp.errors.SourceError, match="read failed midway"):
         scan.next(1)
 

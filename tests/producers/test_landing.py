@@ -501,7 +501,7 @@ def test_a_fence_with_an_invalid_epoch_is_not_written(tmp_path: Path) -> None:
     assert read_landing(tmp_path).position == 0
 
 
-def test_a_folder_that_no_writer_has_opened_is_no_empty_one(place: tuple[str, Any]) -> None:
+def test_a_folder_that_no_writer_has_opened_is_not_an_empty_one(place: tuple[str, Any]) -> None:
     """An operator would take a wrong path for an output without open transactions."""
     folder, options = place
     for after in (0, 3):
@@ -657,12 +657,12 @@ import sys, fencepost as fp
 from fencepost.sql import ProducerRegistry
 from fencepost.transports import LandingTransport
 from sqlalchemy import create_engine
-told_at, waits_at = map(int, sys.argv[3:])
+flushes_at, waits_at = map(int, sys.argv[3:])
 transport, registry = LandingTransport(sys.argv[1], sync=False), ProducerRegistry(create_engine(sys.argv[2]))
 with fp.SequencedProducer(transport, name="reader", registry=registry, position="at") as producer:
     for start in range(0, 300, 6):
         producer.send([{"at": at, "value": at} for at in range(start, start + 6)])
-        if start == told_at:
+        if start == flushes_at:
             producer.flush()
             print("begun", flush=True)
         if start == waits_at:
@@ -673,8 +673,8 @@ with fp.SequencedProducer(transport, name="reader", registry=registry, position=
 def test_a_producer_that_is_killed_and_begins_again_loses_and_doubles_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITE, str(tmp_path), f"sqlite:///{tmp_path}.db"]
     for seed in range(2):
-        told_at = 6 * random.Random(seed).randrange(2, 30)
-        places = [str(told_at), str(told_at + 60)]  # killed between them: it waits at the second
+        flushes_at = 6 * random.Random(seed).randrange(2, 30)
+        places = [str(flushes_at), str(flushes_at + 60)]  # killed between them: it waits at the second
         process = subprocess.Popen([*command, *places], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdout is not None
         assert process.stdout.readline() == b"begun\n"

@@ -203,7 +203,7 @@ def test_refusals_are_reported_by_delivery_and_flush() -> None:
     with pytest.raises(fp.DeliveryError, match="too odd"):
         producer.flush(PATIENCE_SECONDS)
     assert taken.result(PATIENCE_SECONDS).offset == 0
-    producer.flush(PATIENCE_SECONDS)  # told once
+    producer.flush(PATIENCE_SECONDS)  # the error was raised once
     producer.close()
 
 
@@ -904,7 +904,7 @@ def test_each_row_is_written_once_and_in_order_despite_any_network_fault(seed: i
     assert all(delivery.result(0).rows == 1 for delivery in deliveries)
     assert behind.log == sent
     assert producer.identity.epoch == 0
-    assert set(transport.told) == {*LIES, "truth"}
+    assert set(transport.answers) == {*LIES, "truth"}
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -113,20 +113,20 @@ def bring_about(kind: str, producer: fp.SequencedProducer, transport: Hooked, ca
         transport.gate.set()
 
 
-def told_within(kind: str, is_transactional: bool, call: str) -> tuple[Any, fp.SequencedProducer]:
+def result_within(kind: str, is_transactional: bool, call: str) -> tuple[Any, fp.SequencedProducer]:
     """What a call within a callback gives or raises."""
     producer, transport = new_producer(kind, is_transactional)
-    told: list[Any] = []
+    results: list[Any] = []
     has_called = threading.Event()
 
     def call_back(*_: Any) -> None:
-        if told:
+        if results:
             return
-        told.append(None)
+        results.append(None)
         try:
-            told[0] = CALLS[call](producer)
+            results[0] = CALLS[call](producer)
         except Exception as error:
-            told[0] = error
+            results[0] = error
         transport.gate.set()
         has_called.set()
 
@@ -134,7 +134,7 @@ def told_within(kind: str, is_transactional: bool, call: str) -> tuple[Any, fp.S
         producer.begin()
     apart(lambda: bring_about(kind, producer, transport, call_back))
     assert has_called.wait(PATIENCE_SECONDS), "the call waits for itself"
-    return told[0], producer
+    return results[0], producer
 
 
 def apart(work: Callable[[], Any]) -> None:
@@ -179,33 +179,33 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "is_transactional", "call"), CASES)
 def test_no_call_within_a_callback_waits_for_itself(kind: str, is_transactional: bool, call: str) -> None:
-    told, producer = told_within(kind, is_transactional, call)
+    result, producer = result_within(kind, is_transactional, call)
     if call in ENDS or call in (SENDS if kind in DECIDING else WAITS):
-        assert isinstance(told, fp.PolicyError), told
+        assert isinstance(result, fp.PolicyError), result
     else:
-        assert not isinstance(told, Exception) or isinstance(told, fp.FencepostError), told
+        assert not isinstance(result, Exception) or isinstance(result, fp.FencepostError), result
     apart(lambda: go_on(producer, is_transactional))
 
 
 def test_a_callback_may_send_what_fits() -> None:
-    told, producer = told_within("acknowledged", False, "send")
-    assert [type(it) for it in told] == [Delivery]
-    assert told[0].result(PATIENCE_SECONDS).rows == 1
+    result, producer = result_within("acknowledged", False, "send")
+    assert [type(it) for it in result] == [Delivery]
+    assert result[0].result(PATIENCE_SECONDS).rows == 1
     producer.close()
-    told, producer = told_within("acknowledged", False, "send into a full buffer")
-    assert isinstance(told, fp.CapacityError)
-    assert "callback of the producer" in str(told)
+    result, producer = result_within("acknowledged", False, "send into a full buffer")
+    assert isinstance(result, fp.CapacityError)
+    assert "callback of the producer" in str(result)
     producer.close()
 
 
 def test_an_error_within_a_callback_has_a_remedy() -> None:
-    told, producer = told_within("acknowledged", False, "flush")
-    assert isinstance(told, fp.PolicyError)
-    assert "flush()" in told.message
-    assert "another thread" in told.message
+    result, producer = result_within("acknowledged", False, "flush")
+    assert isinstance(result, fp.PolicyError)
+    assert "flush()" in result.message
+    assert "another thread" in result.message
     producer.close()
-    told, producer = told_within("work", True, "abort")
-    assert isinstance(told, fp.PolicyError)
-    assert "abort()" in told.message
-    assert "this thread" in told.message
+    result, producer = result_within("work", True, "abort")
+    assert isinstance(result, fp.PolicyError)
+    assert "abort()" in result.message
+    assert "this thread" in result.message
     producer.close()

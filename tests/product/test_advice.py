@@ -258,9 +258,9 @@ def test_the_command_line(zone: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert cli.main(["advise", str(zone)]) == 0
     assert capsys.readouterr().out == f"{lake.advise(zone)}\n"
     assert cli.main(["advise", str(zone), "--rows", "500", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["rows"] == 500
-    words = shlex.split(told["command"])
+    advice = json.loads(capsys.readouterr().out)
+    assert advice["rows"] == 500
+    words = shlex.split(advice["command"])
     state, sink = str(tmp_path / "state"), str(tmp_path / "clean")
     job = [{"STATE": state, "CLEAN": sink}.get(word, word) for word in words[1:]]
     assert cli.main([*job, "--no-sync", "-q"]) == 0

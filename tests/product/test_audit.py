@@ -43,8 +43,8 @@ def timed_rows(seed: int, count: int) -> pa.Table:
     """Generated rows with timestamps of their events, so that repeats have the same, and with restarted counters."""
     rows = pl.DataFrame(make_rows(seed, count)).with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
     first = pl.col("row").first().over("pid", "epoch", "partition", "seq")
-    is_anew = (pl.col("pid") == 3) & (pl.col("row") > count // 2)
-    rows = rows.with_columns(timestamp=pl.when(is_anew).then(pl.col("row") * 10).otherwise(first * 10))
+    is_restarted = (pl.col("pid") == 3) & (pl.col("row") > count // 2)
+    rows = rows.with_columns(timestamp=pl.when(is_restarted).then(pl.col("row") * 10).otherwise(first * 10))
     return rows.drop("row").to_arrow().cast(SCHEMA.append(pa.field("timestamp", pa.int64())))
 
 
@@ -336,18 +336,16 @@ def test_numbers_that_were_used_twice_have_no_rows_beside_gaps() -> None:
 
 
 def test_a_restarted_counter_is_suspected_and_a_redelivery_is_not() -> None:
-    began_anew = pa.concat_tables(
-        [stream(1, range(3_000), range(3_000)), stream(1, range(2_900), range(9_000, 11_900))]
-    )
-    assert fp.audit(began_anew, columns=TIMED).count_findings() == {"duplicate": 2_900, "reset": 1}
+    restarted = pa.concat_tables([stream(1, range(3_000), range(3_000)), stream(1, range(2_900), range(9_000, 11_900))])
+    assert fp.audit(restarted, columns=TIMED).count_findings() == {"duplicate": 2_900, "reset": 1}
     scattered = pa.concat_tables(  # each after a row that was accepted
         [stream(1, [it, it], [2 * it, 2 * it + 1]) for it in range(2_900)]
     )
     assert fp.audit(scattered, columns=TIMED).count_findings() == {"duplicate": 2_900, "reset": 1}
     assert fp.audit(scattered, columns=TIMED, reset_rows_min=2_901).count_findings() == {"duplicate": 2_900}
     table = StateTable("any_order", keep=("timestamp",))
-    table.apply(began_anew.slice(0, 3_000), TIMED)
-    later = began_anew.slice(3_000)
+    table.apply(restarted.slice(0, 3_000), TIMED)
+    later = restarted.slice(3_000)
     report = fp.audit(later, columns=TIMED, table=table)
     assert report.count_findings() == {"duplicate": 2_900, "reset": 1}
     assert report.suspected_resets.to_pylist() == [
@@ -355,7 +353,7 @@ def test_a_restarted_counter_is_suspected_and_a_redelivery_is_not() -> None:
     ]
     assert report.count_findings("reset") == {"reset": 1}
     one, of_one = StateTable("any_order", keep=("timestamp",)), dataclasses.replace(TIMED, partition=None)
-    one.apply(began_anew.slice(0, 3_000), of_one)
+    one.apply(restarted.slice(0, 3_000), of_one)
     assert fp.audit(later, columns=of_one, table=one).count_findings() == {"duplicate": 2_900, "reset": 1}
     again = pa.concat_tables([stream(1, range(3_000), range(3_000))] * 5)  # the same rows, as old as they were
     assert fp.audit(again, columns=TIMED, table=table).count_findings() == {"duplicate": 15_000}
@@ -577,10 +575,10 @@ def test_replaced_epochs_over_the_wrap(monkeypatch: pytest.MonkeyPatch, wrap: in
     policy = FENCED.replace(wrap=wrap, intervals_max=30)
     data = bumped_rows(5, 400)
     data = data.set_column(3, "seq", pa.array(data["seq"].to_numpy() % 40))
-    told = pa.table(StateTable(policy).apply(data, columns).missing).to_pylist()
+    expected = pa.table(StateTable(policy).apply(data, columns).missing).to_pylist()
     monkeypatch.setattr(auditor, "CALL_ROWS", 11)
     report = fp.audit(data, policy, columns)
-    assert sorted(map(str, report.missing.to_pylist())) == sorted(map(str, told))
+    assert sorted(map(str, report.missing.to_pylist())) == sorted(map(str, expected))
     assert report.missing_ranges > 30, "more than the table may hold at a time"
 
 
@@ -748,12 +746,12 @@ def test_the_report_for_people_programs_and_frames() -> None:
     )
     assert "missing (the first 1 of 2)\n" in report.to_text(1)
     assert "\n\n" not in report.to_text(0)
-    told = json.loads(report.to_json())
-    assert told["counts"] == {"ACCEPTED": 5, "DUPLICATE": 2}
-    assert told["missing"][1] == {
+    parsed = json.loads(report.to_json())
+    assert parsed["counts"] == {"ACCEPTED": 5, "DUPLICATE": 2}
+    assert parsed["missing"][1] == {
         "pid": 7, "partition": 0, "epoch": 0, "first_seq": 6, "last_seq": 8, "count": 3
     }  # fmt: skip
-    assert (told["suspected_resets"], told["suspected_resets_keys"], told["resets_keys"]) == (None, None, 0)
+    assert (parsed["suspected_resets"], parsed["suspected_resets_keys"], parsed["resets_keys"]) == (None, None, 0)
     cut = json.loads(report.to_json(1))
     assert (len(cut["missing"]), cut["missing_ranges"]) == (1, 2)
     frames = report.to_pandas()
@@ -1024,7 +1022,7 @@ def test_a_bad_file_is_named_and_the_others_are_audited(tmp_path: Path, kind: st
     ((path, reason),) = report.unreadable
     assert path == "b.parquet"
     assert why in reason
-    assert str(tmp_path / "b.parquet") not in reason, "the path is told once"
+    assert str(tmp_path / "b.parquet") not in reason, "the path is named once"
     assert differences(report, whole, "unreadable", "distances") == []
     assert "unreadable" in str(report)
     assert why in str(report)

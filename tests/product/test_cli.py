@@ -68,10 +68,10 @@ def test_dedup_reads_what_is_new(job: tuple[Path, Path, Path], capsys: pytest.Ca
     assert (code, out, err) == (0, f"nothing new in {job[0]}: nothing written, state unchanged\n", "")
     land(job[0], "b.parquet", make_rows(0))
     code, out, err = run(capsys, "dedup", *job, "--no-sync", "--json")
-    told = json.loads(out)
+    report = json.loads(out)
     assert (code, err) == (0, "")
-    assert (told["version"], told["rows"]) == (2, 600)
-    assert set(told["counts"]) == {"DUPLICATE", "UNTRACKED"}
+    assert (report["version"], report["rows"]) == (2, 600)
+    assert set(report["counts"]) == {"DUPLICATE", "UNTRACKED"}
     land(job[0], "c.parquet", make_rows(1))
     assert run(capsys, "dedup", *job, "--no-sync", "--quiet") == (0, "", "")
     assert fencepost.state.open(job[1]).done() == 3
@@ -247,21 +247,21 @@ def test_audit_prints_text_and_json(zone: Path, capsys: pytest.CaptureFixture[st
     assert run(capsys, "audit", zone / "landing", *KEYS) == (0, f"{report}\n", "")
     code, out, err = run(capsys, "audit", zone / "landing", *KEYS, "--json", "--top", "2", "--threads", "1")
     assert (code, err) == (0, "")
-    told = json.loads(out)
-    assert told == json.loads(report.to_json(2))
-    assert len(told["missing"]) == 2 < told["missing_ranges"]
+    parsed = json.loads(out)
+    assert parsed == json.loads(report.to_json(2))
+    assert len(parsed["missing"]) == 2 < parsed["missing_ranges"]
 
 
 def test_findings_are_exit_code_3(zone: Path, job: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     found = lake.audit(zone / "landing", columns=Columns(partition=("topic", "partition"))).count_findings()
-    told = f"fencepost: found: missing {found['missing']:,}, duplicate {found['duplicate']:,}\n"
+    message = f"fencepost: found: missing {found['missing']:,}, duplicate {found['duplicate']:,}\n"
     code, out, err = run(capsys, "audit", zone / "landing", *KEYS, "--fail-on", "missing,duplicate")
-    assert (code, err) == (3, told)
+    assert (code, err) == (3, message)
     assert out.startswith("audit of ")
     both = ["--fail-on", "missing", "--fail-on", "duplicate"]
     assert run(capsys, "audit", zone / "landing", *KEYS, *both, "--quiet") == (3, "", "")
     code, out, err = run(capsys, "audit", zone / "landing", *KEYS, *both, "--json")
-    assert (code, err) == (3, told)
+    assert (code, err) == (3, message)
     json.loads(out)
     run(capsys, "dedup", *job, "--no-sync")
     assert run(capsys, "audit", job[2], "--fail-on", "duplicate", "--quiet") == (0, "", "")
@@ -284,10 +284,10 @@ def test_state_show_describes_a_run(job: tuple[Path, Path, Path], capsys: pytest
     assert "policy          any_order\n" in out
     assert out.splitlines()[-3].split()[:4] == ["version", "kind", "status", "files"]
     assert out.splitlines()[-1].split()[:5] == ["2", "run", "applied", "1", "600"]
-    told = json.loads(run(capsys, "state", "show", state, "--json", "--last", "1")[1])
-    assert told["state"]["sink"] == str(sink)
-    assert told["state"]["versions"] == 2
-    (second,) = told["versions"]
+    shown = json.loads(run(capsys, "state", "show", state, "--json", "--last", "1")[1])
+    assert shown["state"]["sink"] == str(sink)
+    assert shown["state"]["versions"] == 2
+    (second,) = shown["versions"]
     whole = json.loads(run(capsys, "state", "show", state, "2", "--json")[1])
     assert whole.items() >= second.items()
     assert whole["kept"] + whole["not_kept"] == whole["rows"] == sum(whole["counts"].values()) == 600
@@ -430,8 +430,8 @@ def test_operations_on_a_real_state(job: tuple[Path, Path, Path], capsys: pytest
     code, out, err = run(capsys, "state", "rollback", state, "1", "--accept-duplicates", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out)["version"] == 4
-    told = json.loads(run(capsys, "state", "show", state, "--json")[1])
-    assert [(it["kind"], it["status"], it["builds_on"]) for it in told["versions"]] == [
+    shown = json.loads(run(capsys, "state", "show", state, "--json")[1])
+    assert [(it["kind"], it["status"], it["builds_on"]) for it in shown["versions"]] == [
         ("run", "applied", 0), ("run", "applied", 1), ("reshard", "applied", 2), ("rollback", "applied", 1),
     ]  # fmt: skip
     assert run(capsys, "state", "gc", state)[0] == 0

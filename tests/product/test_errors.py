@@ -309,7 +309,7 @@ def test_a_bad_call_gives_the_reason_and_changes_nothing(bad: Bad, method: str) 
     assert table.snapshot() == before
     assert len(table) == entries
 
-    # And it goes on working, with what it knew before.
+    # It continues to work, with what it knew before.
     assert table.apply(known_rows(table)).counts[fp.Verdict.DUPLICATE] == COUNT
 
 
@@ -763,7 +763,7 @@ def test_a_missing_file_raises_the_error_of_the_system(tmp_path: Path) -> None:
 # Memory
 
 
-# A limit on addresses stands for the memory. It leaves enough for what a call needs beside the table, and less than
+# The limit on addresses limits the memory. It leaves enough for what a call needs beside the table, but less than
 # a segment that comes from the system and grows, which is what a table asks for politely.
 MEMORY = """
     import resource
@@ -875,7 +875,7 @@ NOT_REACHED |= {
     fp.TransportError: "of producers: test_producer.py",
 }
 REACHED = {fp.BatchError, fp.PolicyError, fp.CapacityError, fp.SnapshotError}
-# Where each reached class is provoked above: a class that nobody provokes any more must not stay in the list.
+# Where each reached class is provoked above: a class that no test provokes any more must not stay in the list.
 PROVOKED = {bad.error for bad in BAD_CALLS.values() if issubclass(bad.error, fp.FencepostError)} | {fp.SnapshotError}
 
 
@@ -888,7 +888,7 @@ def test_the_classes_tested_are_the_classes_that_exist() -> None:
     assert existing == {fp.FencepostError} | REACHED | NOT_REACHED.keys()
     assert PROVOKED == REACHED
     assert all(issubclass(it, fp.FencepostError) for it in existing)
-    assert {getattr(fp, it.__name__) for it in existing} == existing, "each stands in the package"
+    assert {getattr(fp, it.__name__) for it in existing} == existing, "each is in the package"
     assert all(it.__doc__ for it in existing)
 
 

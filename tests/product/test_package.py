@@ -127,10 +127,10 @@ def test_no_hard_dependency() -> None:
     assert all("extra ==" in requirement for requirement in requirements), requirements
 
 
-# Who may know whom
+# Which module may import which
 
 
-# From the bottom up: each may import what stands before it.
+# From the bottom up: each may import the entries before it.
 LAYERS = [
     "fencepost.errors",
     "fencepost.words",
@@ -219,7 +219,7 @@ def import_complaints(module: str, source: str) -> list[str]:
         top = name.partition(".")[0]
         theirs = layer(name)
         if theirs is not None and theirs > own:
-            found.append(f"{module} imports {name}, which stands above it")
+            found.append(f"{module} imports {name}, which is above it")
         if own < layer("fencepost_spark") and top in SPARK:  # type: ignore[operator]
             found.append(f"{module} imports {name}: Spark is not its business")
         if is_at_once and top in HEAVY and not {LAYERS[own], module} & EXTRAS_AT_IMPORT:
@@ -388,7 +388,7 @@ def test_no_test_imports_from_another_test() -> None:
         for name, _ in imports(ast.parse(path.read_text()))
         if name.partition(".")[0].startswith("test_")
     }
-    assert found == set(), "what tests share stands in tests/support"
+    assert found == set(), "what tests share is in tests/support"
 
 
 # Unsafe code

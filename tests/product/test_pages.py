@@ -369,8 +369,8 @@ def test_commands_of_a_page_can_be_executed(
         if words[0] == "dedup":
             words += ["--rejected-max", "1", "--no-sync"]
         assert cli.main(words) == 0, (line, capsys.readouterr().err)
-    told = {line.split()[1] for line in page.commands}
-    assert {"dedup"} < told <= {"advise", "audit", "dedup"}
+    commands = {line.split()[1] for line in page.commands}
+    assert {"dedup"} < commands <= {"advise", "audit", "dedup"}
 
 
 # Files, notebooks, the command line
@@ -626,12 +626,12 @@ def test_the_transactions_that_hang_come_first() -> None:
 def test_the_page_of_advice(zone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "advice.html"
     assert cli.main(["advise", str(zone), "--html", str(out), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    advice = json.loads(capsys.readouterr().out)
     page = check_page(out.read_text())
-    assert page.commands == [told["command"]]
-    for fact in told["facts"]:
+    assert page.commands == [advice["command"]]
+    for fact in advice["facts"]:
         assert fact["evidence"] in page.text
-    kept = [row["ACCEPTED"] + row.get("UNTRACKED", 0) for row in told["policies"]]
+    kept = [row["ACCEPTED"] + row.get("UNTRACKED", 0) for row in advice["policies"]]
     assert f"keep {min(kept):,} to {max(kept):,} of these rows" in page.text
     check_page(fp.advise(rows_of(HOSTILE), Columns()).to_html())
 

@@ -179,7 +179,7 @@ def test_numbers_of_producers_that_are_rounded_are_an_error(
 
 
 @pytest.mark.parametrize("ids", [["7", "", "", "8"], ["x", "", "", "007"]])
-def test_an_empty_field_is_no_producer(ids: list[str], tmp_path: Path) -> None:
+def test_an_empty_field_is_not_a_producer(ids: list[str], tmp_path: Path) -> None:
     path = tmp_path / "events.csv"
     path.write_text("\n".join(["pid,epoch,partition,seq", *(f"{it},0,0,0" for it in ids), ""]))
     assert lake.audit([path, path]).counts == lake.audit(path).counts == {"ACCEPTED": 2, "UNTRACKED": 2}

@@ -24,11 +24,11 @@ READABLE = (WRITTEN, SYNCED, SEALED)
 
 ABSENT, THERE, REMOVED, BACK = range(4)  # an output in the sink
 
-FENCE, FOREIGN = -1, -2  # who stands in the sink under a number, when it is no attempt
+FENCE, FOREIGN = -1, -2  # what the sink has under a number, when it is not an attempt
 FREE = 0  # nobody: the version is there, and its name was folded
 ABANDONED = -1  # what done/<n> says, when it is no attempt
 
-# Where a driver stands: the step that it takes next.
+# The next step of a driver.
 (
     IDLE, HEAD, LIST, WRITE, SYNC, SEAL, DECIDE, READ_LOG, SEAL_LOG, APPLY, READ_CLAIM, COPY, MARK, CLEAR, SEAL_SINK,
     FINISH, READ_DONE, SEAL_DONE, DISCARD, PUT_FENCE, READ_FLOOR,
@@ -124,7 +124,7 @@ class World(NamedTuple):
     folders: tuple[int, ...]
     """segments/<n>, which attempts share: 0, 1 (its name would not survive a power loss) or 2."""
     flying: tuple[tuple[str, int, int], ...]
-    """Puts under way whose writer was told of an error: ("log", "done" or "sink", version, what they put)."""
+    """Puts under way whose writer got an error: ("log", "done" or "sink", version, what they put)."""
     drivers: tuple[Driver, ...]
     collector: int
     """The newest done version that the collector has observed."""
@@ -257,7 +257,7 @@ class Protocol:
         for place, driver in enumerate(w.drivers):
             if driver.step != IDLE and not driver.active:
                 awake = w._replace(drivers=replaced(w.drivers, place, driver._replace(active=True)))
-                yield Action("resume", f"driver {place + 1} goes on, before: {STEPS[driver.step]}", awake, place)
+                yield Action("resume", f"driver {place + 1} continues, before: {STEPS[driver.step]}", awake, place)
 
     def advance(self, w: World, place: int) -> Iterator[Action]:
         """The next step of a driver: one, or as many as the put that it makes has outcomes."""

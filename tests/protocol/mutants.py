@@ -69,7 +69,7 @@ class RelistOnRecovery(Mutant):
             w = self.change_attempt(w, again, kept=w.attempts[nonce - 1].kept)
             w = self.show(w, version, shown._replace(who=again))
         w = w._replace(log=replaced(w.log, version - 1, (again, True)))
-        yield f"{version} anew, with {described(inputs)}", "", w, Driver(APPLY, True, RECOVER, version, again)
+        yield f"{version} again, with {described(inputs)}", "", w, Driver(APPLY, True, RECOVER, version, again)
 
 
 class TrustsTheHint(Mutant):

@@ -24,7 +24,7 @@ HADOOP = "org.apache.hadoop.fs.s3a"
 KEYS = {"fs.s3a.access.key": "a", "fs.s3a.secret.key": "the-secret"}
 HOST = "account.dfs.core.windows.net"
 OAUTH = "org.apache.hadoop.fs.azurebfs.oauth2"
-TOLD = [
+SETTINGS = [
     ("s3://bucket/x", {}, {}),
     ("s3a://bucket/x", KEYS, {"access_key_id": "a", "secret_access_key": "the-secret"}),
     (
@@ -32,7 +32,7 @@ TOLD = [
         {**KEYS, "fs.s3a.session.token": "t", "fs.s3a.endpoint.region": "eu-west-1"},
         {"access_key_id": "a", "secret_access_key": "the-secret", "session_token": "t", "region": "eu-west-1"},
     ),
-    # What is said of a bucket comes before what is said of all.
+    # Settings of a bucket override settings of all buckets.
     (
         "s3://bucket/x",
         {**KEYS, "fs.s3a.bucket.bucket.access.key": "b", "fs.s3a.bucket.other.access.key": "c"},
@@ -114,11 +114,11 @@ TOLD = [
 
 
 @classic_only
-@pytest.mark.parametrize(("uri", "told", "expected"), TOLD)
+@pytest.mark.parametrize(("uri", "values", "expected"), SETTINGS)
 def test_settings_become_options(
-    spark: SparkSession, uri: str, told: dict[str, str], expected: dict[str, object] | None
+    spark: SparkSession, uri: str, values: dict[str, str], expected: dict[str, object] | None
 ) -> None:
-    with settings(spark, **told):
+    with settings(spark, **values):
         if expected is None:
             with pytest.raises(fp.StoreError, match=r"only Spark's connector .*source_options"):
                 store_options(uri, spark)
@@ -184,8 +184,8 @@ def test_a_job_needs_no_options(spark: SparkSession, endpoint: str, tmp_path: Pa
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"pid": [1] * 4, "epoch": [0] * 4, "partition": [0] * 4, "seq": [0, 1, 1, 2]}), path)
     open_store(f"{root}/source", options=options).put("a.parquet", path.read_bytes())
-    told = {**KEYS, "fs.s3a.endpoint": endpoint, "fs.s3a.path.style.access": "true"}
-    with settings(spark, **told):
+    values = {**KEYS, "fs.s3a.endpoint": endpoint, "fs.s3a.path.style.access": "true"}
+    with settings(spark, **values):
         places = [f"{root}/{it}" for it in ("source", "state", "sink")]
         report = DedupJob(*places, spark=spark, policy="any_order", settle_ms=0).run()
     assert (report.kept, report.counts["DUPLICATE"]) == (3, 1)

@@ -35,11 +35,11 @@ def test_headers_become_columns(spark: SparkSession) -> None:
         [("other", b"x"), *reversed(headers() or [])],
         headers(pid=b"9223372036854775807", epoch=b"32767"),
         headers(pid=b"-1"),
-        [*(headers() or []), ("seq", b"5")],  # stamped twice, by a producer and what stands between
+        [*(headers() or []), ("seq", b"5")],  # stamped twice, by a producer and by a process between
         None,
         [],
         headers(pid=None),
-        [("seq", b"rubbish")],  # without a pid nobody looks at the rest
+        [("seq", b"rubbish")],  # without a pid the rest is not read
     ]
     found = from_headers(frame(spark, *rows))
     assert found.columns == ["topic", "partition", "offset", "headers", "pid", "epoch", "seq"]
@@ -141,7 +141,7 @@ def test_topics_that_are_not_what_they_were(
 
 
 def test_every_loss_is_named() -> None:
-    """`on_reset="report"` writes the batch, and no later batch looks at these offsets again."""
+    """`on_reset="report"` writes the batch, and no later batch reads these offsets again."""
     source = KafkaSource({}, {"a": {"0": 5, "1": 5}, "b": {"0": 7}}, {"a": {"0": 9, "1": 9}})
     found = discontinuities("state", [source], {"a": Topic("z", {0: 6, 1: 7})}, BEFORE, same=True)
     texts = ["a: was recreated", "a, partition 0: offsets 5 to 5", "a, partition 1: offsets 5 to 6", "b: was deleted"]

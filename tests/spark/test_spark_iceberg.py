@@ -63,10 +63,10 @@ def test_rows_are_those_of_the_source(spark: SparkSession, tmp_path: Path, catal
 def test_drivers_that_are_killed(spark: SparkSession, tmp_path: Path, catalog: SqlCatalog) -> None:
     append(tmp_path, catalog, 1, 2)
     properties = properties_of(tmp_path)
-    told: dict[str, Any] = {"source": SOURCE, "state": str(tmp_path / "state"), "sink": SINK, "engine": "spark"}
-    told |= {"source_options": properties, "sink_options": properties, "spark": str(tmp_path / "spark")}
+    settings: dict[str, Any] = {"source": SOURCE, "state": str(tmp_path / "state"), "sink": SINK, "engine": "spark"}
+    settings |= {"source_options": properties, "sink_options": properties, "spark": str(tmp_path / "spark")}
     for step in ("write", "decide"):
-        start_killed({**told, "step": step})
+        start_killed({**settings, "step": step})
     assert state.open(tmp_path / "state").decided() == 1
     append(tmp_path, catalog, 3)
     assert make_job(tmp_path, spark).run().version == 2

@@ -209,7 +209,7 @@ def test_a_frame_may_be_asked_again(spark: SparkSession, some: Path, filters_pus
         frame = load(spark, some / "carts-0", pushdown=pushdown)
         counts[pushdown] = [frame.where("offset >= 20").count(), frame.count()]
     assert counts["off"] == [12, 30]
-    assert counts["once"] == [12, 12], "mended in Spark? Then filters can be taken from it without being asked to"
+    assert counts["once"] == [12, 12], "fixed in Spark? Then filters can be taken from it without being asked to"
     frame = load(spark, some / "carts-0", where="offset >= 20")
     assert frame.where("offset < 25").count() + frame.where("offset >= 25").count() == frame.count() == 12
 

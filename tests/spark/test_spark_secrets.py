@@ -14,7 +14,7 @@ from support.secret_runs import SECRETS, contents_of, files_with, start_killed
 @pytest.mark.matrix  # tests/jobs/test_secrets.py has the same without Spark
 @pytest.mark.skipif(IS_CONNECT, reason="a driver of its own")
 def test_nothing_that_a_killed_run_leaves_has_a_credential(endpoint: str, tmp_path: Path) -> None:
-    told = {
+    settings = {
         "engine": "spark",
         "spark": str(tmp_path / "spark"),
         "source": put_log(endpoint, "orders-0"),
@@ -25,7 +25,7 @@ def test_nothing_that_a_killed_run_leaves_has_a_credential(endpoint: str, tmp_pa
     }
     plans: set[str] = set()
     for step in ("judge", "decide"):
-        start_killed({**told, "step": step})
+        start_killed({**settings, "step": step})
         left = dict(contents_of(tmp_path))
         plans |= {Path(name).name.partition("-")[0] for name in left if name.endswith(".plan")}
         assert files_with(SECRETS, left.items()) == []

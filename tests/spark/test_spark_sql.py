@@ -169,7 +169,7 @@ def test_the_hour_that_comes_twice(in_berlin: None) -> None:
     assert [kind.toInternal(row[6][1][1]) for row in found[:-1]] == [it * 1_000_000 for it in when]
     assert {row[5] for row in found[:-1]} == {first}
     assert found[-1] == rows[-1]
-    assert [kind.toInternal(row[4]) for row in rows[:-1]] != [it * 1_000_000 for it in when]  # what is mended here
+    assert [kind.toInternal(row[4]) for row in rows[:-1]] != [it * 1_000_000 for it in when]  # the corrected error
 
 
 def test_the_ends_of_the_calendar(in_berlin: None) -> None:
@@ -177,7 +177,7 @@ def test_the_ends_of_the_calendar(in_berlin: None) -> None:
         Analyzed(schema=StructType().add("at", TimestampType()), policy=resolve("any_order"), columns=Columns())
     )
     for end in (datetime.min, datetime.max):
-        [found] = keeper.given_back((end,))
+        [found] = keeper.restored((end,))
         assert found.year == end.year
 
 

@@ -161,7 +161,7 @@ def test_with_a_task_per_partition_nothing_is_exchanged(spark: SparkSession, tmp
     polars.testing.assert_frame_equal(found.select(KEYS).sort(KEYS), wanted.select(KEYS).sort(KEYS))
 
 
-def test_a_restart_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_restart_continues_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
     for seed in range(3):
         land_some(tmp_path, seed)
         stream(spark, tmp_path, writer(tmp_path))

@@ -113,7 +113,7 @@ def test_each_message_once_and_claims_stay_plain(orders: Engine) -> None:
         claims = connection.execute(text("SELECT more FROM fencepost_claims")).scalars().all()
     assert claims == [None, None]
 
-    # The next process goes on from the database, whatever Kafka has.
+    # The next process continues from the database, whatever Kafka has.
     cluster.committed.clear()
     cluster.send("orders", order(100))
     again = FakeClient(cluster, [P0, P1])

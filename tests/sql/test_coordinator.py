@@ -327,11 +327,11 @@ def test_waiting_for_markers_is_checked_in_each_call(engine: Engine) -> None:
     """A partition that was registered without a marker waits for one as soon as its transport is known."""
     written = []
     silent = TransactionCoordinator(engine, routes={"out": None})
-    told = TransactionCoordinator(engine, routes={"out": Route(lambda *marker: written.append(marker))})
-    identity = told.init_producer("an id")
-    for it in (silent, told):
+    routed = TransactionCoordinator(engine, routes={"out": Route(lambda *marker: written.append(marker))})
+    identity = routed.init_producer("an id")
+    for it in (silent, routed):
         it.add_partitions(identity, [("out", 0)])
-    told.commit(identity)
+    routed.commit(identity)
     assert len(written) == 1
 
 

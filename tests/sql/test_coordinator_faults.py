@@ -40,7 +40,7 @@ def test_killed_at_every_step_of_a_transaction(
             break
         assert code == -signal.SIGKILL
         coordinator.recover()
-        # Whoever comes next with the id ends what was open.
+        # The next process with the id ends the open transaction.
         identity = coordinator.init_producer("stage")
         check(coordinator, markers)
         new = decisions(coordinator).items() - before.items()
@@ -71,9 +71,9 @@ def test_killed_at_every_step_of_a_recovery(
 
 
 def test_of_two_processes_with_one_id_one_commits(database_url: str, coordinator: TransactionCoordinator) -> None:
-    rounds, meet, told = 25, PROCESSES.Barrier(2), PROCESSES.Queue()
-    processes = [start(transacting.take_turns, database_url, number, rounds, meet, told) for number in range(2)]
-    answers = [told.get(timeout=PATIENCE_SECONDS) for _ in range(2 * rounds)]
+    rounds, meet, results = 25, PROCESSES.Barrier(2), PROCESSES.Queue()
+    processes = [start(transacting.take_turns, database_url, number, rounds, meet, results) for number in range(2)]
+    answers = [results.get(timeout=PATIENCE_SECONDS) for _ in range(2 * rounds)]
     assert [outcome_of(it) for it in processes] == [0, 0]
     for turn in range(rounds):
         mine = {identity: answer for it, _, identity, answer in answers if it == turn}
@@ -87,9 +87,9 @@ def test_of_two_processes_with_one_id_one_commits(database_url: str, coordinator
 
 def test_processes_that_fence_each_other_all_the_time(database_url: str, coordinator: TransactionCoordinator) -> None:
     """The result that a process got is what happened, at any time of the fence."""
-    rounds, told = 25, PROCESSES.Queue()
-    processes = [start(transacting.run_at_each_other, database_url, number, rounds, told) for number in range(3)]
-    answers = [told.get(timeout=PATIENCE_SECONDS) for _ in range(3 * rounds)]
+    rounds, results = 25, PROCESSES.Queue()
+    processes = [start(transacting.run_at_each_other, database_url, number, rounds, results) for number in range(3)]
+    answers = [results.get(timeout=PATIENCE_SECONDS) for _ in range(3 * rounds)]
     assert [outcome_of(it) for it in processes] == [0, 0, 0]
     committed = [identity for _, identity, answer in answers if answer == "committed"]
     assert len(set(committed)) == len(committed) > 0
@@ -101,9 +101,9 @@ def test_processes_that_fence_each_other_all_the_time(database_url: str, coordin
 
 def test_workers_of_one_input_take_every_event_once(database_url: str, coordinator: TransactionCoordinator) -> None:
     """Different ids, so that no process fences another: only the position separates them."""
-    end, meet, told = 60, PROCESSES.Barrier(3), PROCESSES.Queue()
-    processes = [start(transacting.work_on_one_input, database_url, number, end, meet, told) for number in range(3)]
-    answers = [told.get(timeout=PATIENCE_SECONDS) for _ in range(3)]
+    end, meet, results = 60, PROCESSES.Barrier(3), PROCESSES.Queue()
+    processes = [start(transacting.work_on_one_input, database_url, number, end, meet, results) for number in range(3)]
+    answers = [results.get(timeout=PATIENCE_SECONDS) for _ in range(3)]
     assert [outcome_of(it) for it in processes] == [0, 0, 0]
     assert sorted(source for (source,) in all_of(coordinator, OUTPUT.c.source)) == list(range(end))
     assert sum(conflicts for _, _, conflicts in answers) > 0, "they did run into each other"

@@ -93,7 +93,7 @@ def test_deadlocks_are_tried_again(database: Database, new_engine: Callable[[], 
 def test_the_clock_is_the_database_s(database: Database) -> None:
     def until_it_moves(connection: Connection) -> list[int]:
         found = [database.now_ms(connection)]
-        wait_until(lambda: database.now_ms(connection) > found[0], "it stands still in a transaction")
+        wait_until(lambda: database.now_ms(connection) > found[0], "the clock does not move in a transaction")
         return [*found, database.now_ms(connection)]
 
     before_ms = time.time_ns() // 1_000_000

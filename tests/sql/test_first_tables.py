@@ -55,9 +55,9 @@ def test_transactions_that_wait_for_markers_are_refused(engine: Engine, state: S
     for _ in range(2):
         with pytest.raises(
             fp.SchemaError, match=r"version 1, and .* wait for markers: stuck \(1 in all\). Stop"
-        ) as told:
+        ) as raised:
             TransactionCoordinator(engine)
-        assert told.value.message.endswith("Nothing has changed")
+        assert raised.value.message.endswith("Nothing has changed")
     with engine.begin() as connection:
         assert connection.execute(text("SELECT version FROM fencepost_schema")).scalar_one() == 1
         # As the first version leaves it once the markers are written.

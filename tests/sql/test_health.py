@@ -556,7 +556,7 @@ def test_tables_of_many_columns_are_compared(events: Engine) -> None:
         assert sink.reconcile(payload(*changed)).conflicts == 1
 
 
-def test_minus_one_is_no_producer_but_a_message_like_others(events: Engine) -> None:
+def test_minus_one_is_not_a_producer_but_a_message_like_others(events: Engine) -> None:
     messages = [{"id": it, "paid": 1} for it in (-1, -2, 3)]
     sink = SqlSink(events, "orders", "m", "message_id", message_id="id")
     assert sink.apply(messages).rows_kept == 3

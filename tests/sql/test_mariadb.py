@@ -31,7 +31,7 @@ def rows_of(engine: Engine, query: str) -> list[Any]:
         return [tuple(it) for it in connection.execute(text(query))]
 
 
-# Texts that are told apart
+# Texts that are different
 
 
 @pytest.mark.parametrize("claim", ["message_id", "sequence"])
@@ -322,7 +322,7 @@ def test_a_deadlock_that_an_effect_passes_over_commits_nothing(
     SqlSink(engine, None, "c").handle([{"pid": 3, "epoch": 0, "partition": 0, "seq": 0}], lambda *_: None)
     in_threads([lambda: both(1, 2), lambda: both(2, 1)])
     assert undone[0] == 1213
-    assert len(undone) == 2, "who passed over the error is told"
+    assert len(undone) == 2, "the effect ignored the error, and the call raises UndoneError"
     assert rows_of(engine, "SELECT total FROM totals") == [(1,), (1,)]
     assert len(rows_of(engine, "SELECT pid FROM fencepost_claims")) == 2
 

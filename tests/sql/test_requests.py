@@ -90,9 +90,9 @@ def test_a_key_identifies_one_request(requests: IdempotentRequests, engine: Engi
 
 def test_a_request_in_flight_is_not_begun_again(requests: IdempotentRequests, engine: Engine) -> None:
     claim = claimed(requests)
-    with pytest.raises(fp.RequestInFlightError) as told:
+    with pytest.raises(fp.RequestInFlightError) as raised:
         requests.claim(SCOPE, KEY, BODY)
-    assert 0 < (told.value.lease_left_ms or 0) <= requests.lease_ms
+    assert 0 < (raised.value.lease_left_ms or 0) <= requests.lease_ms
     let_pass(engine, "leased_until_ms")
     claim.renew()
     with pytest.raises(fp.RequestInFlightError):

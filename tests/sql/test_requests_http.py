@@ -47,9 +47,9 @@ class Answer(NamedTuple):
     @property
     def title(self) -> str:
         assert ("content-type", "application/problem+json") in self.headers
-        told = json.loads(self.body)
-        assert told["status"] == self.status
-        return str(told["title"])
+        problem = json.loads(self.body)
+        assert problem["status"] == self.status
+        return str(problem["title"])
 
 
 class Client(Protocol):
@@ -234,30 +234,30 @@ def test_a_failed_request_continues_after_its_last_step(shop: Shop) -> None:
 
 
 def test_a_repeat_while_the_first_is_in_flight(shop: Shop) -> None:
-    told: list[Answer] = []
-    shop.while_slow = lambda: told.append(shop.send("/slow", "k"))
+    answers: list[Answer] = []
+    shop.while_slow = lambda: answers.append(shop.send("/slow", "k"))
     assert shop.send("/slow", "k").status == 201
-    assert told[0].status == 409
-    assert told[0].title.startswith("A request is outstanding")
-    assert ("retry-after", "1") in told[0].headers
+    assert answers[0].status == 409
+    assert answers[0].title.startswith("A request is outstanding")
+    assert ("retry-after", "1") in answers[0].headers
     assert shop.effects() == 1
 
 
 def test_a_replaced_worker_raises_an_error(shop: Shop) -> None:
-    told: list[Answer] = []
+    answers: list[Answer] = []
 
     def replace() -> None:
         shop.while_slow = lambda: None
         with shop.engine.begin() as connection:
             connection.execute(text("UPDATE fencepost_requests SET leased_until_ms = 1"))
-        told.append(shop.send("/slow", "k"))
+        answers.append(shop.send("/slow", "k"))
 
     shop.while_slow = replace
     late = shop.send("/slow", "k")
     assert late.status == 409
     assert late.title.startswith("Another worker")
-    assert told[0].status == 201
-    assert shop.send("/slow", "k") == told[0]
+    assert answers[0].status == 201
+    assert shop.send("/slow", "k") == answers[0]
     assert shop.effects() == 1
 
 

@@ -159,7 +159,9 @@ def check(engine: Engine) -> None:
     assert (new.pid, new.epoch) == ((old["pid"], 1) if old["pid"] < FIRST_LEASE else (new.pid, 0)), "as the name's next"
     late = pa.table({**{name: [value] for name, value in old.items()}, "seq": [2], "page": ["/late"]})
     batch = SequencedBatch(old["partition"], old["pid"], old["epoch"], 2, 2, 1, late)
-    assert transport.send(batch).error is fp.Verdict.FENCED, "whoever had the name, by a lease of the table too"
+    assert transport.send(batch).error is fp.Verdict.FENCED, (
+        "the former owner of the name, also after a lease of the table"
+    )
 
 
 def dump(engine: Engine) -> str:

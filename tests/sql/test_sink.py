@@ -192,7 +192,7 @@ def test_generated_columns_are_not_written(events: Engine) -> None:
     assert named.apply(with_it).rows_kept == 2
 
 
-def test_a_row_that_row_security_refuses_is_no_misfit_of_the_table(postgres: PostgresServer) -> None:
+def test_a_row_that_row_security_refuses_is_not_a_schema_error(postgres: PostgresServer) -> None:
     """PostgreSQL has one code for such a row, which is one bad message, and for a right that was revoked."""
     engine, name = sqlalchemy.create_engine(postgres.new_database()), f"writer_{uuid.uuid4().hex}"
     with engine.connect() as connection:
@@ -964,7 +964,7 @@ def test_values_that_a_column_does_not_take(engine: Engine, column: str, value: 
         sink.apply(batch.set_column(batch.column_names.index(column), column, values))
     assert caught.value.column == column
     assert (count(engine, ALL), count(engine, CLAIMS)) == (0, 0)
-    assert sink.apply(batch).rows_kept == 2, "the sink goes on"
+    assert sink.apply(batch).rows_kept == 2, "the sink continues"
 
 
 @without_mariadb

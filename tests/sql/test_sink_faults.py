@@ -209,14 +209,14 @@ def test_a_server_that_crashes_again_and_again(own_server: PostgresServer | Mari
     engine.dispose()
 
 
-def consume(url: str, told_at: int, told: Any) -> None:
-    """Up to the end, or from `told_at`, which it says, 200 rows further on, where it waits."""
+def consume(url: str, reports_at: int, reports: Any) -> None:
+    """Up to the end, or from `reports_at`, which it says, 200 rows further on, where it waits."""
     sink = SqlSink(sqlalchemy.create_engine(url), "events", "c")
     first = sink.positions().get("t", 0)
     while first < 2000:
-        if first >= told_at:
-            told.send(first)
-        if first >= told_at + 200:
+        if first >= reports_at:
+            reports.send(first)
+        if first >= reports_at + 200:
             signal.pause()
         # One that goes back, as after a rebalance: what was applied comes again.
         for start in (max(first - 30, 0), first):
@@ -225,11 +225,11 @@ def consume(url: str, told_at: int, told: Any) -> None:
         first += 50
 
 
-def start_to_consume(url: str, told_at: int) -> tuple[Any, Any]:
-    heard, told = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=consume, args=(url, told_at, told))
+def start_to_consume(url: str, reports_at: int) -> tuple[Any, Any]:
+    heard, reports = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=consume, args=(url, reports_at, reports))
     process.start()
-    told.close()
+    reports.close()
     return process, heard
 
 
@@ -238,9 +238,9 @@ def test_a_consumer_that_is_killed_again_and_again(events: Engine, database_url:
     chance = random.Random(7)
     for kill in range(4):
         # Between one place and 200 rows further on, where it waits.
-        told_at = 400 * kill + chance.randrange(150)
-        process, heard = start_to_consume(database_url, told_at)
-        assert heard.recv() >= told_at
+        reports_at = 400 * kill + chance.randrange(150)
+        process, heard = start_to_consume(database_url, reports_at)
+        assert heard.recv() >= reports_at
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL

@@ -158,12 +158,12 @@ def test_nothing_committed_has_columns_all_the_same(engine: sa.Engine) -> None:
 
 def test_a_coordinator_that_would_show_nothing_is_refused(engine: sa.Engine) -> None:
     transport = SqlTransport(engine, "events", schema=SCHEMA)
-    told = TransactionCoordinator(engine, routes={"events": None})
+    coordinator = TransactionCoordinator(engine, routes={"events": None})
     with pytest.raises(fp.PolicyError, match="has the route None"):
-        fp.SequencedProducer(transport, name="a", coordinator=told, topic="events")
+        fp.SequencedProducer(transport, name="a", coordinator=coordinator, topic="events")
     for topic in (None, "clicks"):
         with pytest.raises(fp.PolicyError, match=f"topic={topic!r} is not a topic .* routes: 'events'"):
-            fp.SequencedProducer(transport, name="a", coordinator=told, topic=topic)
+            fp.SequencedProducer(transport, name="a", coordinator=coordinator, topic=topic)
 
 
 def test_a_zombie_is_kept_out_by_the_fence(engine: sa.Engine, new_engine: NewEngine) -> None:
@@ -455,7 +455,7 @@ def test_transactions_are_seen_when_they_are_committed(engine: sa.Engine) -> Non
     transport.send(batch(7, 0, 0, [2], transactional=True))
     transport.send(batch(8, 0, 0, [3], transactional=True))
     transport.send(batch(9, 0, 1, [4]))
-    assert values(engine) == [1], "up to what is open, so that who goes on from there misses nothing"
+    assert values(engine) == [1], "up to the open transaction, so that a reader that continues there misses nothing"
     assert transport.write_marker(8, 1, 0, "abort") is fp.Verdict.ACCEPTED
     assert transport.write_marker(7, 1, 0, "commit") is fp.Verdict.ACCEPTED
     assert transport.write_marker(7, 1, 0, "commit") is fp.Verdict.DUPLICATE

@@ -452,7 +452,7 @@ def test_the_password_of_the_database_is_in_nothing_that_a_killed_run_leaves(
     engine = create_engine(url)
     execute(engine, CREATE)
     land_some(tmp_path, 0, 1)
-    told = {
+    settings = {
         "engine": "processes",
         "source": str(tmp_path / "source"),
         "state": str(tmp_path / "state"),
@@ -461,7 +461,7 @@ def test_the_password_of_the_database_is_in_nothing_that_a_killed_run_leaves(
         "url": url.render_as_string(hide_password=False),
     }
     for step in ("stage", "decide", "recover"):
-        start_killed({**told, "step": step})
+        start_killed({**settings, "step": step})
         left = dict(contents_of(tmp_path))
         if step == "stage":
             assert any(Path(name).name.startswith("stage-") for name in left), "tasks had no plan"

@@ -50,19 +50,19 @@ def none_stays() -> Iterator[None]:
 
 
 def stopped_at(step: int, target: Callable[..., None], url: str, markers: Markers) -> tuple[Any, Any] | None:
-    """A process that stands still at this step of its work, and what it will put its answer into; None: it has ended
+    """A process that is stopped at this step of its work, and what it will put its answer into; None: it has ended
     before."""
-    told = PROCESSES.Queue()
-    process = start(target, url, markers.path, step, IDLE_MS, told)
+    results = PROCESSES.Queue()
+    process = start(target, url, markers.path, step, IDLE_MS, results)
     wait_until(lambda: process.exitcode is not None or is_stopped(process.pid), "it neither stops nor ends")
-    return None if process.exitcode is not None else (process, told)
+    return None if process.exitcode is not None else (process, results)
 
 
-def answer_of(process: Any, told: Any) -> str:
+def answer_of(process: Any, results: Any) -> str:
     """What a process answers that was stopped until now."""
     assert is_stopped(process.pid), "nobody has waited for it"
     os.kill(process.pid, signal.SIGCONT)
-    answer = told.get(timeout=PATIENCE_SECONDS)
+    answer = results.get(timeout=PATIENCE_SECONDS)
     assert outcome_of(process) == 0
     return str(answer)
 
@@ -72,7 +72,7 @@ def answer_of(process: Any, told: Any) -> str:
 def test_stopped_at_every_step_of_a_transaction(
     database_url: str, coordinator: TransactionCoordinator, markers: Markers, stride: int
 ) -> None:
-    """Whoever comes with the id goes on while the process is stopped; what the stopped one then does is fenced, or is
+    """Others with the id continue while the process is stopped; what the stopped one then does is fenced, or is
     a transaction of its own."""
     found: Counter[str] = Counter()
     for step in range(1, 1000, stride):
@@ -134,8 +134,8 @@ def test_without_a_limit_the_successor_reports_that_it_waits(
 def test_a_consumer_that_is_stopped_in_its_effect(
     database_url: str, coordinator: TransactionCoordinator, engine: Engine
 ) -> None:
-    told = PROCESSES.Queue()
-    zombie = start(transacting.apply_and_stop, database_url, told)
+    results = PROCESSES.Queue()
+    zombie = start(transacting.apply_and_stop, database_url, results)
     wait_until(lambda: is_stopped(zombie.pid), "it does not stop")
     sink = SqlSink(engine, None, "consumer")
 
@@ -144,7 +144,7 @@ def test_a_consumer_that_is_stopped_in_its_effect(
 
     applied = sink.handle(EVENTS, effect, positions={"in": len(EVENTS)})
     assert applied.rows_kept == len(EVENTS)
-    assert answer_of(zombie, told) == f"(0, [{len(EVENTS)}])", "what it had done was undone, and is done"
+    assert answer_of(zombie, results) == f"(0, [{len(EVENTS)}])", "what it had done was undone, and is done"
     assert sorted(source for (source,) in all_of(coordinator, OUTPUT.c.source)) == [it["seq"] for it in EVENTS]
 
 

@@ -142,9 +142,9 @@ class FencepostDoor:
         found = [_entry(row) for row in pa.table(self.table.entries()).to_pylist()]
         assert len(self.table) == len(found)
         for entry in found:
-            told = self.table.get(entry.pid, entry.partition)
-            assert told is not None
-            assert _entry(told) == entry, "get and entries disagree"
+            known = self.table.get(entry.pid, entry.partition)
+            assert known is not None
+            assert _entry(known) == entry, "get and entries disagree"
         return found
 
     def rebuild(self) -> None:

@@ -174,18 +174,18 @@ class ReferenceBroker:
         demand("coordinator_epoch", row.coordinator_epoch is None or row.coordinator_epoch >= -1)
 
         first, last = NOTHING, NOTHING
-        looks_at_offsets = self.takes_offsets(origin) and (is_tracked or self.assigns)
+        reads_offsets = self.takes_offsets(origin) and (is_tracked or self.assigns)
         if kind == "data":
             first, last, delta = self.sequences(row, origin, demand)
         elif row.control is not None:
             delta = 0
-        elif looks_at_offsets and row.offset is not None and row.last_offset is not None:
+        elif reads_offsets and row.offset is not None and row.last_offset is not None:
             delta = row.last_offset - row.offset
             demand("last_offset", 0 <= delta <= MAX)
         else:
             demand("count", not self.follows_logs() or (row.count is not None and 1 <= row.count <= MAX))
             delta = (row.count or 1) - 1
-        offset = self.offset(row, delta, demand) if looks_at_offsets else None
+        offset = self.offset(row, delta, demand) if reads_offsets else None
         if not is_tracked and not self.assigns:
             offset = row.offset
 

@@ -1,6 +1,6 @@
 """Streams of produce batches and markers as hypothesis or a seed comes to them, all columns used.
 
-A stream is made of moves: what a producer does next, relative to where it stands. So it shrinks to few plain moves, and
+A stream is made of moves: what a producer does next, relative to its position. So it shrinks to few plain moves, and
 most of what it says makes sense to a broker. What the broker makes of it is not asked here.
 """
 
@@ -271,7 +271,7 @@ def run(
 def action_of(part: Part, sender: Sender) -> Action | None:
     match part.action:
         case "evict" | "restart":
-            # Just before, at and just after the limit of whoever wrote last, or long after.
+            # Just before, at and just after the limit of the last writer, or long after.
             near = part.amount % 3 - 1 if part.amount < 2**40 else part.amount
             return Action(0, part.action, {"now": sender.clock + sender.max_idle_ms + near})
         case "set_log_end" if sender.assigns:

@@ -186,7 +186,7 @@ class SqlDoor:
             return None
         is_prepared = before is not None and before.state.startswith("Prepare")
         if request.name == "add" and is_prepared and request.pid not in (before.pid, before.previous_pid):
-            return None  # a pid is what an id is found by, and nobody is told the one that follows before it does
+            return None  # an id is found by its pid, and the next pid is not known before it is used
         try:
             identity = self._call(request)
         except fp.PolicyError:

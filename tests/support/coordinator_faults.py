@@ -63,12 +63,12 @@ def check(coordinator: TransactionCoordinator, markers: Markers) -> None:
     assert sorted(all_of(coordinator, OUTPUT.c.pid, OUTPUT.c.epoch)) == sorted(committed)
     position = {0: BATCH * len(committed)} if committed else {}
     assert coordinator.positions(GROUP) == Positions(position, frozenset())
-    told: dict[tuple[int, int], set[tuple[int, str]]] = {}
+    outcomes: dict[tuple[int, int], set[tuple[int, str]]] = {}
     for pid, epoch, partition, outcome, _ in markers.read():
-        told.setdefault((pid, epoch - 1), set()).add((partition, outcome))
-    for identity, said in told.items():
-        assert said == {(number, decided[identity]) for _, number in PARTITIONS}, f"{identity}: all the same, to all"
-    assert set(committed) <= told.keys()
+        outcomes.setdefault((pid, epoch - 1), set()).add((partition, outcome))
+    for identity, received in outcomes.items():
+        assert received == {(number, decided[identity]) for _, number in PARTITIONS}, f"{identity}: one outcome, to all"
+    assert set(committed) <= outcomes.keys()
 
 
 def leave_work(coordinator: TransactionCoordinator) -> None:

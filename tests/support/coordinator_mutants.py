@@ -77,14 +77,14 @@ def mutant(name: str) -> Any:
 ROUTED = "return sorted(it for it in held.waiting if self.routes.get(it[0]) is not None)"
 ROUTE_MUTANTS = {
     "every marker goes to the first route": [(ROUTED, "return sorted(held.waiting)"), ("route, prepared = self.routes[topic],", "route, prepared = self.routes.get(topic) or next(iter(self.routes.values())),")],
-    "what has no route counts as told": [("found.waiting.difference(written)", "found.waiting.difference(held.waiting)")],
+    "a partition without a route counts as written": [("found.waiting.difference(written)", "found.waiting.difference(held.waiting)")],
     "the rest of a transaction does not wait": [("        if not held.waiting:\n            after = after", "        if len(held.waiting) < 2:\n            after = after")],
     "nothing waits": [("waiting=held.waiting | new)", "waiting=held.waiting)")],
     "only the last partitions wait": [("waiting=held.waiting | new)", "waiting=new or held.waiting)")],
     "what is open without a route times out": [("            if self._is_unrouted(held):\n                return held\n            after", "            after")],
     "what is decided without a route is taken over": [("return held if self._is_unrouted(held) else self._taken(connection, held)", "return self._taken(connection, held)"), ("return held if held is None or self._is_unrouted(held) else self._finish(held)", "return held if held is None else self._finish(held)"), (ROUTED, "return [('clicks', it) for _, it in held.waiting if 'clicks' in self.routes]")],
     "a marker that failed counts as written": [("failed[topic] = partition, error", "failed[topic] = partition, error; written.append(partition)")],
-    "nothing is said of what is left": [("for it in prepared + timed_out if it.waiting)", "for it in prepared + timed_out if False)")],
+    "what is left is not reported": [("for it in prepared + timed_out if it.waiting)", "for it in prepared + timed_out if False)")],
     "nothing is left": [("        return bool(held.waiting) and not self._routed(held)", "        return False")],
 }  # fmt: skip
 """Pieces of the coordinator; what comes of them shows where several services share a database."""
@@ -100,7 +100,7 @@ def _changed(original: types.ModuleType, name: str, pieces: list[tuple[str, str]
     assert path is not None
     source = Path(path).read_text("utf-8")
     for old, new in pieces:
-        assert source.count(old) == 1, f"{name}: {old!r} stands in the source {source.count(old)} times"
+        assert source.count(old) == 1, f"{name}: {old!r} is in the source {source.count(old)} times"
         source = source.replace(old, new)
     module = types.ModuleType(f"{original.__name__}_{name.replace(' ', '_')}")
     # Dataclasses look their module up.

@@ -72,7 +72,7 @@ class FaultyTransport:
     def __init__(self, behind: Any, seed: int, *, share: float = 0.5, late_s: float = 0.02) -> None:
         self.behind, self.share, self.late_s = behind, share, late_s
         self.partitions = behind.partitions
-        self.told: dict[str, int] = {}
+        self.answers: dict[str, int] = {}
         self._random, self._lock = random.Random(seed), threading.Lock()
         self._timers: list[threading.Timer] = []
         for name in ("fence", "init_producer"):
@@ -84,7 +84,7 @@ class FaultyTransport:
         with self._lock:
             kind = self._random.choice(LIES) if self._random.random() < self.share else "truth"
             delay = self._random.random() * self.late_s
-            self.told[kind] = self.told.get(kind, 0) + 1
+            self.answers[kind] = self.answers.get(kind, 0) + 1
         if kind == "truth":
             answer.set_result(self._send(batch))
         elif kind == "error before":
@@ -99,8 +99,8 @@ class FaultyTransport:
             self._send(batch)
             answer.set_result(first)
         elif kind == "late answer":
-            told = self._send(batch)
-            self._later(delay, lambda: answer.set_result(told))
+            first = self._send(batch)
+            self._later(delay, lambda: answer.set_result(first))
         elif kind == "late request":
             self._later(delay, lambda: answer.set_result(self._send(batch)))
         elif kind == "late copy":

@@ -206,7 +206,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, call: int) -> Iterator[list[int]]:
 
 
 def template_of(world: Path, versions: int, run: Callable[[Path], int | None]) -> Callable[[], None]:
-    """Lands files, two of them in so many earlier versions. Gives what makes the world anew as it is then."""
+    """Lands files, two of them in so many earlier versions. Returns a function that makes the same world again."""
     template = world.with_name("template")
     if versions:
         land_some(world, [0, 1])

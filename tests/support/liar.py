@@ -49,7 +49,8 @@ class Liar:
         self.verb = verb
         self.lies_max, self.late_seconds = lies_max, late_seconds
         self.may_arrive = threading.Event()
-        self.told: Counter[str] = Counter()
+        self.answers: Counter[str] = Counter()
+        """Answers by kind: "truth", or one of `lies`."""
         self.arrived: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
         """Requests of S3 by kind: GET, HEAD, PUT, COPY, LIST, POST, DELETE."""
@@ -70,10 +71,10 @@ class Liar:
 
     def lie(self, is_conditional: bool) -> str:
         with self._lock:
-            may_lie = is_conditional and self.lies and self.told.total() - self.told["truth"] < self.lies_max
-            told = may_lie and self._random.random() < self.share
-            lie = self._random.choice(self.lies) if told else "truth"
-            self.told[lie] += 1
+            may_lie = is_conditional and self.lies and self.answers.total() - self.answers["truth"] < self.lies_max
+            is_lie = may_lie and self._random.random() < self.share
+            lie = self._random.choice(self.lies) if is_lie else "truth"
+            self.answers[lie] += 1
             return lie
 
     def count(self, command: str, path: str, is_copy: bool) -> None:
@@ -138,16 +139,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def late(self, body: bytes, headers: dict[str, str]) -> None:
         self.liar.may_arrive.wait(self.liar.late_seconds)
-        with suppress(OSError):  # the store is gone by then
+        with suppress(OSError):  # the store is already gone
             self.ask(body, headers)
 
-    def reply(self, status: int, headers: dict[str, str], data: bytes, bytes_told: int = 0) -> None:
+    def reply(self, status: int, headers: dict[str, str], data: bytes, bytes_declared: int = 0) -> None:
         self.send_response(status)
         for name, value in headers.items():
             if name.lower() not in ("content-length", "transfer-encoding", "connection", "server", "date"):
                 self.send_header(name, value)
         length = headers.get("Content-Length") if self.command == "HEAD" else None
-        self.send_header("Content-Length", length or str(bytes_told or len(data)))
+        self.send_header("Content-Length", length or str(bytes_declared or len(data)))
         with suppress(OSError):  # who asked has given up
             self.end_headers()
             self.wfile.write(data)

@@ -26,7 +26,7 @@ class MariaDBServer:
         self._small = [*_SMALL, *(_DURABLE if durable else ()), *options]
         self._server, self._install = _program("mariadbd"), _program("mariadb-install-db")
         self.folder = Path(tempfile.mkdtemp(prefix="fencepost-mariadb-"))
-        # Whoever runs the server must own its folder.
+        # The user that runs the server must own its folder.
         self._account = "nobody" if os.geteuid() == 0 else None
         if self._account:
             os.chown(self.folder, pwd.getpwnam(self._account).pw_uid, -1)
@@ -103,7 +103,7 @@ class MariaDBServer:
             return one.connect_ex(f"{self.folder}/socket") == 0
 
     def _environment(self) -> dict[str, str]:
-        # The temporary folder of whoever runs the tests need not be the server's to write to.
+        # The server may not be allowed to write to the temporary folder of the tests.
         return os.environ | {"HOME": str(self.folder), "TMPDIR": str(self.folder)}
 
     def _log(self) -> str:

@@ -91,8 +91,8 @@ def page(kind: int, body: bytes, uncompressed: int | None, fields: dict[int, Any
 def data_page(
     values: int, body: bytes, *, encoding: int = PLAIN, uncompressed: int | None = None, statistics: Any = None
 ) -> bytes:
-    told = {} if statistics is None else {5: statistics}
-    return page(0, body, uncompressed, {1: values, 2: encoding, 3: RLE, 4: RLE, **told})
+    fields = {} if statistics is None else {5: statistics}
+    return page(0, body, uncompressed, {1: values, 2: encoding, 3: RLE, 4: RLE, **fields})
 
 
 def second_page(

@@ -16,11 +16,11 @@ LIST_ITEM = re.compile(r"(?<=,) ?\w+(?= *(?:[,;)$\0]|$))")
 WORD = re.compile(r"[A-Z]?[a-z]+(?:['-][a-z]+)*|[aAI]")
 EDGES = "'\"`.,;:!?()[]{}^$\\"
 
-# How a test gets at a text that is said: the call, the attribute, or the name of a variable.
-SAID_CALLS = {"str", "message_of"}
-SAID_METHODS = {"readouterr", "to_text"}
-SAID_ATTRIBUTES = {"message", "reason", "title", "detail", "stdout", "stderr", "out", "err", "output"} | SAID_METHODS
-SAID_NAMES = {"message", "stdout", "stderr", "out", "err", "output", "complaints"}
+# How a test gets a text of an error or of a program: the call, the attribute, or the name of a variable.
+TEXT_CALLS = {"str", "message_of"}
+TEXT_METHODS = {"readouterr", "to_text"}
+TEXT_ATTRIBUTES = {"message", "reason", "title", "detail", "stdout", "stderr", "out", "err", "output"} | TEXT_METHODS
+TEXT_NAMES = {"message", "stdout", "stderr", "out", "err", "output", "complaints"}
 SEARCHES = {"search", "match", "fullmatch", "startswith", "endswith"}
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
@@ -182,18 +182,18 @@ class _Module:
                 yield from self.texts(one, scope, seen)
                 yield from self.texts(other, scope, seen)
 
-    def is_said(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
+    def is_text(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
         """Whether an expression is the text of an error, or what a program prints."""
         match node:
             case ast.Call(func=ast.Name(id=name)):
-                return name in SAID_CALLS
+                return name in TEXT_CALLS
             case ast.Attribute(attr=name, value=value):
-                return name in SAID_ATTRIBUTES or self.is_said(value, seen)
+                return name in TEXT_ATTRIBUTES or self.is_text(value, seen)
             case ast.Call(func=value) | ast.Subscript(value=value):
-                return self.is_said(value, seen)
+                return self.is_text(value, seen)
             case ast.Name(id=name):
                 bound = self._values(self.scopes[node], node) if name not in seen and node in self.scopes else []
-                return name in SAID_NAMES or any(self.is_said(it, seen | {name}) for it in bound)
+                return name in TEXT_NAMES or any(self.is_text(it, seen | {name}) for it in bound)
         return False
 
     def pins(self) -> Iterator[Pin]:
@@ -203,18 +203,18 @@ class _Module:
                     yield from self.texts(value)
                 case ast.Compare(left=left, ops=[ast.In() | ast.NotIn() | ast.Eq() | ast.NotEq()], comparators=[right]):
                     yield from self._compared(left, right)
-                case ast.Call(func=ast.Attribute(attr=name, value=said), args=[*arguments]) if name in SEARCHES:
-                    if self.is_said(said):
+                case ast.Call(func=ast.Attribute(attr=name, value=value), args=[*arguments]) if name in SEARCHES:
+                    if self.is_text(value):
                         yield from (pin for it in arguments for pin in self.texts(it))
-                    elif arguments[1:] and self.is_said(arguments[1]):
+                    elif arguments[1:] and self.is_text(arguments[1]):
                         yield from self.texts(arguments[0])
 
     def _compared(self, left: ast.expr, right: ast.expr) -> Iterator[Pin]:
         if isinstance(left, ast.Tuple) and isinstance(right, ast.Tuple):
             for one, other in zip(left.elts, right.elts, strict=False):
                 yield from self._compared(one, other)
-        for said, other in [(left, right), (right, left)]:
-            if self.is_said(said):
+        for text, other in [(left, right), (right, left)]:
+            if self.is_text(text):
                 yield from self.texts(other)
 
 

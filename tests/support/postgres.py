@@ -24,7 +24,7 @@ class PostgresServer:
         self._programs = _programs()
         self._durable = durable
         self.folder = Path(tempfile.mkdtemp(prefix="fencepost-postgres-"))
-        # The server refuses to run as root, and whoever runs it must own its folder.
+        # The server refuses to run as root, and the user that runs it must own its folder.
         self._account = "nobody" if os.geteuid() == 0 else None
         if self._account:
             os.chown(self.folder, pwd.getpwnam(self._account).pw_uid, -1)

@@ -1,6 +1,6 @@
 """A naive judge of rows, written from the rules and from nothing else.
 
-It keeps every accepted position in a plain set and looks at all of them again for every question, so that
+It keeps every accepted position in a plain set and reads all of them again for every question, so that
 each method can be read beside the rule it states. It shares no code with the product.
 
 Positions in an entry's final range stay in the set, but no question about them is answered from it.

@@ -1,6 +1,7 @@
 """Runs of jobs with credentials that are killed at a step, and the search for credentials in their files.
 
-As a program: one such run, told on standard input, so that no file and no command line has the credentials.
+As a program: one such run. Its settings come on standard input, so that no file and no command line has the
+credentials.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ SECRETS = ("AKIAFENCEPOSTSECRET7", "wJalr/XUtnFEMI+K7MDENG-fencepost-secret")
 """A key's id and the key: letters that base64 and URLs write otherwise are among them."""
 
 
-def start_killed(told: dict[str, Any]) -> None:
-    """A run that must be killed at `told["step"]`, after its tasks and before their results are used."""
+def start_killed(settings: dict[str, Any]) -> None:
+    """A run that must be killed at `settings["step"]`, after its tasks and before their results are used."""
     done = subprocess.run(
         [sys.executable, "-m", "support.secret_runs"],
-        input=json.dumps(told),
+        input=json.dumps(settings),
         text=True,
         capture_output=True,
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         start_new_session=True,
         timeout=300,
     )
-    assert done.returncode == -signal.SIGKILL, f"not killed at {told['step']}: {done.stdout}{done.stderr}"
+    assert done.returncode == -signal.SIGKILL, f"not killed at {settings['step']}: {done.stdout}{done.stderr}"
     for secret in SECRETS:
         assert secret not in done.stdout + done.stderr
 
@@ -103,29 +104,29 @@ def _work(pipe: Any) -> None:
     pipe.send_bytes(pickle.dumps(result))
 
 
-def _main(told: dict[str, Any]) -> None:
+def _main(settings: dict[str, Any]) -> None:
     from fencepost.lake import DedupJob, KafkaLog, LocalEngine
 
     def progress(step: str, done: int, total: int) -> None:
-        if step == told["step"] and done == total:
+        if step == settings["step"] and done == total:
             os.killpg(0, signal.SIGKILL)
 
     engine: Any = LocalEngine(2)
-    if told["engine"] == "processes":
+    if settings["engine"] == "processes":
         engine = ProcessEngine()
-    elif told["engine"] == "spark":
-        engine = _spark(Path(told["spark"]))
-    source: Any = told["source"]
-    if "log_options" in told:
-        source = KafkaLog(source, options=told["log_options"])
-    sink: Any = told["sink"]
-    if "table" in told:
+    elif settings["engine"] == "spark":
+        engine = _spark(Path(settings["spark"]))
+    source: Any = settings["source"]
+    if "log_options" in settings:
+        source = KafkaLog(source, options=settings["log_options"])
+    sink: Any = settings["sink"]
+    if "table" in settings:
         from fencepost.sql import StagedTable
 
-        sink = StagedTable(told["url"], told["table"], sink)
-    options = {name: told[name] for name in ("state_options", "source_options", "sink_options") if name in told}
+        sink = StagedTable(settings["url"], settings["table"], sink)
+    options = {name: settings[name] for name in ("state_options", "source_options", "sink_options") if name in settings}
     # Shards are judged in tasks, which open the state's store.
-    DedupJob(source, told["state"], sink, engine=engine, driver_spans_max=0, **options).run(progress)
+    DedupJob(source, settings["state"], sink, engine=engine, driver_spans_max=0, **options).run(progress)
     print("came to its end")
 
 

@@ -99,7 +99,7 @@ class Simulation:
             self.now_ms = max(self.now_ms, min(due))
             while self._events and self._events[0][0] <= self.now_ms:
                 heapq.heappop(self._events)[2]()
-        raise AssertionError(f"{len(self.outcomes)} of {batches} batches have an outcome, and time goes on")
+        raise AssertionError(f"{len(self.outcomes)} of {batches} batches have an outcome, and time does not stop")
 
     def drain(self) -> None:
         """What is still on its way arrives."""
@@ -184,7 +184,7 @@ def complaints(simulation: Simulation) -> list[str]:
         if isinstance(batch.outcome, Delivered):
             acknowledged.setdefault(batch.partition, []).extend(rows)
         elif getattr(batch.outcome, "is_refused", False) and set(rows) & set(simulation.log.written(batch.partition)):
-            found.append(f"{rows} are said not to be in the log, and are")
+            found.append(f"{rows} are reported as not in the log, and are")
     for number in range(simulation.partitions):
         written = simulation.log.written(number)
         wanted = acknowledged.get(number, [])

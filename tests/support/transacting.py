@@ -101,13 +101,13 @@ def transact(url: str, markers: Path, kill_at: int) -> None:
     transact_by(TransactionCoordinator(sqlalchemy.create_engine(url), routes={TOPIC: Markers(markers, steps)}))
 
 
-def transact_and_stop(url: str, markers: Path, stop_at: int, idle_timeout_ms: int | None, told: Any) -> None:
+def transact_and_stop(url: str, markers: Path, stop_at: int, idle_timeout_ms: int | None, results: Any) -> None:
     """The same, by a process that is stopped and continued later."""
-    do_and_stop(transact_by, url, markers, stop_at, idle_timeout_ms, told)
+    do_and_stop(transact_by, url, markers, stop_at, idle_timeout_ms, results)
 
 
-def recover_and_stop(url: str, markers: Path, stop_at: int, idle_timeout_ms: int | None, told: Any) -> None:
-    do_and_stop(TransactionCoordinator.recover, url, markers, stop_at, idle_timeout_ms, told)
+def recover_and_stop(url: str, markers: Path, stop_at: int, idle_timeout_ms: int | None, results: Any) -> None:
+    do_and_stop(TransactionCoordinator.recover, url, markers, stop_at, idle_timeout_ms, results)
 
 
 def do_and_stop(
@@ -116,7 +116,7 @@ def do_and_stop(
     markers: Path,
     stop_at: int,
     idle_timeout_ms: int | None,
-    told: Any,
+    results: Any,
 ) -> None:
     engine = sqlalchemy.create_engine(url)
     routes = {TOPIC: Markers(markers, Stops(engine, stop_at))}
@@ -124,9 +124,9 @@ def do_and_stop(
         registry = ProducerRegistry(engine, idle_timeout_ms=idle_timeout_ms)
         work(TransactionCoordinator(engine, registry, routes=routes))
     except fp.FencepostError as error:
-        told.put(type(error).__name__)
+        results.put(type(error).__name__)
     else:
-        told.put("done")
+        results.put("done")
 
 
 def decide_and_stop(url: str, idle_timeout_ms: int | None) -> None:
@@ -138,7 +138,7 @@ def decide_and_stop(url: str, idle_timeout_ms: int | None) -> None:
     coordinator.commit(identity, work=lambda _: os.kill(os.getpid(), signal.SIGSTOP))
 
 
-def apply_and_stop(url: str, told: Any) -> None:
+def apply_and_stop(url: str, results: Any) -> None:
     """A consumer that is stopped in its effect the first time."""
     sink = SqlSink(sqlalchemy.create_engine(url), None, "consumer", idle_timeout_ms=SECOND_MS)
     calls = []
@@ -149,7 +149,7 @@ def apply_and_stop(url: str, told: Any) -> None:
         if len(calls) == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    told.put((sink.handle(EVENTS, effect, positions={"in": BATCH}).rows_kept, calls))
+    results.put((sink.handle(EVENTS, effect, positions={"in": BATCH}).rows_kept, calls))
 
 
 def transact_by(coordinator: TransactionCoordinator) -> None:
@@ -168,7 +168,7 @@ def recover(url: str, markers: Path, kill_at: int) -> None:
     TransactionCoordinator(sqlalchemy.create_engine(url), routes={TOPIC: Markers(markers, steps)}).recover()
 
 
-def take_turns(url: str, number: int, rounds: int, meet: Any, told: Any) -> None:
+def take_turns(url: str, number: int, rounds: int, meet: Any, results: Any) -> None:
     """All request an identity of one id at once, and commit at once: (round, process, identity, outcome).
 
     In the last rounds each process once requests last, so that each wins at least once.
@@ -190,10 +190,10 @@ def take_turns(url: str, number: int, rounds: int, meet: Any, told: Any) -> None
             answer = "committed"
         except fp.FencepostError as error:
             answer = type(error).__name__
-        told.put((turn, number, (identity.pid, identity.epoch), answer))
+        results.put((turn, number, (identity.pid, identity.epoch), answer))
 
 
-def run_at_each_other(url: str, number: int, rounds: int, told: Any) -> None:
+def run_at_each_other(url: str, number: int, rounds: int, results: Any) -> None:
     """All use one id without waiting for each other."""
     coordinator = TransactionCoordinator(sqlalchemy.create_engine(url))
     for _ in range(rounds):
@@ -205,10 +205,10 @@ def run_at_each_other(url: str, number: int, rounds: int, told: Any) -> None:
             answer = "committed"
         except fp.FencepostError as error:
             answer = type(error).__name__
-        told.put((number, (identity.pid, identity.epoch), answer))
+        results.put((number, (identity.pid, identity.epoch), answer))
 
 
-def work_on_one_input(url: str, number: int, end: int, meet: Any, told: Any) -> None:
+def work_on_one_input(url: str, number: int, end: int, meet: Any, results: Any) -> None:
     """A worker with an id of its own, which believes that the input is its own."""
     coordinator = TransactionCoordinator(sqlalchemy.create_engine(url))
     identity = coordinator.init_producer(f"worker {number}")
@@ -218,7 +218,7 @@ def work_on_one_input(url: str, number: int, end: int, meet: Any, told: Any) -> 
         position = min(end, start + 1 + (number + start) % 3)
         if not committed + conflicts:
             meet.wait()  # all of them want the same events
-        # What it does with the events: SQLite's lock goes to whoever asks first after the one who had it.
+        # What it does with the events: SQLite's lock goes to the first process that asks after its holder.
         time.sleep(0.01)
         rows = [{"pid": identity.pid, "epoch": identity.epoch, "source": source} for source in range(start, position)]
         try:
@@ -230,4 +230,4 @@ def work_on_one_input(url: str, number: int, end: int, meet: Any, told: Any) -> 
         except fp.TransactionAbortableError:
             identity = coordinator.abort(identity)
             conflicts += 1
-    told.put((number, committed, conflicts))
+    results.put((number, committed, conflicts))

@@ -80,8 +80,8 @@ def test_a_version_is_described_without_the_figures_of_its_commit(tmp_path: Path
     with_versions(tmp_path, 2)
     found = [state_of(tmp_path).version(it).sink_version or {} for it in (1, 2)]
     assert [it.keys() for it in found] == [{"create", "bounds"}, {"table", "version", "transaction", "bounds"}]
-    told = [explain(state_of(tmp_path), it)["sink_version"] for it in (1, 2)]
-    assert told == [None, {name: found[1][name] for name in ("table", "version", "transaction")}]
+    versions = [explain(state_of(tmp_path), it)["sink_version"] for it in (1, 2)]
+    assert versions == [None, {name: found[1][name] for name in ("table", "version", "transaction")}]
 
 
 def test_each_version_is_one_transaction(tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ def drop(root: Path) -> None:
     shutil.rmtree(root / "sink" / "_delta_log")
 
 
-def make_anew(root: Path) -> None:
+def replace_table(root: Path) -> None:
     rows = table_of(root).to_pyarrow_table()
     drop(root)
     write_deltalake(root / "sink", rows)
@@ -442,12 +442,12 @@ def forget_transactions(root: Path) -> None:
     ("harm", "kind", "match"),
     [
         (drop, fp.SinkChangedError, "no longer exists"),
-        (make_anew, fp.SinkChangedError, "not the table that"),
+        (replace_table, fp.SinkChangedError, "not the table that"),
         (drop_everything, fp.SinkChangedError, "is gone"),
         (forget_transactions, fp.SinkChangedError, "Remove the property"),
     ],
 )
-def test_a_table_that_is_no_longer_what_it_was(
+def test_a_table_that_others_replaced_or_damaged_is_refused(
     tmp_path: Path, harm: Callable[[Path], None], kind: type[Exception], match: str
 ) -> None:
     with_versions(tmp_path, 2)

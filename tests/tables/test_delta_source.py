@@ -205,7 +205,7 @@ def update(root: Path) -> None:
     table_of(root).update(updates={"origin": "'x'"}, predicate="seq = 3")
 
 
-def make_anew(root: Path) -> None:
+def replace_table(root: Path) -> None:
     shutil.rmtree(root / "source")
     append(root, 0, 1, 2)
 
@@ -236,7 +236,7 @@ def take_a_deletion_back(root: Path) -> None:
     [
         (overwrite, r"version 1 \(WRITE\) adds and removes rows"),
         (update, r"version 1 \(UPDATE\) adds and removes rows"),
-        (make_anew, "not the table .*up to version 0"),
+        (replace_table, "not the table .*up to version 0"),
         (forget_commits, "00000000000000000001.json: deleted before"),
         (lose_a_file, "parquet: .*was deleted before"),
         (compact_and_clean_up, "parquet: .*was deleted before"),

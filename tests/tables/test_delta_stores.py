@@ -154,7 +154,7 @@ def test_few_requests_where_nothing_is_new(bucket: Tables) -> None:
     bucket.job().run()
     with Liar(bucket.options["endpoint"], ()) as liar:
         assert bucket.job(sink_endpoint=liar.endpoint, layout=None).run().version is None
-        assert liar.told["truth"] <= 14
+        assert liar.answers["truth"] <= 14
 
 
 def test_rows_of_others_stay_and_compaction_does_no_harm(bucket: Tables) -> None:
@@ -344,7 +344,7 @@ def test_commits_with_an_unknown_outcome_take_effect_once(bucket: Tables, lie: s
         bucket.land("b.parquet", rows(20, 30))
         bucket.near().run()
         bucket.job(sink_endpoint=liar.endpoint).run()
-        assert liar.told[lie] > 0
+        assert liar.answers[lie] > 0
     bucket.check(2)
 
 

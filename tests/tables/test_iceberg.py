@@ -437,7 +437,7 @@ def test_drivers_and_fences_at_once(tmp_path: Path, catalog: SqlCatalog) -> None
 @contextmanager
 def paused_before_commit(monkeypatch: pytest.MonkeyPatch, others: Callable[[], Any]) -> Iterator[list[str]]:
     """The first commit waits until others are done. Returns the outcomes of the later commits."""
-    real, told, is_first = SqlCatalog.commit_table, list[str](), itertools.count()
+    real, commits, is_first = SqlCatalog.commit_table, list[str](), itertools.count()
 
     def commit(self: SqlCatalog, *arguments: Any) -> Any:
         if next(is_first) == 0:
@@ -445,14 +445,14 @@ def paused_before_commit(monkeypatch: pytest.MonkeyPatch, others: Callable[[], A
         try:
             done = real(self, *arguments)
         except CommitFailedException:
-            told.append("refused")
+            commits.append("refused")
             raise
-        told.append("done")
+        commits.append("done")
         return done
 
     with monkeypatch.context() as patch:
         patch.setattr(SqlCatalog, "commit_table", commit)
-        yield told
+        yield commits
 
 
 def test_others_commit_meanwhile(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,9 +460,9 @@ def test_others_commit_meanwhile(tmp_path: Path, catalog: SqlCatalog, monkeypatc
     land_some(tmp_path, [0])
     run_alone(tmp_path)
     land_some(tmp_path, [1])
-    with paused_before_commit(monkeypatch, lambda: append_by_others(catalog)) as told:
+    with paused_before_commit(monkeypatch, lambda: append_by_others(catalog)) as commits:
         assert run_alone(tmp_path) == 2
-    assert told == ["done", "refused", "done"]  # theirs, ours, ours again
+    assert commits == ["done", "refused", "done"]  # theirs, ours, ours again
     table = catalog.load_table("db.events")
     assert versions_of(table) == [1, 2]
     assert len(table.scan().to_arrow()) == len(expected_of(tmp_path)) + 1
@@ -483,9 +483,9 @@ def test_a_zombie_that_wakes_when_the_version_is_done(
                 land_some(root, [2 + version])
                 assert run_alone(root) == 2 + version
 
-        with paused_before_commit(monkeypatch, others) as told:
+        with paused_before_commit(monkeypatch, others) as commits:
             assert run_alone(root) == 1
-        assert told == ["done"] * (1 + versions_behind) + ["refused"]
+        assert commits == ["done"] * (1 + versions_behind) + ["refused"]
         check(root, own, list(range(1, 2 + versions_behind)))
 
 
@@ -524,9 +524,12 @@ def test_a_zombie_that_wakes_when_the_version_is_abandoned(
             if versions:
                 assert run_alone(root) == 2
 
-        with paused_before_commit(monkeypatch, others) as told, pytest.raises(fp.StateConflictError, match="abandoned"):
+        with (
+            paused_before_commit(monkeypatch, others) as commits,
+            pytest.raises(fp.StateConflictError, match="abandoned"),
+        ):
             run_alone(root)
-        assert told == ["done"] * (1 + versions_behind) + ["refused"]
+        assert commits == ["done"] * (1 + versions_behind) + ["refused"]
         if not versions_behind:
             assert run_alone(root) == 2
         check(root, own, [1, 2])

@@ -197,7 +197,7 @@ def test_killed_at_every_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 def test_a_paused_driver_finds_its_version_finished(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, prepared: str, has_plan: bool
 ) -> None:
-    """A driver that is paused before any of its copies goes on when others have finished the version, though the plan
+    """A driver that is paused before any of its copies continues when others have finished the version, though the plan
     of its tasks is gone as well."""
     land_some(bucket)
     bucket.near().run()
@@ -306,7 +306,7 @@ def test_answers_that_do_not_come(bucket: Bucket, fault: str, verb: str) -> None
     bucket.near().run()
     with Liar(bucket.options["endpoint"], (fault,), share=0.5, verb=verb) as liar:
         assert bucket.job(sink_endpoint=liar.endpoint).run().counts == COUNTS
-        assert liar.told[fault] > 0
+        assert liar.answers[fault] > 0
     bucket.check(1)
 
 
@@ -319,7 +319,7 @@ def test_puts_with_an_unknown_outcome_take_effect_once(bucket: Bucket, lie: str)
     bucket.near().run()
     with Liar(bucket.options["endpoint"], (lie,), share=0.5) as liar:
         assert bucket.job(sink_endpoint=liar.endpoint).run().counts == COUNTS
-        assert liar.told[lie] > 0
+        assert liar.answers[lie] > 0
     bucket.check(1)
 
 
@@ -331,7 +331,7 @@ def test_reads_that_are_wrong(bucket: Bucket, fault: str) -> None:
     with Liar(bucket.options["endpoint"], (fault,), share=0.5, verb="GET") as liar:
         job = bucket.job(sink_endpoint=liar.endpoint, engine=Apart(), driver_spans_max=0)
         assert job.run().counts == COUNTS
-        assert liar.told[fault] > 0
+        assert liar.answers[fault] > 0
     bucket.check(1)
 
 
@@ -357,7 +357,7 @@ def test_a_store_with_several_winners_is_refused(bucket: Bucket, monkeypatch: py
     with serve_by_moto() as careless, Liar(careless, (lie,), share=1.0) as liar:
         with pytest.raises(fp.StoreError, match="exactly one must succeed"):
             bucket.job(sink_endpoint=liar.endpoint).run()
-        assert liar.told[lie] > 0
+        assert liar.answers[lie] > 0
     assert not [name for name in bucket.listed() if name.startswith("run=")]
     bucket.near().run()
     assert bucket.job().run().version == 1
@@ -521,7 +521,7 @@ def test_few_requests_where_nothing_is_new(bucket: Bucket) -> None:
     bucket.job().run()
     with Liar(bucket.options["endpoint"], ()) as liar:
         bucket.job(sink_endpoint=liar.endpoint).run()
-        assert liar.told["truth"] <= 6
+        assert liar.answers["truth"] <= 6
 
 
 def test_a_run_that_finds_nothing_new_makes_ten_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,7 +291,7 @@ def test_answers_that_are_wrong(landing: Landing, tmp_path: Path, fault: str, sh
                 job(landing, tmp_path, remote=True).run()
             assert "the-secret" not in str(caught.value)
             assert not (tmp_path / "sink").exists() or not shown(tmp_path)
-        assert liar.told[fault] > 0
+        assert liar.answers[fault] > 0
     landing.options = {**landing.options, "endpoint": f"http://{liar.target}"}
     report = job(landing, tmp_path, remote=True).run()
     assert report.version is None if share < 1 else report.counts == {"ACCEPTED": 3700, "DUPLICATE": 300}
@@ -384,7 +384,7 @@ def test_a_whole_file_is_streamed(landing: Landing, monkeypatch: pytest.MonkeyPa
     if not fault:
         assert counts == [1 + 3 + 1, 3, 1], "without an etag the end is not kept"
     else:
-        assert proxy.told[fault] == 3
+        assert proxy.answers[fault] == 3
 
 
 def test_a_whole_file_that_changes(landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,8 +134,8 @@ def test_one_writer_wins_under_a_lie(endpoint: str, lie: str) -> None:
         uri = f"s3://{BUCKET}/{uuid.uuid4().hex}"
         for name in ("log/1.json", "log/2.json"):
             assert_one_wins([s3(liar.endpoint, uri) for _ in range(4)], name)
-        assert liar.told[lie] > 0
-        assert liar.told["truth"] > 0
+        assert liar.answers[lie] > 0
+        assert liar.answers["truth"] > 0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -144,7 +144,7 @@ def test_one_writer_wins_under_all_wrong_answers(endpoint: str, seed: int) -> No
         uri = f"s3://{BUCKET}/{uuid.uuid4().hex}"
         for version in range(4):
             assert_one_wins([s3(liar.endpoint, uri) for _ in range(4)], f"log/{version}.json")
-        assert len(liar.told) > 5
+        assert len(liar.answers) > 5
 
 
 def test_a_reply_that_never_comes(endpoint: str) -> None:
@@ -154,7 +154,7 @@ def test_a_reply_that_never_comes(endpoint: str) -> None:
         writers = [s3(liar.endpoint, uri, timeout="3s") for _ in range(3)]
         assert_one_wins(writers, "log/1.json")
         found = writers[0].read("log/1.json")
-        assert (liar.told["late"], liar.arrived["late"]) == (3, 0)
+        assert (liar.answers["late"], liar.arrived["late"]) == (3, 0)
         liar.may_arrive.set()
         wait_until(lambda: liar.arrived["late"] == 3, "a put that was late has not arrived")
         assert writers[0].read("log/1.json") == found
@@ -169,7 +169,7 @@ def test_a_store_with_several_winners_is_refused(endpoint: str, lie: str) -> Non
         assert [store.put("log/1", data) for data in (b"first", b"second")] == [True, not is_exclusive]
         with pytest.raises(fp.StoreError, match=rf"{store.uri}: .*exactly one must succeed"):
             check_exclusion(store)
-        assert liar.told[lie] > 2
+        assert liar.answers[lie] > 2
         assert store.list("probe") == []
 
 

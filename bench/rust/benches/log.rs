@@ -67,10 +67,10 @@ fn headers_by_bytes_of_a_value(bencher: divan::Bencher<'_, '_>, value: usize) {
         let file = File::open(&written.path).expect("written just now");
         let mut scan = SegmentScan::new(Box::new(file), Some(0)).expect("a segment");
         let mut found = 0;
-        let mut goes_on = true;
-        while goes_on {
+        let mut continues = true;
+        while continues {
             pieces.iter_mut().for_each(BatchColumns::clear);
-            goes_on = scan.read_two(&mut pieces, ROWS).expect("whole");
+            continues = scan.read_two(&mut pieces, ROWS).expect("whole");
             found += pieces.iter().map(|columns| columns.len() as u64).sum::<u64>();
         }
         assert_eq!(found, written.batches);
@@ -106,11 +106,11 @@ fn records_by_compression(bencher: divan::Bencher<'_, '_>, name: &str) {
         let (mut found, mut offsets) = (0, 0);
         loop {
             let mut columns = RecordColumns::default();
-            let goes_on = scan.read(&mut columns, ROWS).expect("whole");
+            let continues = scan.read(&mut columns, ROWS).expect("whole");
             found += columns.len() as u64;
             offsets += columns.offset.iter().sum::<i64>();
             assert_eq!(columns.value.bytes.len(), 100 * columns.len());
-            if !goes_on {
+            if !continues {
                 break;
             }
         }

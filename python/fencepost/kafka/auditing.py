@@ -67,15 +67,15 @@ def audit(source: str | os.PathLike[str], request: Request) -> LogAudit:
     """Implement `fencepost.kafka.audit`."""
     folders = find_partitions(source, request.options)
     is_directory = folders != [os.fspath(source)]
-    partitions = tuple(_audit_partition(folder, request, goes_on=is_directory) for folder in folders)
+    partitions = tuple(_audit_partition(folder, request, is_one_of_several=is_directory) for folder in folders)
     return LogAudit(source=os.fspath(source), partitions=partitions)
 
 
-def _audit_partition(folder: str, request: Request, *, goes_on: bool) -> PartitionAudit:
+def _audit_partition(folder: str, request: Request, *, is_one_of_several: bool) -> PartitionAudit:
     """Audit a partition, again if retention or compaction removed files that were listed and not read yet."""
     for _ in range(ATTEMPTS_MAX):
         partition = _Partition(folder, request)
-        report = partition.report(goes_on=goes_on)
+        report = partition.report(is_one_of_several=is_one_of_several)
         if not partition.has_lost_files():
             break
     return report
@@ -102,12 +102,12 @@ class _Partition:
         self.newest: int | None = None
         self.known_from: str | None = None
 
-    def report(self, *, goes_on: bool) -> PartitionAudit:
-        """Replay the partition. `goes_on`: report unreadable files as findings, because there are other partitions."""
+    def report(self, *, is_one_of_several: bool) -> PartitionAudit:
+        """Replay the partition. If it `is_one_of_several`, unreadable files are findings, otherwise an error."""
         try:
             self._read()
         except (SourceError, StoreError) as error:
-            if not goes_on:
+            if not is_one_of_several:
                 raise
             self.damage.append(_finding("unreadable", error.path or self.path, error))
         return self._result()

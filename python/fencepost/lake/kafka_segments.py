@@ -180,8 +180,8 @@ class Part:
             ends.append(position + rows["bytes"].to_numpy()[is_wanted])
         begin = np.concatenate([np.zeros(0, np.int64), *begins])
         end = np.concatenate([np.zeros(0, np.int64), *ends])
-        goes_on = begin[1:] == end[:-1]
-        return begin[np.append(True, ~goes_on)[: len(begin)]], end[np.append(~goes_on, True)[: len(end)]]
+        continues = begin[1:] == end[:-1]
+        return begin[np.append(True, ~continues)[: len(begin)]], end[np.append(~continues, True)[: len(end)]]
 
     def _may_have_rows(self, rows: pa.RecordBatch, conditions: Sequence[Condition]) -> npt.NDArray[np.bool_]:
         columns = ("base_offset", "last_offset", "count", "pid", "epoch", "max_timestamp")

@@ -125,7 +125,7 @@ def _prepare_aligned(run: Run, items: list[ScanItem], files: Files) -> Prepared 
             run,
             f"{lost} rows that a task had kept are another file's or an earlier run's"
             if lost
-            else "epochs of one key lie in several files",
+            else "epochs of one key are in several files",
         )
         job.state.discard(run.version, run.attempt)
         return None

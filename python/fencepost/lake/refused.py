@@ -127,7 +127,7 @@ def merge_refused(tables: list[pa.Table]) -> pa.Table:
     file, row, count, verdict = (refused_rows[name].to_numpy() for name in REFUSED_RANGES.names)
     order = np.lexsort((row, file))
     file, row, count, verdict = file[order], row[order], count[order], verdict[order]
-    goes_on = (file[1:] == file[:-1]) & (verdict[1:] == verdict[:-1]) & (row[1:] == row[:-1] + count[:-1])
-    first = np.flatnonzero(np.append(True, ~goes_on))
+    continues = (file[1:] == file[:-1]) & (verdict[1:] == verdict[:-1]) & (row[1:] == row[:-1] + count[:-1])
+    first = np.flatnonzero(np.append(True, ~continues))
     counts = np.add.reduceat(count, first)
     return pa.table([file[first], row[first], counts, verdict[first]], schema=REFUSED_RANGES)

@@ -62,7 +62,7 @@ class Slice:
         if self.files is None:
             found = self._list(ask, storage, root, deferred)
         else:
-            found, gone = _look(ask, storage, root, self.files, deferred)
+            found, gone = _observe(ask, storage, root, self.files, deferred)
         if not (self.of_source or self.only):
             return found, gone
         places = [place for place, path in enumerate(found.paths) if path in deferred or self.matches(path)]
@@ -91,7 +91,7 @@ class Slice:
         files = Files(root, ignored=tuple(path for it in listed for path in it.ignored)[:IGNORED_MAX])
         for some in listed:
             files.extend(some)
-        files.extend(_look(ask, storage, root, (), set(deferred).difference(files.paths))[0])
+        files.extend(_observe(ask, storage, root, (), set(deferred).difference(files.paths))[0])
         in_order = files.take(sorted(range(len(files)), key=files.paths.__getitem__))
         return dataclasses.replace(in_order, ignored=files.ignored)
 
@@ -214,7 +214,7 @@ def _is_like(pattern: str, part: str) -> bool:
     return found == name and low <= value <= (high or value)
 
 
-def _look(
+def _observe(
     ask: Ask, storage: Storage, root: str, named: Collection[str], deferred: Collection[str]
 ) -> tuple[Files, list[str]]:
     paths = sorted({*named, *deferred})

@@ -67,9 +67,9 @@ def _join(spans: pa.Table, of_span: Numbers, offsets: Numbers, counts: Numbers, 
     if not _is_sorted(entries, seqs):
         order = np.lexsort((seqs, entries))
         entries, seqs, of_span, offsets, counts = (it[order] for it in (entries, seqs, of_span, offsets, counts))
-    goes_on = (entries[1:] == entries[:-1]) & (seqs[1:] == seqs[:-1] + counts[:-1])
-    goes_on &= (seqs[1:] >> JOINED_BITS) == (seqs[:-1] >> JOINED_BITS)
-    firsts = np.flatnonzero(np.append(True, ~goes_on)[: len(seqs)])
+    continues = (entries[1:] == entries[:-1]) & (seqs[1:] == seqs[:-1] + counts[:-1])
+    continues &= (seqs[1:] >> JOINED_BITS) == (seqs[:-1] >> JOINED_BITS)
+    firsts = np.flatnonzero(np.append(True, ~continues)[: len(seqs)])
     counts = np.add.reduceat(counts, firsts) if len(firsts) else counts
     return cut_spans(spans, columns.seq, of_span[firsts], offsets[firsts], counts)
 

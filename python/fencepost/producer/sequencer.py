@@ -635,7 +635,7 @@ _DOUBTFUL = frozenset(
 )
 """Errors after which the batch may be in the log."""
 
-_GOES_ON = "the producer continues"
+_CONTINUES = "the producer continues"
 _STOPS = "the producer stops, because later rows would hide that the batch is missing. Resume from the batch's position"
 
 
@@ -650,7 +650,7 @@ def _delivered(batch: Batch, reading: Reading) -> Delivered:
 
 def _undelivered(batch: Batch, problem: str, is_refused: bool) -> DeliveryError:
     place = "The batch is not in the log" if is_refused else "The batch may or may not be in the log"
-    after = _GOES_ON if batch.positions is None else _STOPS
+    after = _CONTINUES if batch.positions is None else _STOPS
     problem = f"{problem}. {place}; {after}"
     return DeliveryError(problem, partition=batch.partition, is_refused=is_refused)
 

@@ -109,7 +109,7 @@ def _check_target(state: State, at: _Attempt, version: int) -> None:
 def _check_there(state: State, sink: Sink, version: int, counted: list[int]) -> None:
     """Raise SinkError if the sink lacks rows of the versions `counted`, which count as written after a rollback to
     `version`."""
-    _check_looks(state, counted)
+    _check_retained(state, counted)
     lost = [it.version for it in map(state.version, counted) if sink.shown(it) != len(it.outputs)]
     if lost:
         raise SinkError(
@@ -132,7 +132,7 @@ def _check_gone(state: State, sink: Sink, version: int, undone: list[int], *, ac
     Raises SinkError if there are any, unless duplicates are accepted.
     """
     if not accept_duplicates:
-        _check_looks(state, undone)
+        _check_retained(state, undone)
     shown = [it for it in undone if not state.is_collected(it) and sink.shown(state.version(it))]
     if shown and not accept_duplicates:
         raise SinkError(
@@ -481,7 +481,7 @@ def _differing_versions(state: State, one: int, other: int) -> tuple[list[int], 
     return ones, others
 
 
-def _check_looks(state: State, versions: Iterable[int]) -> None:
+def _check_retained(state: State, versions: Iterable[int]) -> None:
     """Raise SnapshotError for versions of which only the log is left, because their rows cannot be checked."""
     collected = [it for it in versions if state.is_collected(it)]
     if collected:

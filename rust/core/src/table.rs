@@ -181,7 +181,7 @@ impl StateTable {
     /// # Panics
     /// If the table has entries.
     pub fn with_keep_timestamp(self, keeps_timestamp: bool) -> StateTable {
-        assert!(self.is_empty(), "what a table keeps is said before its first row");
+        assert!(self.is_empty(), "what a table keeps is set before its first row");
         StateTable { keeps_timestamp, ..self }.emptied()
     }
 

@@ -153,7 +153,7 @@ fn a_merge() {
     assert!(matches!(error, Err(Error::Memory { .. })) && !table.is_half_done(), "{error:?}");
     assert!(table.snapshot() == before && table.len() as i64 == next);
     assert_eq!(table.merge(&other).map(|overlap| overlap.len()), Ok(5));
-    assert_eq!(table.len() as i64, next + 5, "with memory the same merge goes on");
+    assert_eq!(table.len() as i64, next + 5, "with memory the same merge continues");
     let many = table_of(0..100_000);
     let error = refused(&REFUSES, || table.merge(&many));
     assert!(matches!(error, Err(Error::Memory { .. })) && table.is_half_done(), "{error:?}");
@@ -217,7 +217,7 @@ fn a_call() {
     let made = StateTable::restore(&before).map(|table| table.len());
     assert!(matches!(made, Err(Error::Memory { .. })), "a table that cannot be made");
     REFUSES.store(false, Ordering::Relaxed);
-    assert_eq!(apply_new(&mut table, next..next + 10), Ok(10), "with memory the same call goes on");
+    assert_eq!(apply_new(&mut table, next..next + 10), Ok(10), "with memory the same call continues");
     assert!(!table.is_half_done());
     // A call in progress that needs more than the reserved lines cannot be undone: the table reports this.
     let mut other = StateTable::restore(&before).expect("memory");

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_told_with_its_place() {
+    fn damage_is_reported_with_its_place() {
         let good = entry([1, 0, 29, 8]);
         let cases: [(Vec<u8>, Kind, u64); 7] = [
             ([&good[..], &good[..33]].concat(), Kind::Torn, 34),

@@ -168,7 +168,7 @@ impl Rewrite<'_> {
             let chunk = if is_whole {
                 copy_chunk(self.file, number, column, self.has_offset_index, &mut self.out, self.target)
             } else {
-                self.write_anew(number, column, kept, rows)
+                self.rewrite_chunk(number, column, kept, rows)
             };
             chunks.push(chunk?);
         }
@@ -181,7 +181,7 @@ impl Rewrite<'_> {
     }
 
     /// Writes a chunk with these of its rows.
-    fn write_anew(&mut self, group: usize, column: usize, kept: &[Range<u64>], rows: u64) -> Result<Chunk> {
+    fn rewrite_chunk(&mut self, group: usize, column: usize, kept: &[Range<u64>], rows: u64) -> Result<Chunk> {
         let has_indexes = (self.has_column_index, self.has_offset_index);
         let rewriting = Rewriting::of(self.file, (group, column), kept, has_indexes)?;
         let chunk = rewriting.column;

@@ -359,9 +359,9 @@ impl Oracle {
         demand("coordinator_epoch", row.coordinator_epoch.is_none_or(|epoch| epoch >= -1))?;
 
         let brings_offsets = !self.options.assigns || origin == "replica";
-        let looks_at_offsets = brings_offsets && (has_pid || self.options.assigns);
-        let (seqs, length) = self.extent(row, kind, origin, looks_at_offsets)?;
-        if looks_at_offsets {
+        let reads_offsets = brings_offsets && (has_pid || self.options.assigns);
+        let (seqs, length) = self.extent(row, kind, origin, reads_offsets)?;
+        if reads_offsets {
             let is_needed = self.options.assigns || row.last_offset.is_some();
             demand("offset", row.offset.map_or(!is_needed, |offset| offset >= 0))?;
             let last = row.offset.map(|offset| offset + length - 1);
@@ -389,12 +389,12 @@ impl Oracle {
         row: &Row,
         kind: Kind,
         origin: &str,
-        looks_at_offsets: bool,
+        reads_offsets: bool,
     ) -> Result<((i64, i64), i64), &'static str> {
         const NONE: (i64, i64) = (NOTHING, NOTHING);
         let by_count = row.count.filter(|count| (1..=MAX).contains(count)).ok_or("count");
         let by_offsets = match (row.offset, row.last_offset) {
-            (Some(first), Some(last)) if looks_at_offsets => {
+            (Some(first), Some(last)) if reads_offsets => {
                 Some(Some(last - first + 1).filter(|length| (1..=MAX + 1).contains(length)).ok_or("last_offset"))
             }
             _ => None,

@@ -183,7 +183,7 @@ fn check_blocks(holes: &Holes) {
     let mut free_from = i128::from(i64::MIN);
     for block in blocks(holes) {
         assert!(block.len() > 0 && !block.is_overfull());
-        assert!(i128::from(block.key()) >= free_from, "a key lies in the block below");
+        assert!(i128::from(block.key()) >= free_from, "a key is in the block below");
         let mut cursor = 0;
         let mut ranges = 0;
         while let Some((range, next)) = block.at(cursor) {

@@ -54,7 +54,7 @@ impl<L: RowLine, S: Seq> Work for Spans<'_, '_, L, S> {
 /// Number of steps that can be in progress at once.
 const STEPS: usize = CHUNK / STEP;
 /// Number of ticks after which a step prefetches its lines and their entries in the overflow, and after which it is
-/// judged. The memory has arrived by then. Longer delays would evict it from the nearest cache again.
+/// judged. The memory has already arrived. Longer delays would evict it from the nearest cache again.
 const LINES_AFTER: usize = 1;
 const OVERFLOW_AFTER: usize = 2;
 const HOLES_AFTER: usize = 3;

@@ -105,7 +105,7 @@ impl Writer {
 
     fn note(&mut self, appended: Appended, values: Vec<Vec<u8>>) {
         assert!(matches!(appended.verdict, Verdict::Accepted | Verdict::Duplicate), "{appended:?}");
-        let offset = appended.offset.expect("it stands in the log");
+        let offset = appended.offset.expect("it is in the log");
         self.seq += values.len() as i32;
         self.acknowledged.extend(values.into_iter().enumerate().map(|(at, value)| (offset + at as i64, value)));
     }

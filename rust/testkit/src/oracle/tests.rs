@@ -255,7 +255,7 @@ fn the_book_is_read_whole() {
         Verdict::Untracked,
         Verdict::Forgotten,
     ] {
-        assert!(rows.iter().any(|row| row.verdict == verdict.name()), "{verdict:?} stands on no page");
+        assert!(rows.iter().any(|row| row.verdict == verdict.name()), "{verdict:?} is on no page");
     }
 }
 

@@ -50,7 +50,7 @@ impl Shape {
         self.table_of(self.policy())
     }
 
-    /// A table that is told how many partitions each producer writes to.
+    /// A table with a declared number of partitions per producer.
     pub(crate) fn declared_table(&self) -> StateTable {
         let partitions = if self.partitions == 1 { Partitions::One } else { Partitions::Many };
         self.table().with_partitions(Some(partitions))

@@ -124,7 +124,7 @@ fn stride(entries: usize) -> usize {
     (golden.max(1)..).find(is_coprime).expect("entries + 1 is coprime to entries")
 }
 
-/// Where every key stands.
+/// The position of every key.
 pub(crate) struct Stream {
     shape: &'static Shape,
     next: Vec<u32>,

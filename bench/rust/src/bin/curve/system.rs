@@ -15,7 +15,7 @@ pub(crate) fn peak_bytes() -> u64 {
     status_bytes("VmHWM:")
 }
 
-/// Begins the search for a peak anew. False where the system has no such thing.
+/// Begins the search for a peak again. False where the system has no such thing.
 pub(crate) fn forget_peak() -> bool {
     std::fs::write("/proc/self/clear_refs", "5").is_ok()
 }
