@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost_spark.versions import __version__  # isort: skip  # first: it refuses a core wheel of another version
 from fencepost_spark.engine import SparkEngine
-from fencepost_spark.frames import Strategy, choose_strategy, deduplicate
+from fencepost_spark.strategy import Strategy, choose_strategy, deduplicate
 from fencepost_spark.verdicts import verdict_udf
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from fencepost.lake.storage import ChangedError, LocalStorage, unchanged
 from fencepost.state.changelog import sparse_numbers
 from pyspark.sql import DataFrame, SparkSession, Window, functions
 
-from fencepost_spark.frames import unused_name
+from fencepost_spark.frames import Call, unused_name
 from fencepost_spark.plain_scan import (
     WORD_ROWS_BITS,
     PlainScan,
@@ -46,9 +46,6 @@ from fencepost_spark.plain_scan import (
     word_of,
 )
 from fencepost_spark.versions import __version__
-
-if TYPE_CHECKING:
-    from fencepost_spark.frames import Call
 
 SHARD_ROWS_MIN, SHARD_ROWS_MAX = 1 << 20, 1 << 22
 """Rows per task that finds copies: the minimum if there are more cores than shards, and the maximum, 200 MB if each row

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -36,10 +36,7 @@ from pyspark.sql.types import (
 )
 from pyspark.taskcontext import TaskContext
 
-from fencepost_spark.frames import is_orderable
-
-if TYPE_CHECKING:
-    from fencepost_spark.frames import Call
+from fencepost_spark.frames import Call, is_orderable
 
 FILES_MAX = 10_000
 """Maximum number of files: the driver reads each footer, which takes about 0.3 ms."""

@@ -17,6 +17,8 @@ import textwrap
 import threading
 import tomllib
 from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -189,40 +191,40 @@ def layer(module: str) -> int | None:
     return max(named, default=None)
 
 
-def imports(tree: ast.Module) -> Iterator[tuple[str, bool]]:
-    """The modules that a source imports, and whether that happens as soon as it is imported itself."""
+def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """The modules that a source imports, and when: at "start", in a "call", or only for "types"."""
 
-    def walk(node: ast.AST, is_at_once: bool) -> Iterator[tuple[str, bool]]:
+    def walk(node: ast.AST, when: str) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.Import):
-            yield from ((alias.name, is_at_once) for alias in node.names)
+            yield from ((alias.name, when) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute here"
             assert node.module is not None
             full = (f"{node.module}.{alias.name}" for alias in node.names)
-            is_package = node.module == "fencepost"
             # `from fencepost import policy` imports a module, `from fencepost import Policy` a name of the package.
-            names = [it if is_package and it in LAYERS else node.module for it in full]
-            yield from ((name, is_at_once) for name in names)
-        is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        is_later = is_for_types or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from ((it if it in modules() else node.module, when) for it in full)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            when = "types"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and when == "start":
+            when = "call"
         for child in ast.iter_child_nodes(node):
-            yield from walk(child, is_at_once and not is_later)
+            yield from walk(child, when)
 
-    yield from walk(tree, True)
+    yield from walk(tree, "start")
 
 
 def import_complaints(module: str, source: str) -> list[str]:
     found = []
     own = layer(module)
     assert own is not None
-    for name, is_at_once in imports(ast.parse(source)):
+    for name, when in imports(ast.parse(source)):
         top = name.partition(".")[0]
         theirs = layer(name)
         if theirs is not None and theirs > own:
             found.append(f"{module} imports {name}, which is above it")
         if own < layer("fencepost_spark") and top in SPARK:  # type: ignore[operator]
             found.append(f"{module} imports {name}: Spark is not its business")
-        if is_at_once and top in HEAVY and not {LAYERS[own], module} & EXTRAS_AT_IMPORT:
+        if when == "start" and top in HEAVY and not {LAYERS[own], module} & EXTRAS_AT_IMPORT:
             found.append(f"{module} imports {name} at once: only when its door is opened")
     return found
 
@@ -236,6 +238,24 @@ def python_sources() -> dict[str, Path]:
             if parts[0] in SOURCES_MIN:
                 found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
+
+
+@cache
+def modules() -> frozenset[str]:
+    return frozenset({*python_sources(), "fencepost._native"})
+
+
+def circle(sources: dict[str, str]) -> list[str]:
+    """Modules of which each imports the next, and the last one is the first; empty if there are none."""
+    imported = {
+        name: {it for it, when in imports(ast.parse(source)) if when != "types" and it != name}
+        for name, source in sources.items()
+    }
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
 
 
 def test_imports_go_downwards() -> None:
@@ -269,6 +289,22 @@ def test_an_import_downwards_is_accepted() -> None:
     fine = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy\ndef f():\n    import pyarrow\n"
     assert import_complaints("fencepost.dedup", f"{fine}from fencepost import _native\n") == []
     assert import_complaints("fencepost_spark.jobs", "import pyspark\nfrom fencepost.lake import DedupJob") == []
+
+
+def test_no_imports_form_a_circle() -> None:
+    found = circle({name: path.read_text() for name, path in python_sources().items()})
+    assert not found, " imports ".join(found)
+
+
+LAZY = "def f():\n    from fencepost.state.prefix import RunPrefixes"
+FOR_TYPES = "if TYPE_CHECKING:\n    from fencepost.state.prefix import RunPrefixes"
+
+
+@pytest.mark.parametrize(("source", "is_circle"), [(LAZY, True), (FOR_TYPES, False)])
+def test_a_circle_of_imports_is_detected(source: str, is_circle: bool) -> None:
+    sources = {"fencepost.state.sinks": source, "fencepost.state.prefix": "from fencepost.state import sinks"}
+    names = ["fencepost.state.prefix", "fencepost.state.sinks"]
+    assert sorted(set(circle(sources))) == (names if is_circle else [])
 
 
 def crates() -> dict[str, dict[str, Any]]:

@@ -208,11 +208,9 @@ class _Partition:
 
     def _snapshot(self, name: str) -> pa.Table | None:
         """Return the rows of a broker's snapshot; None, with a finding, if it is damaged."""
-        from fencepost.kafka import read_snapshot
-
         path = f"{self.log.folder}/{name}"
         try:
-            return pa.table(read_snapshot(path, options=self.options))
+            return pa.table(_native.kafka_snapshot(read_whole(path, self.options), path))
         except (SourceError, StoreError) as error:
             self.damage.append(_finding("snapshot", path, error))
             return None
@@ -396,14 +394,12 @@ class _Partition:
 
     def _index_differences(self, aborted: pa.Table) -> pa.Table:
         """Return aborted transactions that only the log or only its indexes contain. Empty without indexes."""
-        from fencepost.kafka import read_aborted
-
         indexed: list[dict[str, int]] = []
         names = self._files(".txnindex")
         for _, name in names:
             path = f"{self.log.folder}/{name}"
             try:
-                indexed += pa.table(read_aborted(path, options=self.options)).to_pylist()
+                indexed += pa.table(_native.kafka_aborted(read_whole(path, self.options), path)).to_pylist()
             except (SourceError, StoreError) as error:
                 self.damage.append(_finding("index", path, error))
         known: set[tuple[Any, ...]] = set()

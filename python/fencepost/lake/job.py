@@ -55,7 +55,8 @@ from fencepost.state.disk import Disk
 from fencepost.state.engine import Engine, LocalEngine
 from fencepost.state.operations import check_shards
 from fencepost.state.retention import KEEP_VERSIONS, KEEP_VERSIONS_MS, Retention
-from fencepost.state.sinks import IN_PLACE, ForJobs, layout_of, open_sink
+from fencepost.state.sink_kinds import layout_of, open_sink
+from fencepost.state.sinks import IN_PLACE, ForJobs
 from fencepost.state.stores import LocalStore, absolute, is_local, open_store
 from fencepost.state.versions import State
 

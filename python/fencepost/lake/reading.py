@@ -26,7 +26,8 @@ from fencepost.state.disk import Disk
 from fencepost.state.hive import hive_values
 from fencepost.state.iceberg_tables import NamedTable, is_iceberg, schema_of
 from fencepost.state.prefix import RunPrefixes
-from fencepost.state.sinks import RunFolders, layout_of, open_sink
+from fencepost.state.sink_kinds import layout_of, open_sink
+from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import RemoteStore, absolute, is_local
 
 

@@ -44,7 +44,7 @@ from fencepost.state.operation_tasks import (
     version_of,
 )
 from fencepost.state.scratch import FolderScratch, Scratch, read_table
-from fencepost.state.sinks import open_sink
+from fencepost.state.sink_kinds import open_sink
 from fencepost.state.stores import Store
 
 if TYPE_CHECKING:
