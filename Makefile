@@ -266,7 +266,7 @@ test-spark-frames: java $(VENV)/tests ## DataFrames and SQL
 	$(TIMED) $(BIN)/python -m pytest $(SPARK_FRAMES)
 
 test-spark-jobs: java postgresql $(VENV)/tests ## Jobs, streams, and sources of Spark
-	$(TIMED) $(BIN)/python -m pytest $(filter-out $(SPARK_FRAMES),$(wildcard tests/spark/test_*.py))
+	$(TIMED) $(BIN)/python -m pytest $(filter-out $(SPARK_FRAMES),$(wildcard tests/spark/test_*.py)) tests/spark/extras
 
 # The doors for DataFrames and SQL, and the engine of jobs; the part has each door once.
 CONNECT_WHOLE := deduplicate.py explain.py udf.py sql.py engine.py
@@ -304,10 +304,9 @@ test-stores: java $(S3_SERVER) $(VENV)/tests dist/environment.tar.gz ## Jobs in 
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(TIMED) $(BIN)/python -m pytest tests/tables/test_object_sinks.py tests/tables/test_object_sources.py \
 		tests/tables/test_delta_stores.py tests/cluster/test_spark_cluster.py::test_workers_that_share_no_folder
 
-# Without what needs an S3 server, PyIceberg or the command line, which this environment does not have.
+# Without tests/spark/extras: this environment has no S3 server, no PyIceberg and no command line.
 test-spark43: java postgresql $(VENV43)/tests ## The Spark suite on the newest PySpark
-	PYSPARK_PYTHON=$(abspath $(VENV43)/bin/python) $(TIMED) $(VENV43)/bin/python -m pytest \
-		tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources iceberg examples tutorials)
+	PYSPARK_PYTHON=$(abspath $(VENV43)/bin/python) $(TIMED) $(VENV43)/bin/python -m pytest $(wildcard tests/spark/test_*.py)
 
 # Vectorized functions over Arrow came with PySpark 4.1.
 MINIMUM_PART := $(patsubst %,tests/%.py,core/test_table frames/test_deduplicate jobs/test_lake tables/test_delta tables/test_object_sinks \

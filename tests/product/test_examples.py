@@ -1,7 +1,7 @@
 """The examples that need neither Spark nor a database: each runs, or is read by what will read it.
 
-Others are in tests/spark/test_spark_examples.py, tests/sql/test_consumer_example.py, tests/sql/test_daemon.py and
-tests/producers/test_gateway.py. `make test-airflow` reads the DAG with Airflow itself.
+Others are in tests/spark/extras/test_spark_examples.py, tests/sql/test_consumer_example.py, tests/sql/test_daemon.py
+and tests/producers/test_gateway.py. `make test-airflow` reads the DAG with Airflow itself.
 """
 
 from __future__ import annotations

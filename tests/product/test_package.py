@@ -576,7 +576,7 @@ def code_blocks() -> list[tuple[str, str, bool]]:
     """The Python blocks of the documents: where, the source, whether it runs.
 
     `python no-run: the reason` is only compiled. `python continued` runs after the blocks above it.
-    tests/product/test_tutorials.py and tests/spark/test_spark_tutorials.py run the tutorials, and
+    tests/product/test_tutorials.py and tests/spark/extras/test_spark_tutorials.py run the tutorials, and
     tests/product/test_docs.py checks the marks and other languages.
     """
     found = []
