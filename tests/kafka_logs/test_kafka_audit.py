@@ -17,7 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost import cli, kafka
 from fencepost.cli.salvage import Source
-from fencepost.kafka import auditing
+from fencepost.kafka import replay
 from fencepost.kafka.audit_report import FINDINGS, PartitionAudit
 from fencepost.kafka.sequence_checks import MAX, Sequences
 from fencepost.kafka.source import open_log
@@ -340,7 +340,7 @@ def test_files_that_retention_removes_during_an_audit_are_not_lost(
             waiting.pop(0).unlink()
         return log
 
-    monkeypatch.setattr(auditing, "open_log", list_and_remove)
+    monkeypatch.setattr(replay, "open_log", list_and_remove)
     (found,) = kafka.audit(tmp_path).partitions
     assert not waiting
     assert (found.count_findings(), found.damage) == (dict.fromkeys(FINDINGS, 0), ())
@@ -361,14 +361,14 @@ def test_an_index_entry_of_a_batch_that_is_written_meanwhile_is_not_damage(
     index.write_bytes((index.read_bytes() if index.exists() else b"").rstrip(b"\0") + entry)
     (found,) = kafka.audit(folder).partitions
     assert [it.kind for it in found.damage] == ["index"], "no batch is there"
-    whole = auditing._batched
+    whole = replay._batched
 
     def append_after(stream: Any) -> Any:
         yield from whole(stream)
         data = path.read_bytes()[last["position"] :]
         path.write_bytes(path.read_bytes() + moved(data, last["last_offset"] + 1))
 
-    monkeypatch.setattr(auditing, "_batched", append_after)
+    monkeypatch.setattr(replay, "_batched", append_after)
     (found,) = kafka.audit(folder).partitions
     assert found.damage == ()
 

@@ -13,7 +13,7 @@ import pytest
 from fencepost.kafka import PartitionLog
 from fencepost.producer import Answer
 from fencepost.transports import PartitionLogTransport
-from fencepost.transports.judging import judge, mark, new_table
+from fencepost.transports.admission import judge, mark, new_table
 from support.producers import batch
 from support.waiting import PATIENCE_SECONDS
 

@@ -7,7 +7,7 @@ import pytest
 from fencepost.errors import TransportError
 from fencepost.producer.answers import Answer, ErrorCode
 from fencepost.producer.sequencer import Batch, Delivered, Identity, Limits, Numbers, Request, Sequencer, is_after, step
-from fencepost.transports.judging import judge, new_table
+from fencepost.transports.admission import judge, new_table
 from support.simulated_log import Faults, Simulation, complaints
 
 SEEDS = range(40)

@@ -179,7 +179,7 @@ EXTRAS_AT_IMPORT |= {"fencepost.sql", "fencepost.resets", "fencepost.content", "
 EXTRAS_AT_IMPORT |= {"fencepost.consumer", "fencepost.daemon", "fencepost.state.task_plan"}
 EXTRAS_AT_IMPORT |= {"fencepost.transports.sql"}
 EXTRAS_AT_IMPORT |= {"fencepost.timeline", "fencepost.examples", "fencepost.advice", "fencepost.explained"}
-EXTRAS_AT_IMPORT |= {"fencepost.kafka.auditing", "fencepost.kafka.headers", "fencepost.kafka.sequence_checks"}
+EXTRAS_AT_IMPORT |= {"fencepost.kafka.replay", "fencepost.kafka.headers", "fencepost.kafka.sequence_checks"}
 
 
 def layer(module: str) -> int | None:

@@ -25,8 +25,8 @@ import pytest
 import sqlalchemy
 import yaml
 from fencepost.daemon import Daemon, Settings, metrics
+from fencepost.daemon.daemon_metrics import DaemonMetrics
 from fencepost.daemon.http import Server
-from fencepost.daemon.metrics import DaemonMetrics
 from fencepost.daemon.tasks import Maintenance
 from fencepost.metrics import to_text
 from fencepost.sql import IdempotentRequests, Response, SqlSink, TransactionCoordinator

@@ -124,7 +124,7 @@ def test_an_id_counts_with_its_first_row_that_can_be_judged(events: Engine) -> N
 
 
 def test_claims_go_in_pieces(events: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fencepost.sql.retention._PIECE_ROWS", 3)
+    monkeypatch.setattr("fencepost.sql.reaping._PIECE_ROWS", 3)
     sink = SqlSink(events, None, "c", columns=TIMED)
     other = SqlSink(events, None, "other", columns=TIMED)
     for pid in range(11):
@@ -156,7 +156,7 @@ def test_a_reap_that_broke_off_has_decided(events: Engine, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fencepost.sql.retention._delete_behind", break_off)
+        patch.setattr("fencepost.sql.reaping._delete_behind", break_off)
         with pytest.raises(KeyboardInterrupt):
             sink.reap(2_000, now_ms=6_000, force=True)
     assert count(events, CLAIMS) == 1

@@ -22,7 +22,7 @@ from fencepost.sql import IdempotentRequests, ProducerRegistry, Response, SqlSin
 from fencepost.sql.consumers import DEAD_LETTERS
 from fencepost.sql.database import Database
 from fencepost.sql.migrations import SCHEMA, Migration, Part
-from fencepost.sql.retention import reap_consumer
+from fencepost.sql.reaping import reap_consumer
 from fencepost.transports import SqlTransport, read_committed
 from fencepost.transports.sql import part_beside
 from sqlalchemy import Connection, Engine, MetaData, Table, select, text

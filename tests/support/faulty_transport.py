@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from fencepost.producer import Answer, ErrorCode, Identity, SequencedBatch
-from fencepost.transports.judging import judge, last_written, mark, new_table
+from fencepost.transports.admission import judge, last_written, mark, new_table
 
 
 class MemoryTransport:

@@ -51,7 +51,7 @@ class Coordinator:
         return self._end(identity, "abort")
 
     def _end(self, identity: Any, outcome: str) -> Identity:
-        from fencepost.transports.judging import mark
+        from fencepost.transports.admission import mark
 
         self.calls.append(outcome)
         successor = Identity(identity.pid, identity.epoch + 1)

@@ -11,7 +11,7 @@ from typing import Any
 from fencepost import BrokerTable
 from fencepost.producer.answers import Answer, ErrorCode
 from fencepost.producer.sequencer import Batch, Delivered, Identity, Limits, Request, Sequencer
-from fencepost.transports.judging import judge, last_written, mark, new_table
+from fencepost.transports.admission import judge, last_written, mark, new_table
 
 BEFORE_THE_LOG = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_ENOUGH_REPLICAS)
 AFTER_THE_LOG = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NETWORK_EXCEPTION, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)

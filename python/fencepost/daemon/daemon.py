@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import text
 
+from fencepost.daemon.daemon_metrics import DaemonMetrics
 from fencepost.daemon.http import Server
-from fencepost.daemon.metrics import DaemonMetrics
 from fencepost.daemon.settings import Settings
 from fencepost.daemon.tasks import LOCK_TIMEOUT_MS, Maintenance, Task
 from fencepost.errors import FencepostError

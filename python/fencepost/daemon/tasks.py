@@ -25,7 +25,7 @@ from fencepost.sql import (
     transaction_tables,
 )
 from fencepost.sql.database import Database
-from fencepost.sql.retention import reap_consumer
+from fencepost.sql.reaping import reap_consumer
 from fencepost.sql.routes import MarkerWriter
 
 logger = logging.getLogger("fencepost.daemon")

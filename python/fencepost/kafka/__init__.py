@@ -212,10 +212,10 @@ def audit(
         DependencyError: pyarrow or NumPy is not installed.
     """
     try:
-        from fencepost.kafka import auditing
+        from fencepost.kafka import replay
     except ModuleNotFoundError as problem:
         raise DependencyError.of_import(problem) from problem
-    return auditing.audit(source, auditing.Request(now_ms, max_idle_ms, cleanup_policy, checksums, options))
+    return replay.audit(source, replay.Request(now_ms, max_idle_ms, cleanup_policy, checksums, options))
 
 
 def __getattr__(name: str) -> Any:

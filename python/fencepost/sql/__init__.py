@@ -23,10 +23,10 @@ from fencepost.sql.inspection import (
     transaction_metrics,
 )
 from fencepost.sql.outbound import derived_key
+from fencepost.sql.reaping import Reaped, RetentionWarning
 from fencepost.sql.reconciliation import Reconciliation
 from fencepost.sql.registry import ProducerRegistry
 from fencepost.sql.requests import IdempotentRequests, RequestClaim, Response
-from fencepost.sql.retention import Reaped, RetentionWarning
 from fencepost.sql.routes import MarkerWriter, Recovered, Unrouted
 from fencepost.sql.schema import ddl, statements
 from fencepost.sql.sink import Applied, SqlSink

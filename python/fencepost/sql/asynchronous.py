@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from fencepost.errors import PolicyError
-from fencepost.sql.retention import Reaped
+from fencepost.sql.reaping import Reaped
 from fencepost.sql.sink import Applied, Effect, SqlSink
 
 if TYPE_CHECKING:  # It requires greenlet, an optional dependency.

@@ -16,15 +16,15 @@ from fencepost.errors import BatchError, OutcomeUnknownError, PolicyError, Store
 from fencepost.inputs import is_integer, is_text, rows_of, shown
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.sql import rows as bulk
-from fencepost.sql.conflicts import Comparison
 from fencepost.sql.consumers import Consumer
+from fencepost.sql.content_comparison import Comparison
 from fencepost.sql.database import Database, run
 from fencepost.sql.messages import Messages, check_names
-from fencepost.sql.metrics import Counters, claims_of, families_of_calls, families_of_claims
+from fencepost.sql.reaping import Reaped, reap, reap_processed
 from fencepost.sql.reconciliation import OnFindings, Reconciliation, reconcile
-from fencepost.sql.retention import Reaped, reap, reap_processed
 from fencepost.sql.rows import NOTHING, refused_at_commit, refused_statement
 from fencepost.sql.sequence_claims import Sequences, log_order_of
+from fencepost.sql.sink_metrics import Counters, claims_of, families_of_calls, families_of_claims
 from fencepost.sql.staged import StagedTable, place_of
 from fencepost.sql.target import Target
 from fencepost.sql.together import UnnamedError, claim_together, write_together

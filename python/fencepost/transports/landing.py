@@ -30,8 +30,8 @@ from fencepost.producer.sequencer import EPOCH_MAX, LAST_EPOCH, Identity
 from fencepost.producer.transport import SequencedBatch
 from fencepost.state.stores import Store, check_exclusion, is_local, open_store
 from fencepost.transports import schemas
+from fencepost.transports.admission import Judged, judge, last_written, mark, new_table
 from fencepost.transports.counts import stored_in
-from fencepost.transports.judging import Judged, judge, last_written, mark, new_table
 from fencepost.transports.schemas import NOTHING
 
 if TYPE_CHECKING:

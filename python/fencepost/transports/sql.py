@@ -52,8 +52,8 @@ from fencepost.sql.migrations import Migration, Part
 from fencepost.sql.schema import dialect_named
 from fencepost.sql.target import Target
 from fencepost.sql.upserts import insert_if_missing
+from fencepost.transports.admission import judge, last_written, mark, new_table
 from fencepost.transports.counts import checked
-from fencepost.transports.judging import judge, last_written, mark, new_table
 from fencepost.transports.schemas import NOTHING, conform
 
 if TYPE_CHECKING:

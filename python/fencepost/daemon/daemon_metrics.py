@@ -12,7 +12,7 @@ from fencepost.errors import OutcomeUnknownError, SchemaError, StoreError
 from fencepost.metrics import counter, gauge
 from fencepost.sql import TransactionMetrics, consumers, transaction_tables
 from fencepost.sql.consumers import CONSUMERS, POSITIONS
-from fencepost.sql.metrics import horizon_gauge, position_gauge, seconds
+from fencepost.sql.sink_metrics import horizon_gauge, position_gauge, seconds
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
