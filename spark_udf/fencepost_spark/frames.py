@@ -159,9 +159,9 @@ def identity_fields(schema: StructType, policy: Policy, columns: Columns) -> dic
     """
     found = {name: find_field(schema, name) for name in columns.names}
     fields = {name: field for name, field in found.items() if field is not None}
-    twins = [name for name, count in Counter(name.lower() for name in schema.names).items() if count > 1]
-    if twins:
-        raise BatchError(f"column '{twins[0]}': occurs twice in the DataFrame; rename one", column=twins[0])
+    repeated = [name for name, count in Counter(name.lower() for name in schema.names).items() if count > 1]
+    if repeated:
+        raise BatchError(f"column '{repeated[0]}': occurs twice in the DataFrame; rename one", column=repeated[0])
     others = {name: pa.nulls(0) for name in schema.names}  # for the error about a missing column
     empty = {name: pa.array([], _arrow_type(name, field.dataType)) for name, field in fields.items()}
     StateTable(policy).check(others | empty, columns)

@@ -86,7 +86,7 @@ def marks(tmp_path: Path) -> Path:
 
 
 def run_disturbed(root: Path, spark: SparkSession, stages: tuple[str, ...], disturb: Disturbance, marks: Path) -> None:
-    """A version with faults. Files and state equal those of a job on threads, and files of losers are collected."""
+    """A version with faults. Files and state equal those of a job on threads. Files of late attempts are collected."""
     drive = Drive()
     world = prepare(root, drive)
     with small_tasks():
@@ -94,8 +94,8 @@ def run_disturbed(root: Path, spark: SparkSession, stages: tuple[str, ...], dist
     demand(report.version == 2 and report.engine == "spark", f"version {report.version}, engine {report.engine}")
     before = visible(world)
     demand(any(marks.iterdir()), "no task was disturbed")
-    wait_until(lambda: not any(map(is_running, marks.iterdir())), "a loser continues")
-    demand(visible(world) == before, "a loser changed what others see")
+    wait_until(lambda: not any(map(is_running, marks.iterdir())), "a late attempt continues")
+    demand(visible(world) == before, "a late attempt changed what others see")
     finish(world, drive, collect=True)
 
 
@@ -108,7 +108,7 @@ def test_each_worker_runs_what_was_shipped(spark: SparkSession, cluster: Cluster
         assert unpacked.name == "environment"
 
 
-def test_losers_leave_no_trace(spark: SparkSession, tmp_path: Path, marks: Path) -> None:
+def test_late_attempts_leave_no_trace(spark: SparkSession, tmp_path: Path, marks: Path) -> None:
     attempts = Attempts(spark)
     run_disturbed(tmp_path, spark, ("scan", "judge", "write"), Slow(marks), marks)
     wait_until(attempts.rescued, "no speculative attempt won")

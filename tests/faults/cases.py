@@ -330,7 +330,7 @@ def _part(world: World) -> int:
 def disturbed_workers(
     root: Path, mode: str, seed: int, plan: str | None = None, *, keeps: bool = False, hot: bool = False, **more: Any
 ) -> None:
-    """Tasks in processes that die, run twice or write late: the twin has threads, and equal files and segments."""
+    """Tasks in processes that die, run twice or write late. Files and segments equal those of threads."""
     seed = VARIATION.of(seed)
     drive = Drive(
         options={"plan": plan} | (KEEPS if keeps else {}) | (HOT if hot else {}),
@@ -348,10 +348,10 @@ def disturbed_workers(
     injected({"killed": "task killed", "twice": "task run twice"}.get(mode, "tasks in another order"), disturbed or 1)
     if mode == "late":
         before = visible(world)
-        resumed = workers.resume_losers(world)
+        resumed = workers.resume_late_attempts(world)
         demand(resumed, "no task was stopped")
         injected("task stopped midway, and resumed later", resumed)
-        demand(visible(world) == before, "a loser changed what others see")
+        demand(visible(world) == before, "a late attempt changed what others see")
         world.land(500)  # the next version removes what came too late
     finish(world, calm)
 
@@ -364,7 +364,7 @@ def orphaned_workers(root: Path, seed: int, step: str) -> None:
     kill(world, drive, step, "after")
     world.change("delete", 80)
     go(world, calm)
-    injected("task stopped midway, and resumed later", workers.resume_losers(world))
+    injected("task stopped midway, and resumed later", workers.resume_late_attempts(world))
     finish(world, calm, collect=True)
 
 

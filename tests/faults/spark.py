@@ -1,8 +1,7 @@
 """The same worlds with their tasks on Spark: drivers that are killed with their JVM, workers that die, tasks run twice.
 
 `python -m faults.spark --family NAME` runs rounds of a family; with other options it is a driver that dies, or a task's
-attempt that comes late. The twin runs on threads: what Spark leaves after a fault must be equal to what threads leave
-without.
+attempt that comes late. Undisturbed runs use threads. What Spark leaves after a fault must equal what these leave.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from support.processes import is_stopped
 from faults.cases import DECIDED, finish, kill, prepare
 from faults.driver import Drive, count_calls, wait_for_death, wait_until
 from faults.tally import Tally, injected, table
-from faults.workers import resume_losers
+from faults.workers import resume_late_attempts
 from faults.world import VARIATION, Broken, World, check, demand, job, leftovers, visible
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ MODES = ("exits", "killed", "raises", "twice", "shot", "late")
 """How workers end: with their work done and not reported, at a change to the disk, by an error, not at all but with the
 work done twice, by SIGKILL from outside, whatever they do; and not at all, but beside another attempt that stops midway
 and continues when the version is done. (Spark does not speculate where all workers are on one machine.)"""
-DISTURBED = {"shot": "*.again", "late": "*.loser"}
+DISTURBED = {"shot": "*.again", "late": "*.late"}
 """What the files of disturbed tasks are called, where it is not by stage and partition."""
 PLANS = ("interval", "row", "aligned")
 
@@ -89,14 +88,14 @@ def lose(work: Callable[[Any], Any], item: Any, folder: Path) -> None:
     task = folder / f"{uuid4().hex}.task"
     task.write_bytes(pickle.dumps((work, item)))
     command = [sys.executable, "-m", "faults.spark", "--lose", str(task)]
-    loser = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
-    wait_until(lambda: is_stopped(loser.pid) or loser.poll() is not None, "a loser does not stop")
-    if loser.poll() is None:
-        (folder / f"{loser.pid}.loser").touch()
+    attempt = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    wait_until(lambda: is_stopped(attempt.pid) or attempt.poll() is not None, "a late attempt does not stop")
+    if attempt.poll() is None:
+        (folder / f"{attempt.pid}.late").touch()
 
 
 def stop_midway(task: str) -> None:
-    """The process of such an attempt. `resume_losers` continues it."""
+    """The process of such an attempt. `resume_late_attempts` continues it."""
     work, item = pickle.loads(Path(task).read_bytes())
     count_calls(1, signal.SIGSTOP)
     work(item)
@@ -160,8 +159,8 @@ def disturbed_workers(root: Path, spark: SparkSession, mode: str, chosen: str | 
     injected(f"worker or task: {mode}", disturbed)
     if mode == "late":
         before = visible(world)
-        demand(resume_losers(world) == disturbed, "no attempt stopped")
-        demand(visible(world) == before, "a loser changed what others see")
+        demand(resume_late_attempts(world) == disturbed, "no attempt stopped")
+        demand(visible(world) == before, "a late attempt changed what others see")
     finish(world, drive, collect=mode == "late")
 
 

@@ -5,7 +5,7 @@
 | pool | nothing; tasks begin in an order of chance |
 | killed | every first attempt is killed: at some change to the disk, or with its work done and not reported |
 | twice | every task is run twice, one attempt after the other; the second's result counts |
-| late | of every stage one task runs a second time, stops midway, and continues when `resume_losers` is called |
+| late | of every stage one task runs a second time, stops midway, and continues when `resume_late_attempts` is called |
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class PoolEngine:
         process = processes.Process(target=_task, args=(work, item, str(result), kill_at, stop_at))
         process.start()
         if stop_at:
-            wait_until(lambda: is_stopped(process.pid) or not process.is_alive(), "a loser did not stop")
+            wait_until(lambda: is_stopped(process.pid) or not process.is_alive(), "a late attempt did not stop")
             if process.is_alive():
-                (self.folder / f"{process.pid}.loser").touch()
+                (self.folder / f"{process.pid}.late").touch()
         return process, result
 
 
@@ -114,13 +114,13 @@ def _task(work: Callable[[Any], Any], item: Any, result: str, kill_at: int, stop
     part.rename(result)
 
 
-def resume_losers(world: World) -> int:
+def resume_late_attempts(world: World) -> int:
     """Continue the stopped attempts until they end. Returns their number."""
-    losers = [int(path.stem) for path in (world.root / "workers").glob("*.loser")]
-    for pid in losers:
+    late = [int(path.stem) for path in (world.root / "workers").glob("*.late")]
+    for pid in late:
         os.kill(pid, signal.SIGCONT)
-        wait_until(lambda pid=pid: process_state(pid) in ("", "Z"), "a loser hangs")
-    return len(losers)
+        wait_until(lambda pid=pid: process_state(pid) in ("", "Z"), "a late attempt hangs")
+    return len(late)
 
 
 def disturbed(world: World) -> int:

@@ -1,8 +1,8 @@
 """A source, a state and a sink, and the conditions that must hold after any fault.
 
-Every file that ever lay in the source is kept in an archive, by what a decision says of it. So the check needs no
-memory of what happened when: each version is a function of the inputs that it names, and a twin that reads just these,
-version by version and undisturbed, must end with the same files and the same state. An oracle of its own, a set of
+An archive keeps every file that was ever in the source, by what a decision says of it. So the check needs no
+memory of what happened when: each version is a function of the inputs that it names. Undisturbed runs that read just
+these, version by version, must end with the same files and the same state. An oracle of its own, a set of
 identities, says which rows those are.
 """
 
@@ -288,7 +288,7 @@ def check(world: World, options: dict[str, Any], *, opened: state.State | None =
         _read_checksums(opened)
     except SnapshotError as error:
         raise Broken(f"the newest version names what is not there: {error}") from error
-    check_same(history.facts, twin(history.versions, options), "the twin")
+    check_same(history.facts, undisturbed(history.versions, options), "the undisturbed runs")
     return history
 
 
@@ -472,22 +472,24 @@ def _hashes(folder: Path, pattern: str) -> dict[str, str]:
     }
 
 
-# -- The twin
+# -- Undisturbed runs
 
-_TWINS: dict[str, list[dict[str, Any]]] = {}
+_UNDISTURBED: dict[str, list[dict[str, Any]]] = {}
 
 
-def twin(versions: list[list[tuple[str, Path]]], options: dict[str, Any]) -> list[dict[str, Any]]:
+def undisturbed(versions: list[list[tuple[str, Path]]], options: dict[str, Any]) -> list[dict[str, Any]]:
     """The result of a job without faults that reads these files, version by version."""
     contents = [[(path, hashlib.sha256(it.read_bytes()).hexdigest()) for path, it in version] for version in versions]
     key = repr((contents, sorted(options.items())))
-    if key not in _TWINS:
-        with tempfile.TemporaryDirectory(prefix="twin-") as folder:
-            _TWINS[key] = _run_twin(World(Path(folder), endpoint=""), versions, options)
-    return _TWINS[key]
+    if key not in _UNDISTURBED:
+        with tempfile.TemporaryDirectory(prefix="undisturbed-") as folder:
+            _UNDISTURBED[key] = _run_undisturbed(World(Path(folder), endpoint=""), versions, options)
+    return _UNDISTURBED[key]
 
 
-def _run_twin(world: World, versions: list[list[tuple[str, Path]]], options: dict[str, Any]) -> list[dict[str, Any]]:
+def _run_undisturbed(
+    world: World, versions: list[list[tuple[str, Path]]], options: dict[str, Any]
+) -> list[dict[str, Any]]:
     own = {name: value for name, value in options.items() if name not in ("state", "state_options")}
     facts: list[dict[str, Any]] = []
     for files in versions:
@@ -497,7 +499,7 @@ def _run_twin(world: World, versions: list[list[tuple[str, Path]]], options: dic
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(archived, target)
         report = job(world, {"shards": 4} | own, engine=LocalEngine(1), sync=False).run()
-        demand(report.version and report.files == len(files), f"the twin read {report.files} files")
+        demand(report.version and report.files == len(files), f"the undisturbed run read {report.files} files")
         facts.append(_facts(world, world.opened().version(report.version or 0)))
     return facts
 

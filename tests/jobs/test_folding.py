@@ -82,12 +82,12 @@ def check_rows(root: Path) -> None:
 
 
 def test_totals_are_left_and_the_log_is_short(tmp_path: Path) -> None:
-    twin = tmp_path / "twin"
-    go_on(twin, 12, keep=None)
+    unfolded = tmp_path / "unfolded"
+    go_on(unfolded, 12, keep=None)
     go_on(tmp_path, 12)
     check(tmp_path)
-    own, whole = opened(tmp_path), opened(twin).versions()
-    assert opened(twin).folded() is None
+    own, whole = opened(tmp_path), opened(unfolded).versions()
+    assert opened(unfolded).folded() is None
     assert (own.floor(), [it.version for it in own.versions()]) == (8, list(range(9, 13)))
     folded = own.folded()
     assert folded is not None

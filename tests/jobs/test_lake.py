@@ -111,10 +111,10 @@ def test_an_empty_source_is_nothing_new(tmp_path: Path) -> None:
 def test_same_input_same_bytes(tmp_path: Path, threads: int) -> None:
     land_some(tmp_path)
     make_job(tmp_path, engine=LocalEngine(3)).run()
-    twin = tmp_path / "twin"
-    DedupJob(tmp_path / "source", twin / "state", twin / "sink", engine=LocalEngine(threads), sync=False).run()
-    assert output_hashes(twin) == output_hashes(tmp_path)
-    assert state_hashes(twin) == state_hashes(tmp_path)
+    other = tmp_path / "other"
+    DedupJob(tmp_path / "source", other / "state", other / "sink", engine=LocalEngine(threads), sync=False).run()
+    assert output_hashes(other) == output_hashes(tmp_path)
+    assert state_hashes(other) == state_hashes(tmp_path)
 
 
 @pytest.mark.parametrize("shards", [1, 3, 300])
@@ -318,7 +318,9 @@ def test_tasks_that_run_more_than_once(tmp_path: Path) -> None:
     assert job.run().version is None
     assert state_hashes(often) == state_hashes(once)
     assert hashes(often / "sink" / "run=1") == hashes(once / "sink" / "run=1")
-    assert [len(hashes(root)) for root in (often, once)] == [len(hashes(once))] * 2, "losers' files are collected"
+    assert [len(hashes(root)) for root in (often, once)] == [len(hashes(once))] * 2, (
+        "files of late attempts are removed"
+    )
 
 
 # -- What is reported

@@ -551,15 +551,15 @@ def test_reshard_changes_no_verdict(world: World, count: int) -> None:
     assert content(world.state) == before
     assert world.verdicts(probe) == verdicts
     world.run(rows_of(5), "5.txt")
-    twin = World(world.root / "twin", keep=("timestamp",))
+    undisturbed = World(world.root / "undisturbed", keep=("timestamp",))
     for seed in (1, 2, 3, 5):
-        twin.run(rows_of(seed), f"{seed}.txt")
-    assert content(world.state) == content(twin.state)
+        undisturbed.run(rows_of(seed), f"{seed}.txt")
+    assert content(world.state) == content(undisturbed.state)
     assert world.state.shard_count(world.state.latest(), None, 16) == count
     with pytest.raises(fp.SnapshotError, match=f"{count} shards .*resharded, .* has 4"):
         world.state.shard_count(world.state.latest(), 4, 16)
     assert world.state.reshard(SHARDS).shard_count == SHARDS
-    assert content(world.state) == content(twin.state)
+    assert content(world.state) == content(undisturbed.state)
 
 
 @pytest.mark.parametrize(
@@ -838,7 +838,7 @@ def test_the_slower_writer_gets_a_conflict(
         OPERATIONS[name](world.state)
     assert glance(world.state)[-1][:3] == (4, faster, "applied")
     named = set().union(*(world.state.version(it).files() for it in range(1, 5)))
-    assert set(world.files()) == named, "nothing of the loser is left"
+    assert set(world.files()) == named, "nothing of the attempt that lost is left"
     assert not any((world.sink.path / "_prepare").iterdir())
     OPERATIONS[name](world.again().state)
 

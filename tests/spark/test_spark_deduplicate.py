@@ -266,9 +266,9 @@ class TestColumns:
 
     def test_columns_of_one_name_are_refused(self, spark: SparkSession) -> None:
         df = spark.createDataFrame([(7, 0, 0, seq % 3, 1, 2) for seq in range(6)], [*IDENTITY, "x", "y"])
-        twins = df.select(*IDENTITY, "x", F.col("y").alias("x"))
+        repeated = df.select(*IDENTITY, "x", F.col("y").alias("x"))
         with pytest.raises(fp.BatchError, match=r"column 'x': occurs twice in the DataFrame"):
-            deduplicate(twins)
+            deduplicate(repeated)
 
 
 def as_read(df: DataFrame) -> DataFrame:

@@ -182,9 +182,9 @@ def _merged(table: Table, known: dict[str, Action], name: str, kind: Any) -> Act
     if name in table.partition_columns:
         raise ValueError(", and the table is partitioned by a column of that name")
     if name not in known:
-        twin = next((it for it in known if it.lower() == name.lower()), None)
-        if twin is not None:
-            raise ValueError(f", and the table has '{twin}': a Delta table ignores case")
+        known_name = next((it for it in known if it.lower() == name.lower()), None)
+        if known_name is not None:
+            raise ValueError(f", and the table has '{known_name}': a Delta table ignores case")
         if _has_no_zone(kind) and NO_ZONE not in table.features:
             raise ValueError(f", which only a table with the feature {NO_ZONE} has")
         return {"name": name, "type": kind, "nullable": True, "metadata": {}}
