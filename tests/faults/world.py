@@ -220,10 +220,10 @@ class World:
             part.unlink()
             self.keep(files[-1])
         elif kind == "swap":
-            aside = files[-1].with_name(f".{uuid4().hex}")
-            files[-1].rename(aside)
+            temporary = files[-1].with_name(f".{uuid4().hex}")
+            files[-1].rename(temporary)
             files[-2].rename(files[-1])
-            aside.rename(files[-2])
+            temporary.rename(files[-2])
         elif kind == "touch":
             os.utime(files[-1], ns=(0, files[-1].stat().st_mtime_ns + 1_000_000))
             self.keep(files[-1])

@@ -61,10 +61,10 @@ def test_conflicts_are_those_that_plain_dicts_find(
     assert report.plan == ("row" if plan == "row" else "interval")
     assert report.content_compared == report.counts["DUPLICATE"] + report.counts["CONFLICT"]
     assert report.kept == len(first_of_each(pl.DataFrame(rows)))
-    aside = pq.read_table(tmp_path / "sink/run=1/_rejects/verdict=CONFLICT", partitioning=None)
-    assert len(aside) == report.counts["CONFLICT"] == report.rejected["CONFLICT"]
+    rejects = pq.read_table(tmp_path / "sink/run=1/_rejects/verdict=CONFLICT", partitioning=None)
+    assert len(rejects) == report.counts["CONFLICT"] == report.rejected["CONFLICT"]
     first = pl.DataFrame(rows).unique(IDENTITY, keep="first", maintain_order=True)
-    joined = pl.DataFrame(aside).join(first, on=IDENTITY, how="left", suffix="_kept")
+    joined = pl.DataFrame(rejects).join(first, on=IDENTITY, how="left", suffix="_kept")
     assert joined.filter(pl.col("x").eq_missing(pl.col("x_kept")) & pl.col("y").eq_missing(pl.col("y_kept"))).is_empty()
     other = lake.DedupJob(tmp_path / "source", tmp_path / "c", tmp_path / "one", compare_content="x", **options).run()
     assert other.counts == truth(rows, ["x"])

@@ -187,8 +187,12 @@ def test_conflicts_over_three_runs_are_shown_and_quarantined(tmp_path: Path) -> 
     assert report.counts == {"ACCEPTED": 1, "DUPLICATE": 2, "CONFLICT": 3}
     assert report.rejected == {"CONFLICT": 3}
     assert (report.content_compared, report.checksums_kept) == (5, 5)
-    aside = pq.read_table(tmp_path / "sink/run=3/_rejects/verdict=CONFLICT", partitioning=None)
-    assert sorted(zip(aside["seq"].to_pylist(), aside["amount"].to_pylist(), strict=True)) == [(0, 7), (3, 5), (4, 2)]
+    rejects = pq.read_table(tmp_path / "sink/run=3/_rejects/verdict=CONFLICT", partitioning=None)
+    assert sorted(zip(rejects["seq"].to_pylist(), rejects["amount"].to_pylist(), strict=True)) == [
+        (0, 7),
+        (3, 5),
+        (4, 2),
+    ]
     samples = {it["seq"]: it for it in report.conflicts.to_pylist()}
     assert {name: samples["0"][name] for name in ("kept_file", "kept_row", "column", "found", "kept")} == dict.fromkeys(
         ("kept_file", "kept_row", "column", "found", "kept")

@@ -251,18 +251,18 @@ def test_after_a_rollback_the_changelog_gives_the_old_state(world: World, remove
     assert fold(world.sink.path) == missing(world.state)
     gone = {"nothing": [], "some": ["run=2/_missing/*"], "all lines": ["run=*/_missing/*"]}
     gone |= {"rows": ["run=[23]/kept.txt"], "everything": ["run=[23]/kept.txt", "run=[23]/_missing/*"]}
-    kept_aside = world.root / "aside"
-    shutil.copytree(world.sink.path, kept_aside)
+    saved = world.root / "saved"
+    shutil.copytree(world.sink.path, saved)
     for path in [it for pattern in gone[removed] for it in world.sink.path.glob(pattern)]:
         path.unlink()
-    wanted = Counter({line: count for line, count in fold(kept_aside).items() if count})
+    wanted = Counter({line: count for line, count in fold(saved).items() if count})
     decision = world.state.rollback(1, accept_duplicates=removed not in ("rows", "everything"))
     assert fold(world.sink.path) == missing(world.state) != wanted
     assert decision.side_files.table == ([] if removed == "everything" else ["missing"])
     assert os.listdir(world.sink.path / "run=4") == (["_empty"] if removed == "everything" else ["_missing"])
     # What was taken away comes back, and so does its version.
-    for path in sorted(kept_aside.glob("run=[123]/**/*.*")):
-        shutil.copy(path, world.sink.path / path.relative_to(kept_aside))
+    for path in sorted(saved.glob("run=[123]/**/*.*")):
+        shutil.copy(path, world.sink.path / path.relative_to(saved))
     world.state.rollback(3, accept_duplicates=True)
     assert fold(world.sink.path) == missing(world.state) == wanted
     world.state.rollback(0, accept_duplicates=True)

@@ -397,11 +397,11 @@ def test_positions_advance_without_rows(events: Engine) -> None:
 
 def test_refused_rows_are_passed_on_in_the_transaction(events: Engine) -> None:
     sink = SqlSink(events, "events", "billing", policy="kafka")
-    aside: list[Any] = []
-    sink.apply(run(0, 5), refused=lambda connection, some: aside.append(some))
-    assert aside == []
-    done = sink.apply(rows((7, 0, 0, 4), (7, 0, 0, 9), (7, 1, 0, 0)), refused=lambda _, some: aside.append(some))
-    assert aside[0].select(["seq", "_verdict"]).to_pylist() == [{"seq": 9, "_verdict": "OUT_OF_ORDER"}]
+    refused_rows: list[Any] = []
+    sink.apply(run(0, 5), refused=lambda connection, some: refused_rows.append(some))
+    assert refused_rows == []
+    done = sink.apply(rows((7, 0, 0, 4), (7, 0, 0, 9), (7, 1, 0, 0)), refused=lambda _, some: refused_rows.append(some))
+    assert refused_rows[0].select(["seq", "_verdict"]).to_pylist() == [{"seq": 9, "_verdict": "OUT_OF_ORDER"}]
     assert pa.array(done.expected).to_pylist() == [None, 5, None]
     assert [seq for *_, seq in stored(events)] == [0, 1, 2, 3, 4, 0]
 

@@ -210,8 +210,8 @@ def test_rows_refused_for_other_reasons_are_written_to_rejects(tmp_path: Path, w
     }
     assert refused
     assert report.rejected == refused
-    aside = pl.read_parquet(tmp_path / "table" / "_fencepost" / "run=1" / "_rejects" / "**" / "*.parquet")
-    whole = pl.concat([rows_of(tmp_path), aside.select(SCHEMA.names)])
+    rejects = pl.read_parquet(tmp_path / "table" / "_fencepost" / "run=1" / "_rejects" / "**" / "*.parquet")
+    whole = pl.concat([rows_of(tmp_path), rejects.select(SCHEMA.names)])
     assert whole["origin"].is_unique().all()
     assert report.rows - len(whole) == report.counts.get("DUPLICATE", 0)
 

@@ -37,7 +37,7 @@ struct Shape {
     partitions: u64,
     /// Rows of one producer that follow each other.
     run: u64,
-    /// Rows of a transaction, its marker aside, of all partitions.
+    /// Rows of a transaction, without its marker, of all partitions.
     transaction: u64,
 }
 

@@ -45,7 +45,7 @@ CHECKED = 1_000
 EMPTY_NAME, ABANDONED_NAME = "_empty", "_abandoned"
 REJECTS = "_rejects"
 """The folder of quarantined rows."""
-_ASIDE = (f"{REJECTS}/", f"{changelog.FOLDER}/")
+_SIDE_TABLES = (f"{REJECTS}/", f"{changelog.FOLDER}/")
 """Folders of a version with other rows than the kept ones. `partition_by` makes others whose names begin with `_`."""
 
 
@@ -210,7 +210,9 @@ class RunFolders(SinkDefaults):
     def applied_files(self) -> list[str]:
         """Return the names of the files with kept rows of all versions."""
         runs = [it for it in os.listdir(self.path) if re.fullmatch(r"run=\d+", it)]
-        found = [f"{run}/{name}" for run in runs for name in _sizes(self.path / run) if not name.startswith(_ASIDE)]
+        found = [
+            f"{run}/{name}" for run in runs for name in _sizes(self.path / run) if not name.startswith(_SIDE_TABLES)
+        ]
         return sorted(name for name in found if name.endswith(".parquet"))
 
     def schema(self) -> str | None:
