@@ -29,6 +29,7 @@ from fencepost.inputs import with_fields, without_runs
 from fencepost.pages.commands import dedup, place
 from fencepost.pages.tables import share
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy
+from fencepost.progress import Progress, ignore, show_rows
 from fencepost.report import Report, grid
 from fencepost.resets import Numbers
 from fencepost.verdict import Verdict
@@ -139,6 +140,25 @@ class Advice(Report):
 
 def advise(rows: Any, columns: Named = None, *, rows_max: int | None = ADVICE_ROWS) -> Advice:
     """Implement `fencepost.advise`."""
+    return advise_on(read_sample(rows, columns, rows_max))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The rows that advice is about."""
+
+    rows: pa.Table
+    """Identity columns and timestamps."""
+    columns: Columns
+    _: dataclasses.KW_ONLY
+    is_all: bool
+    source: str | None = None
+    untracked: int = 0
+    """Number of rows without a producer that are not in `rows`."""
+
+
+def read_sample(rows: Any, columns: Named, rows_max: int | None) -> Sample:
+    """Read up to `rows_max` rows of any type, from the beginning."""
     # If all roles are named, other columns are not read: they may not be convertible to Arrow.
     named = None if isinstance(columns, Mapping | None) else _as_columns(columns)
     stream = pieces(rows, named.read(named.kept) if named else (), is_whole=named is None)
@@ -152,27 +172,29 @@ def advise(rows: Any, columns: Named = None, *, rows_max: int | None = ADVICE_RO
         count += len(piece)
         if not is_all:
             break
-    return advise_table(pa.concat_tables(tables, promote_options="permissive"), found, is_all=is_all)
+    return Sample(pa.concat_tables(tables, promote_options="permissive"), found, is_all=is_all)
 
 
-def advise_table(
-    rows: pa.Table, columns: Columns, *, is_all: bool, source: str | None = None, untracked: int = 0
-) -> Advice:
-    """Return advice for rows in memory. `untracked`: number of rows without a producer, not contained in `rows`."""
-    rules = base_policy(columns)
-    tracked = _tracked(rows, rules)
-    untracked += len(rows) - len(tracked)
-    rows = tracked
+def advise_on(sample: Sample, progress: Progress = ignore) -> Advice:
+    """Return advice. Calls `progress("judge", done, total)`, in policies, each of which judges all rows."""
+    rules = base_policy(sample.columns)
+    rows = _tracked(sample.rows, rules)
+    untracked = sample.untracked + len(sample.rows) - len(rows)
     order = _OrderStatistics(rows, rules)
     if order.highest >= INT31:
         rules = rules.replace(wrap=None)
-    found = {name: _audit(rows, policy) for name, policy in _candidates(rules).items()}
+    candidates = _candidates(rules)
+    found: dict[str, AuditReport] = {}
+    for name, policy in candidates.items():
+        found[name] = _audit(rows, policy)
+        progress("judge", len(found), len(candidates))
+        show_rows(progress, len(found) * len(rows))
     report = next(iter(found.values()))
     best = _Recommendation(rules, order, report)
     return Advice(
-        source=source,
+        source=sample.source,
         rows=len(rows) + untracked,
-        is_all=is_all,
+        is_all=sample.is_all,
         facts=(*_facts(rows, order, report, best), _untracked(untracked)),
         policy=best.policy,
         max_idle_ms=best.max_idle_ms,

@@ -1,7 +1,8 @@
-"""What jobs and streams report while they work: log records, and OpenTelemetry spans and metrics.
+"""What jobs, streams, audits and advice report while they work: log records, and OpenTelemetry spans and metrics.
 
-Records go to the logger `fencepost.jobs`: each step at DEBUG, each run at INFO, a run that fails at ERROR. Their extras
-have the names of the span attributes, such as `fencepost.step`.
+Records of jobs and streams go to the logger `fencepost.jobs`, those of audits and advice to `fencepost.reports`: each
+step at DEBUG, each run or report at INFO, one that fails at ERROR. Their extras have the names of the span attributes,
+such as `fencepost.step`. Only jobs and streams have metrics.
 
 Spans and metrics go to the providers that the application has set. A provider can only be there if something has
 imported `opentelemetry`, so this module never imports it: without OpenTelemetry, nothing is loaded and nothing is done.
@@ -17,8 +18,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
-logger = logging.getLogger("fencepost.jobs")
-Attributes: TypeAlias = Mapping[str, str | int | float]
+jobs, reports = logging.getLogger("fencepost.jobs"), logging.getLogger("fencepost.reports")
+Value: TypeAlias = str | int | float
+Attributes: TypeAlias = Mapping[str, Value]
 
 
 class Report(Protocol):
@@ -47,6 +49,7 @@ class Report(Protocol):
 
 
 R = TypeVar("R", bound=Report)
+T = TypeVar("T")
 
 
 class Instruments(NamedTuple):
@@ -81,9 +84,7 @@ def observe_run(about: Attributes, work: Callable[[], R]) -> R:
             if span is not None:
                 span.set_attributes(found)
     except Exception as error:
-        code = str(getattr(error, "code", ""))
-        failed: Attributes = {**about, "fencepost.outcome": outcome, "error.type": type(error).__name__}
-        logger.error("run failed: %s", error, extra={**failed, "fencepost.code": code})
+        _log_failure(jobs, "run", error, {**about, "fencepost.outcome": outcome})
         raise
     finally:
         if instruments := _instruments():
@@ -95,7 +96,7 @@ def observe_run(about: Attributes, work: Callable[[], R]) -> R:
     seconds = time.perf_counter() - began
     message = "version %s: %d rows read, %d kept, %.3f s" if report.version is not None else "%s"
     values = (report.version, report.rows, report.kept, seconds) if report.version is not None else (outcome,)
-    logger.info(message, *values, extra={**about, **found, "fencepost.seconds": seconds})
+    jobs.info(message, *values, extra={**about, **found, "fencepost.seconds": seconds})
     return report
 
 
@@ -104,16 +105,58 @@ def observe_step(step: str, state: str) -> Iterator[None]:
     """Report a step of a run when it ends."""
     began = time.perf_counter()
     about: Attributes = {"fencepost.state": state, "fencepost.step": step}
+    with _logged_step(jobs, step, about):
+        yield
+    if instruments := _instruments():
+        instruments.step_seconds.record(time.perf_counter() - began, about)
+
+
+def observe_report(kind: str, source: str, work: Callable[[], T], figures: Callable[[T], Attributes]) -> T:
+    """Call `work`, which makes an audit or advice, and report the outcome.
+
+    `kind`: audit, advise or kafka_audit. `figures`: attributes of the result, with `fencepost.rows`.
+    """
+    began = time.perf_counter()
+    about: Attributes = {"fencepost.report": kind, "fencepost.source": source}
+    try:
+        with _span(f"fencepost.{kind}", about) as span:
+            result = work()
+            found = figures(result)
+            if span is not None:
+                span.set_attributes(found)
+    except Exception as error:
+        _log_failure(reports, kind, error, about)
+        raise
+    seconds = time.perf_counter() - began
+    extra = {**about, **found, "fencepost.seconds": seconds}
+    reports.info("%s: %d rows read, %.3f s", kind, found["fencepost.rows"], seconds, extra=extra)
+    return result
+
+
+@contextmanager
+def observe_report_step(step: str, source: str) -> Iterator[None]:
+    """Report a step of an audit or advice when it ends."""
+    with _logged_step(reports, step, {"fencepost.source": source, "fencepost.step": step}):
+        yield
+
+
+@contextmanager
+def _logged_step(to: logging.Logger, step: str, about: Attributes) -> Iterator[None]:
+    began = time.perf_counter()
     with _span(f"fencepost.{step}", about):
         yield
     seconds = time.perf_counter() - began
-    if instruments := _instruments():
-        instruments.step_seconds.record(seconds, about)
-    logger.debug("%s: %.3f s", step, seconds, extra={**about, "fencepost.seconds": seconds})
+    to.debug("%s: %.3f s", step, seconds, extra={**about, "fencepost.seconds": seconds})
+
+
+def _log_failure(to: logging.Logger, what: str, error: Exception, about: Attributes) -> None:
+    code = str(getattr(error, "code", ""))
+    extra = {**about, "error.type": type(error).__name__, "fencepost.code": code}
+    to.error("%s failed: %s", what, error, extra=extra)
 
 
 def _attributes(report: Report, outcome: str) -> Attributes:
-    found: dict[str, str | int | float] = {"fencepost.outcome": outcome}
+    found: dict[str, Value] = {"fencepost.outcome": outcome}
     if report.version is not None:
         found |= {
             "fencepost.version": report.version,

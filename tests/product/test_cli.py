@@ -26,6 +26,7 @@ from fencepost.cli import dedup, doctor, jobs
 from fencepost.generate import LandingZone, generate
 from support import daily
 from support.commands import run
+from support.kafka_logs import DATA
 from support.lake import land, make_rows
 from support.waiting import wait_until
 
@@ -97,7 +98,7 @@ class Job:
     def run(self, progress: Any) -> str:
         return "ran"
 
-    def seed(self, clean: str | None) -> str:
+    def seed(self, progress: Any, clean: str | None) -> str:
         return f"seeded from {clean}"
 
 
@@ -375,6 +376,7 @@ class FakeState:
 
     def __getattr__(self, name: str) -> Any:
         def answer(*arguments: Any, **options: Any) -> int:
+            options.pop("progress", None)
             FakeState.asked = (name, arguments, options)
             return 7
 
@@ -408,7 +410,7 @@ def test_an_operation_that_makes_a_version_prints_its_number(
     class Made:
         version, attempt, report = 5, "abc", {"evicted": 12_345, "max_idle_ms": 2_000}
 
-    monkeypatch.setattr(FakeState, "evict", lambda self, now_ms, max_idle_ms: Made(), raising=False)
+    monkeypatch.setattr(FakeState, "evict", lambda self, now_ms, max_idle_ms, progress: Made(), raising=False)
     monkeypatch.setattr(fencepost.state, "open", lambda uri: FakeState())
     code, out, _ = run(capsys, "state", "evict", "S", "--max-idle", "2s")
     assert (code, out) == (0, "evicted: version 5, evicted 12,345, max idle ms 2,000\n")
@@ -753,6 +755,37 @@ def test_progress_bars_go_to_a_terminal_and_not_to_stdout(zone: Path, tmp_path: 
         if command == "dedup":
             rest.insert(1, tmp_path / "other-state")
         assert on_terminal(command, *rest, "--quiet") == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "step", "has_rows"),
+    [
+        ("advise LANDING", "judge", True),
+        ("audit LANDING", "audit", True),
+        ("generate OUT --rows 20_000 --payload-bytes 4", "events", True),
+        ("kafka audit LOGS", "audit", True),
+        ("kafka export LOGS/clicks-0 OUT", "export", True),
+        ("state export STATE OUT.csv", "read", True),
+        ("state reshard STATE 4", "reshard", False),
+        ("state gc STATE", "gc", False),
+        ("state seed LANDING OTHER OUT", "finish", False),
+    ],
+)
+def test_long_commands_have_a_progress_bar(
+    job: tuple[Path, Path, Path], tmp_path: Path, command: str, step: str, has_rows: bool
+) -> None:
+    fencepost.lake.DedupJob(*job).run()
+    land(tmp_path / "clean-landing", "a.parquet", make_rows(1).slice(0, 1))
+    places = {"LANDING": job[0], "STATE": job[1], "OUT": tmp_path / "out", "LOGS": DATA, "OTHER": tmp_path / "other"}
+    if "seed" in command:
+        places["LANDING"] = tmp_path / "clean-landing"
+    for name, place in places.items():
+        command = command.replace(name, str(place))
+    code, _, seen = on_terminal(*command.split())
+    assert code == 0, seen
+    assert "━" in seen
+    assert step in seen
+    assert ("rows/s" in seen) == has_rows
 
 
 def test_an_interrupt_is_reported_in_one_line(tmp_path: Path) -> None:

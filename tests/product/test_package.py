@@ -138,6 +138,7 @@ LAYERS = [
     "fencepost.words",
     "fencepost.sums",
     "fencepost.stopping",
+    "fencepost.progress",
     "fencepost.verdict",
     "fencepost.arrow",
     "fencepost.inputs",

@@ -1,10 +1,12 @@
-"""What jobs report while they work: log records, and OpenTelemetry spans and metrics in the SDK's memory."""
+"""What jobs, audits and advice report while they work: log records, and OpenTelemetry spans and metrics in
+the SDK's memory."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -14,32 +16,25 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fencepost import FencepostError
-from fencepost.lake import DedupJob
+from fencepost import FencepostError, kafka, state
+from fencepost.lake import DedupJob, advise, audit
+from support.kafka_logs import DATA
 
 OBSERVED = """
-import json, sys
+import json
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from fencepost import FencepostError
-from fencepost.lake import DedupJob
 
 spans, reader = InMemorySpanExporter(), InMemoryMetricReader()
 tracer = TracerProvider()
 tracer.add_span_processor(SimpleSpanProcessor(spans))
 trace.set_tracer_provider(tracer)
 metrics.set_meter_provider(MeterProvider([reader]))
-
-report = DedupJob("landing", "state", "clean").run()
-DedupJob("landing", "state", "clean").run()
-try:
-    DedupJob("landing", "state", "clean", policy="in_order", order_by=()).run()
-except FencepostError:
-    pass
+{work}
 points = [
     [metric.name, metric.unit, dict(point.attributes), getattr(point, "value", None), getattr(point, "count", None)]
     for resource in reader.get_metrics_data().resource_metrics
@@ -54,6 +49,26 @@ found = [
 ]
 facts = {"state_bytes": report.state_bytes, "entries": report.entries, "steps": list(report.seconds)}
 print(json.dumps({"points": points, "spans": found, **facts}))
+"""
+RUNS = """
+from fencepost import FencepostError
+from fencepost.lake import DedupJob
+
+report = DedupJob("landing", "state", "clean").run()
+DedupJob("landing", "state", "clean").run()
+try:
+    DedupJob("landing", "state", "clean", policy="in_order", order_by=()).run()
+except FencepostError:
+    pass
+"""
+REPORTS = """
+from fencepost import kafka
+from fencepost.lake import DedupJob, advise, audit
+
+audit("landing")
+advise("landing")
+kafka.audit("logs", now_ms="newest")
+report = DedupJob("landing", "state", "clean").run()
 """
 
 
@@ -97,6 +112,15 @@ def test_each_step_and_each_run_is_a_record(landing: Path, caplog: pytest.LogCap
     assert caplog.records[-1].getMessage() == "nothing new"
 
 
+def test_each_step_of_an_operation_is_a_record(landing: Path, caplog: pytest.LogCaptureFixture) -> None:
+    DedupJob("landing", "state", "clean").run()
+    caplog.set_level(logging.DEBUG, "fencepost")
+    state.open("state").reshard(4)
+    [record] = caplog.records
+    assert (record.name, record.levelname, extras(record)["fencepost.step"]) == ("fencepost.jobs", "DEBUG", "reshard")
+    assert extras(record)["fencepost.state"] == str(landing / "state")
+
+
 def test_a_run_that_fails_is_a_record(landing: Path, caplog: pytest.LogCaptureFixture) -> None:
     DedupJob("landing", "state", "clean").run()
     caplog.clear()
@@ -124,9 +148,16 @@ print([name for name in sys.modules if name.startswith("opentelemetry")])
 def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Three runs with OpenTelemetry's SDK: one with rows, one without, one that fails."""
     folder = land(tmp_path_factory.mktemp("observed"))
-    done = subprocess.run([sys.executable, "-c", OBSERVED], cwd=folder, capture_output=True, text=True, check=False)
+    return {"state": str(folder / "state"), **observe(folder, RUNS)}
+
+
+def observe(folder: Path, work: str) -> dict[str, Any]:
+    """Do this work with OpenTelemetry's SDK."""
+    script = OBSERVED.replace("{work}", work)
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    return {"state": str(folder / "state"), **json.loads(done.stdout)}
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def test_an_old_api_does_not_end_a_run(landing: Path) -> None:
@@ -176,3 +207,58 @@ def test_spans(observed: dict[str, Any]) -> None:
     steps = {name: parent for name, parent, *_ in spans if name != "fencepost.run"}
     assert steps.keys() == {f"fencepost.{it}" for it in observed["steps"]}
     assert steps["fencepost.recover"] == steps["fencepost.list"] == "fencepost.run"
+
+
+def test_reports_have_spans_and_no_metrics(landing: Path) -> None:
+    shutil.copytree(DATA / "clicks-0", landing / "logs" / "clicks-0")
+    found = observe(landing, REPORTS)
+    spans = {(name, parent): attributes for name, parent, attributes, _ in found["spans"]}
+    assert spans["fencepost.audit", None]["fencepost.rows.duplicate"] == 1
+    assert spans["fencepost.advise", None]["fencepost.policy"]
+    assert spans["fencepost.kafka_audit", None]["fencepost.partitions"] == 1
+    assert {name for name, parent in spans if parent == "fencepost.kafka_audit"} == {
+        "fencepost.list",
+        "fencepost.replay",
+    }
+    assert {attributes["fencepost.state"] for _, _, attributes, *_ in found["points"]} == {str(landing / "state")}
+
+
+def test_each_step_of_a_report_is_a_record(landing: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "fencepost")
+    for make, steps, figures in (
+        (lambda: audit("landing"), ["list", "judge"], {"fencepost.rows.duplicate": 1, "fencepost.missing_rows": 2}),
+        (lambda: audit("landing", compare_content=True), ["list", "judge", "compare"], {"fencepost.files": 1}),
+        (lambda: advise("landing"), ["read", "judge"], {"fencepost.policy": "any_order"}),
+    ):
+        caplog.clear()
+        make()
+        *records, last = caplog.records
+        assert {it.name for it in caplog.records} == {"fencepost.reports"}
+        assert [(it.levelname, extras(it)["fencepost.step"]) for it in records] == [("DEBUG", it) for it in steps]
+        assert last.levelname == "INFO"
+        found = extras(last)
+        assert (found["fencepost.source"], found["fencepost.rows"]) == ("landing", 6)
+        assert found["fencepost.seconds"] > 0
+        assert figures.items() <= found.items()
+
+
+def test_a_kafka_audit_has_a_record_for_each_partition(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "fencepost")
+    report = kafka.audit(DATA, now_ms="newest")
+    *steps, last = caplog.records
+    replays = [extras(it)["fencepost.source"] for it in steps if extras(it)["fencepost.step"] == "replay"]
+    assert replays == [it.path for it in report.partitions]
+    found = extras(last)
+    assert (last.name, last.levelname, found["fencepost.report"]) == ("fencepost.reports", "INFO", "kafka_audit")
+    assert found["fencepost.rows"] == report.total()["records"]
+
+
+def test_a_report_that_fails_is_a_record(landing: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for make in (lambda: audit("nowhere"), lambda: advise("nowhere"), lambda: kafka.audit("nowhere")):
+        caplog.clear()
+        with pytest.raises(FencepostError) as raised:
+            make()
+        [record] = caplog.records
+        assert (record.name, record.levelname) == ("fencepost.reports", "ERROR")
+        assert extras(record)["fencepost.code"] == raised.value.code
+        assert extras(record)["error.type"] == type(raised.value).__name__

@@ -9,7 +9,7 @@ import typer
 from fencepost.cli import identity
 from fencepost.cli.audit import SOURCE_HELP
 from fencepost.cli.identity import named_columns
-from fencepost.cli.terminal import Html, check_page, quit_at_once, usage_errors, write_page
+from fencepost.cli.terminal import Html, check_page, quit_at_once, steps, usage_errors, write_page
 from fencepost.errors import PolicyError
 from fencepost.findings import ADVICE_ROWS
 
@@ -41,11 +41,12 @@ def advise_command(
     with quit_at_once():
         from fencepost.lake import advise
 
-    with usage_errors(PolicyError):
+    with usage_errors(PolicyError), steps() as show:
         advice = advise(
             source,
             given,
             rows_max=None if rows == "all" else int(rows),
+            progress=show,
             source_options=identity.pairs("--source-option", source_option),
         )
     try:

@@ -249,7 +249,7 @@ def dedup_command(
     check_page(html)
     order = identity.ordered(order_by, file_order)
     default = None if max_idle is None else "timestamp"
-    with _converted(source, rules.columns.timestamp or default, rules.columns.keys) as paths:
+    with _converted(source, rules.columns.timestamp or default, rules.columns.keys, quiet) as paths:
         name = first_passed({"--watch": watch, "--only": only, "--files-from": files_from})
         if paths is not source and name is not None:
             raise typer.BadParameter(f"{name} needs a source of Parquet files or a table")
@@ -293,7 +293,7 @@ def dedup_command(
 
 
 @contextmanager
-def _converted(source: list[str], timestamp: str | None, keys: Sequence[str]) -> Iterator[list[str]]:
+def _converted(source: list[str], timestamp: str | None, keys: Sequence[str], is_quiet: bool) -> Iterator[list[str]]:
     """Return the sources, text and Arrow files as Parquet files in a temporary folder. Errors name the original files.
 
     Converted files are in the order of the names of the originals, and standard input comes last.
@@ -309,7 +309,8 @@ def _converted(source: list[str], timestamp: str | None, keys: Sequence[str]) ->
         return
     with TemporaryDirectory(prefix="fencepost-") as folder:
         in_order = sorted(texts, key=lambda it: (it == STDIN, os.path.abspath(it)))
-        paths = {write_as_parquet(it, folder, timestamp, keys): it for it in in_order}
+        with steps(is_quiet) as show:
+            paths = {write_as_parquet(it, folder, timestamp, keys, show): it for it in in_order}
         try:
             yield list(paths)
         except FencepostError as problem:

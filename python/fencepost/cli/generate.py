@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ import typer
 
 from fencepost.cli.terminal import option as _option
 from fencepost.cli.terminal import show_table, steps, usage_errors
+from fencepost.progress import Progress, show_rows
 
 if TYPE_CHECKING:
     from fencepost.generate import LandingZone, Summary
@@ -69,12 +71,17 @@ def generate_command(
                 spec,
                 deliveries=wanted,
                 truth_policies=truth or ORDER_FREE,
-                progress=lambda done: show("events", done, events),
+                progress=partial(_show_events, show, events),
             )
     if as_json:
         print(json.dumps(dataclasses.asdict(summary), indent=2))
     else:
         _show_summary(summary)
+
+
+def _show_events(show: Progress, total: int, done: int) -> None:
+    show("events", done, total)
+    show_rows(show, done)
 
 
 def _delivery_range(land: str, spec: LandingZone) -> range:

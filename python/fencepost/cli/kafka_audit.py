@@ -7,7 +7,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from fencepost.cli.terminal import EXIT_NOTHING, Html, check_page, fail, fail_if_found, kinds_of, write_page
+from fencepost.cli.terminal import EXIT_NOTHING, Html, check_page, fail, fail_if_found, kinds_of, steps, write_page
 from fencepost.kafka.audit_report import FINDINGS, SHOWN_MAX
 from fencepost.kafka.cleanup import CLEANUP_POLICIES
 
@@ -61,7 +61,10 @@ def kafka_audit_command(
     check_page(html)
     from fencepost import kafka
 
-    report = kafka.audit(source, now_ms=now, max_idle_ms=max_idle_ms, cleanup_policy=policy, checksums=checksums)
+    with steps(quiet) as show:
+        report = kafka.audit(
+            source, now_ms=now, max_idle_ms=max_idle_ms, cleanup_policy=policy, checksums=checksums, progress=show
+        )
     try:
         write_page(report, html)
     finally:

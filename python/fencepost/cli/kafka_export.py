@@ -15,6 +15,7 @@ import typer
 from fencepost.cli.kafka_audit import CleanupPolicy, policies
 from fencepost.cli.terminal import EXIT_FINDINGS, option, steps
 from fencepost.errors import SourceError
+from fencepost.progress import Progress, show_rows
 
 if TYPE_CHECKING:
     from fencepost.lake.kafka_segments import Part
@@ -68,7 +69,7 @@ def kafka_export_command(
         found = Source(source, isolation, policies(cleanup_policy or ()), salvage)
         parts = found.parts()
         write = _write_file if out.suffix == ".parquet" else _write_folder
-        count = write(out, parts, lambda part: found.rows(part, rows), rows, lambda it: show("export", it, len(parts)))
+        count = write(out, parts, lambda part: found.rows(part, rows), rows, show)
     if not quiet:
         print(f"{count:,} {rows}, segments: {len(parts)}, partitions: {len(found.logs)}, in {out}")
         for finding in found.missing:
@@ -94,28 +95,33 @@ def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:
         raise typer.BadParameter(f"{name} {value}: expected {' or '.join(known)}")
 
 
-def _write_file(out: Path, parts: Sequence[Part], read: Read, rows: str, show: Callable[[int], None]) -> int:
+def _write_file(out: Path, parts: Sequence[Part], read: Read, rows: str, show: Progress) -> int:
     def batches() -> Any:
-        for done, part in enumerate(parts):
-            yield from read(part)
-            show(done + 1)
+        count = 0
+        for done, part in enumerate(parts, 1):
+            for batch in read(part):
+                yield batch
+                count += len(batch)
+            show("export", done, len(parts))
+            show_rows(show, count)
 
     return _write(out, rows, batches())
 
 
-def _write_folder(out: Path, parts: Sequence[Part], read: Read, rows: str, show: Callable[[int], None]) -> int:
+def _write_folder(out: Path, parts: Sequence[Part], read: Read, rows: str, show: Progress) -> int:
     """Write a folder that appears under its name only when complete."""
     from fencepost.state.disk import Disk
 
     disk, beside = Disk(), out.with_name(f".{out.name}.{uuid4().hex}")
     count = 0
     try:
-        for done, part in enumerate(parts):
+        for done, part in enumerate(parts, 1):
             path, _, _ = part.segment.parts
             folder, name = path.rsplit("/", 2)[-2:] if "/" in path else ("", path)
             disk.make_folder(beside / folder)
             count += _write(beside / folder / f"{name.removesuffix('.log')}.parquet", rows, read(part))
-            show(done + 1)
+            show("export", done, len(parts))
+            show_rows(show, count)
         disk.make_folder(beside)
         disk.move(beside, out)
     finally:

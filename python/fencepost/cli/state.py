@@ -13,7 +13,7 @@ from fencepost.cli import identity
 from fencepost.cli.files import check_table_file, json_lines, write_table
 from fencepost.cli.identity import read_policy
 from fencepost.cli.jobs import make_job, milliseconds, number_or_all
-from fencepost.cli.terminal import AsJson, Html, Threads, check_page, option, show_table
+from fencepost.cli.terminal import AsJson, Html, Threads, check_page, option, show_table, steps
 from fencepost.inputs import is_integer
 
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ def export(
     if out is not None:
         check_table_file("", out)
     state = _open(place)
-    rows = state.entries() if what == "entries" else state.missing()
+    with steps() as show:
+        rows = state.entries(show) if what == "entries" else state.missing(show)
     if out is None:
         sys.stdout.writelines(json_lines(rows))
     else:
@@ -182,7 +183,7 @@ def abandon(
     Its rows never become visible, and its input files become new again. Rows of files that are no longer in the source
     are lost.
     """
-    _say("abandoned", _operation(place, "abandon", version), as_json)
+    _say("abandoned", _call(place, "abandon", version), as_json)
 
 
 @state_app.command("gc")
@@ -271,7 +272,8 @@ def seed(
         "keep_checksums": number_or_all("--keep-checksums", keep_checksums),
     }
     job = make_job([source], place, sink, rules, options)
-    report = job.seed(clean=clean)
+    with steps() as show:
+        report = job.seed(show, clean=clean)
     print(report.to_json() if as_json else report)
 
 
@@ -284,9 +286,15 @@ def _open(place: str) -> State:
     return fencepost.state.open(place)
 
 
-def _operation(place: str, name: str, *arguments: Any, **options: Any) -> Any:
-    """Run an operation of the state and return its result."""
+def _call(place: str, name: str, *arguments: Any, **options: Any) -> Any:
+    """Call a method of the state and return its result."""
     return getattr(_open(place), name)(*arguments, **options)
+
+
+def _operation(place: str, name: str, *arguments: Any, **options: Any) -> Any:
+    """Run an operation of the state with a progress bar, and return its result."""
+    with steps() as show:
+        return _call(place, name, *arguments, progress=show, **options)
 
 
 def _say(what: str, result: Any, as_json: bool) -> None:

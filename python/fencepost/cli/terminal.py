@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fencepost.errors import DependencyError
+from fencepost.progress import Progress, ignore
 from fencepost.stopping import StopEvent
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
     from rich.table import Table
 
     from fencepost.report import Report
@@ -134,20 +137,52 @@ def _quit(*_: object) -> None:
 
 
 @contextmanager
-def steps(is_quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on stderr if that is a terminal. Yields a function of (step, done, total)."""
+def steps(is_quiet: bool = False) -> Iterator[Progress]:
+    """Show a progress bar on stderr if that is a terminal. Yields the function to call with the progress."""
     if is_quiet or not sys.stderr.isatty():
-        yield lambda step, done, total: None
+        yield ignore
         return
     with quit_at_once():  # import rich only if there is a terminal
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
 
     console = Console(stderr=True, markup=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda step, done, total: bar.update(task, description=step, completed=done, total=max(total, 1))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        yield _StepBar(bars)
+
+
+class _StepBar:
+    """The bar of the current step, with its rows per second."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._begin("")
+
+    def _begin(self, step: str) -> None:
+        # A new bar: the speed of one step says nothing about the time that the next one takes.
+        for task in self._bars.task_ids:
+            self._bars.remove_task(task)
+        self._step, self._done, self._began = step, 0, time.monotonic()
+        self._task = self._bars.add_task(step, total=None, rate="")
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        if step != self._step or done < self._done:
+            self._begin(step)
+        self._done = done
+        self._bars.update(self._task, completed=done, total=total or None)
+
+    def show_rows(self, rows: int) -> None:
+        """Show the mean rows per second of the step so far."""
+        seconds = time.monotonic() - self._began
+        self._bars.update(self._task, rate=f"{rows / seconds:,.0f} rows/s" if seconds else "")
 
 
 def show_table(names: Iterable[str], lines: Iterable[tuple[Any, ...]]) -> None:

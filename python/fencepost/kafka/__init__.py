@@ -22,6 +22,7 @@ from fencepost.arrow import ArrowStreamExportable
 from fencepost.errors import DependencyError
 from fencepost.kafka.audit_report import LogAudit, PartitionAudit
 from fencepost.kafka.finding import Finding
+from fencepost.progress import Progress, ignore
 
 if TYPE_CHECKING:
     from fencepost.kafka.log import Appended, PartitionLog
@@ -181,6 +182,7 @@ def audit(
     max_idle_ms: int = 86_400_000,
     cleanup_policy: str | Mapping[str, str] = "unknown",
     checksums: bool = False,
+    progress: Progress | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> LogAudit:
     """Replay partitions and report what a broker has lost, fenced, left open or forgotten. Changes nothing.
@@ -201,6 +203,8 @@ def audit(
             broker that lost single records. Kafka's internal topics count as "compact", unless the mapping names them.
         checksums: Also read the batches' content and check it: checksums and compression. Otherwise only headers are
             read.
+        progress: Called as progress("audit", done, total), in thousandths of partitions (`fencepost.progress`). Its
+            rows are records.
         options: As in `read_batches`.
 
     Returns:
@@ -215,7 +219,8 @@ def audit(
         from fencepost.kafka import replay
     except ModuleNotFoundError as problem:
         raise DependencyError.of_import(problem) from problem
-    return replay.audit(source, replay.Request(now_ms, max_idle_ms, cleanup_policy, checksums, options))
+    request = replay.Request(now_ms, max_idle_ms, cleanup_policy, checksums, options)
+    return replay.audit(source, request, progress or ignore)
 
 
 def __getattr__(name: str) -> Any:

@@ -31,6 +31,8 @@ from fencepost.kafka.headers import without_impossible
 from fencepost.kafka.sequence_checks import MAX, Sequences
 from fencepost.kafka.source import Log, Segment, find_partitions, open_log, read_whole, topic_and_partition
 from fencepost.policy import BatchColumns
+from fencepost.progress import Progress, show_rows
+from fencepost.telemetry import observe_report, observe_report_step
 
 CALL_ROWS = 1 << 20
 """Number of batches to process together."""
@@ -63,29 +65,62 @@ class Request:
             raise PolicyError(f"now_ms={self.now_ms!r}: expected milliseconds since 1970, or 'newest'")
 
 
-def audit(source: str | os.PathLike[str], request: Request) -> LogAudit:
+def audit(source: str | os.PathLike[str], request: Request, progress: Progress) -> LogAudit:
     """Implement `fencepost.kafka.audit`."""
-    folders = find_partitions(source, request.options)
-    is_directory = folders != [os.fspath(source)]
-    partitions = tuple(_audit_partition(folder, request, is_one_of_several=is_directory) for folder in folders)
-    return LogAudit(source=os.fspath(source), partitions=partitions)
+    name = os.fspath(source)
+
+    def work() -> LogAudit:
+        with observe_report_step("list", name):
+            folders = find_partitions(source, request.options)
+        partitions: list[PartitionAudit] = []
+        for folder in folders:
+            show = _Shown(progress, len(partitions), len(folders), sum(it.records for it in partitions))
+            with observe_report_step("replay", folder):
+                partitions.append(_audit_partition(folder, request, show, is_one_of_several=folders != [name]))
+        return LogAudit(source=name, partitions=tuple(partitions))
+
+    return observe_report("kafka_audit", name, work, _figures)
 
 
-def _audit_partition(folder: str, request: Request, *, is_one_of_several: bool) -> PartitionAudit:
+def _figures(report: LogAudit) -> dict[str, int]:
+    total = report.total()
+    figures = {"fencepost.rows": total["records"]}
+    figures |= {f"fencepost.{name}": total[name] for name in ("partitions", "batches")}
+    return figures | {f"fencepost.found.{kind}": count for kind, count in report.count_findings().items()}
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Shows the progress of a partition among all partitions."""
+
+    progress: Progress
+    partition: int
+    partitions: int
+    records_before: int
+
+    def __call__(self, share: float, records: int) -> None:
+        """`share`: of the partition, from 0 to 1. `records`: of the partition so far."""
+        self.progress("audit", int(1000 * (self.partition + share)), 1000 * self.partitions)
+        show_rows(self.progress, self.records_before + records)
+
+
+def _audit_partition(folder: str, request: Request, show: _Shown, *, is_one_of_several: bool) -> PartitionAudit:
     """Audit a partition, again if retention or compaction removed files that were listed and not read yet."""
     for _ in range(ATTEMPTS_MAX):
-        partition = _Partition(folder, request)
+        partition = _Partition(folder, request, show)
         report = partition.report(is_one_of_several=is_one_of_several)
         if not partition.has_lost_files():
             break
+    show(1, report.records)
     return report
 
 
 class _Partition:
     """The replay of one partition."""
 
-    def __init__(self, path: str, request: Request) -> None:
+    def __init__(self, path: str, request: Request, show: _Shown) -> None:
         self.path, self.request, self.options = path, request, request.options
+        self.show = show
         self.log = Log(*topic_and_partition(PurePath(path).name), segments=(), folder=path)
         self.sequences, self.state, self.transactions = Sequences(), BrokerTable(), TransactionIndex()
         self.damage: list[Finding] = []
@@ -128,7 +163,10 @@ class _Partition:
         segments = [segment.parts for segment in self.log.segments]
         stream = _native.kafka_batches(segments, self.log.topic, self.log.partition, reports=True)
         ends: dict[str, int] = {}
+        places = {PurePath(it.path).name: at for at, it in enumerate(self.log.segments)}
+        steps = len(places) * (2 if self.request.checksums else 1)
         for rows in _batched(stream):
+            place = places[rows["segment"][-1].as_py()]
             ends[rows["segment"][-1].as_py()] = rows["position"][-1].as_py() + rows["bytes"][-1].as_py()
             rows, impossible = without_impossible(rows, self.log.segments)
             self.damage += impossible
@@ -142,13 +180,15 @@ class _Partition:
                 self._compare(offset, name)
                 done = upto
             self._follow(rows.slice(done))
+            self.show(place / steps, self.sums["records"])
         self._note_end()  # before the comparisons, which explain differences by holes
         for offset, name in waiting:
             self._compare(offset, name)
         end = ends.get(PurePath(self.log.segments[-1].path).name, 0)
         self.damage += [it for it in stream.findings if not self._is_of_new_batch(it, end)]
         if self.request.checksums:
-            for segment in self.log.segments:
+            for at, segment in enumerate(self.log.segments, len(places)):
+                self.show(at / steps, self.sums["records"])
                 self._check_contents(segment)
 
     def _is_of_new_batch(self, finding: Finding, end: int) -> bool:

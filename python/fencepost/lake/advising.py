@@ -10,27 +10,30 @@ from typing import Any
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-import fencepost
 from fencepost._native import SpanScan, parquet_footer
 from fencepost.advice import (
     Advice,
     Named,
-    advise_table,
+    Sample,
+    advise_on,
     base_policy,
     named_timestamp,
     narrow,
     possible_keys,
+    read_sample,
     resolve_named,
 )
 from fencepost.auditor import pieces
 from fencepost.errors import SourceError
 from fencepost.findings import ADVICE_ROWS
-from fencepost.lake.auditing import Sources, list_source, places_of
+from fencepost.lake.auditing import Sources, list_source, places_of, shown
 from fencepost.lake.files import Constants, constants_of
 from fencepost.lake.scan import FILE, LENGTH, ROW, check_names, numbers_within
-from fencepost.lake.tabular import STDIN, hint_of, open_rows, tabular_files
+from fencepost.lake.tabular import STDIN, counted, hint_of, open_rows, tabular_files
 from fencepost.policy import Columns
+from fencepost.progress import Progress, ignore, show_rows
 from fencepost.state.hive import hive_values
+from fencepost.telemetry import observe_report, observe_report_step
 
 SPANS = 1 << 16
 """Number of spans to read at a time."""
@@ -41,6 +44,7 @@ def advise(
     columns: Named = None,
     *,
     rows_max: int | None = ADVICE_ROWS,
+    progress: Progress | None = None,
     source_options: Mapping[str, Any] | None = None,
 ) -> Advice:
     """Recommend a policy, columns and retention for the rows of a Parquet folder, a file, or a table.
@@ -49,6 +53,8 @@ def advise(
         source: As in `fencepost.lake.audit`.
         columns: The identity columns. Missing roles are detected by column name.
         rows_max: Number of rows to read, in the order of an audit. None reads all rows.
+        progress: Called as progress("read", done, total), then as progress("judge", done, total), in policies. The
+            first total is 0 for text and Arrow files (`fencepost.progress`).
         source_options: As in `fencepost.lake.audit`.
 
     Raises:
@@ -56,15 +62,40 @@ def advise(
         PolicyError: No column looks like a sequence number or a producer.
         BatchError: Invalid values.
     """
-    streams = tabular_files(places_of(source))
-    if streams:
-        timestamp, keys = named_timestamp(columns), possible_keys(columns)
-        if STDIN not in streams:  # is read as a job with the recommended columns reads it
-            sample = next(pieces(open_rows(streams, timestamp, keys=keys), (), is_whole=True))
-            columns = resolve_named(columns, sample)
-            timestamp, keys = columns.timestamp, columns.keys
-        advice = fencepost.advise(open_rows(streams, timestamp, keys=keys), columns, rows_max=rows_max)
-        return dataclasses.replace(advice, source=", ".join(streams))
+    show, name = progress or ignore, shown(source)
+
+    def work() -> Advice:
+        with observe_report_step("read", name):
+            streams = tabular_files(places_of(source))
+            if streams:
+                sample = _read_streams(streams, columns, rows_max, show)
+            else:
+                sample = _read_files(source, columns, rows_max, show, source_options)
+        with observe_report_step("judge", name):
+            return advise_on(sample, show)
+
+    return observe_report("advise", name, work, _figures)
+
+
+def _figures(advice: Advice) -> dict[str, str | int | float]:
+    return {"fencepost.rows": advice.rows, "fencepost.policy": advice.policy.name or advice.policy.rules}
+
+
+def _read_streams(streams: list[str], columns: Named, rows_max: int | None, show: Progress) -> Sample:
+    """Read text and Arrow files."""
+    timestamp, keys = named_timestamp(columns), possible_keys(columns)
+    if STDIN not in streams:  # is read as a job with the recommended columns reads it
+        first = next(pieces(open_rows(streams, timestamp, keys=keys), (), is_whole=True))
+        columns = resolve_named(columns, first)
+        timestamp, keys = columns.timestamp, columns.keys
+    rows = counted("read", open_rows(streams, timestamp, keys=keys), show)
+    return dataclasses.replace(read_sample(rows, columns, rows_max), source=", ".join(streams))
+
+
+def _read_files(
+    source: Sources, columns: Named, rows_max: int | None, show: Progress, source_options: Mapping[str, Any] | None
+) -> Sample:
+    """Read Parquet files or a table."""
     opened, files, place = list_source(source, source_options)
     if not files.paths:
         raise SourceError(f"{place}: no .parquet file{hint_of(place, files.ignored)}", path=place)
@@ -89,17 +120,26 @@ def advise(
     constants = constants_of(files, found.read(found.kept) if opened.has_folder_columns else (), files.types)
     tables: list[pa.Table] = []
     count, is_all = 0, True
+    done = 0
     for at in range(len(files)):
         scan = _scan(*path_and_object(at), found, constants[at])
         wanted = scan.rows if rows_max is None else min(scan.rows, rows_max - count)
-        tables += _rows(scan, found, wanted)
-        count += wanted
+        rows = 0
+        for table in _rows(scan, found, wanted):
+            tables.append(table)
+            rows += len(table)
+            if rows_max is None:
+                show("read", done + files.bytes[at] * rows // scan.rows, sum(files.bytes))
+            else:
+                show("read", count + rows, rows_max)
+            show_rows(show, count + rows)
+        count, done = count + wanted, done + files.bytes[at]
         if wanted < scan.rows:
             is_all = False
             break
     untracked = count - sum(map(len, tables))
     joined = pa.concat_tables(tables, promote_options="permissive") if tables else narrow(head.slice(0, 0), found)
-    return advise_table(joined, found, is_all=is_all, source=place, untracked=untracked)
+    return Sample(joined, found, is_all=is_all, source=place, untracked=untracked)
 
 
 def _head(path: str, object_: Any, footer_schema: Any) -> pa.Table:

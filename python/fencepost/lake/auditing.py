@@ -34,13 +34,14 @@ from fencepost.lake.scan import FILE, LENGTH, ROW, check_names, numbers_within
 from fencepost.lake.slices import Slice, is_glob, source_of
 from fencepost.lake.sources import Folder, Stored, open_place
 from fencepost.lake.storage import Storage, open_storage, unchanged
-from fencepost.lake.tabular import open_rows, tabular_files
+from fencepost.lake.tabular import counted, open_rows, tabular_files
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
+from fencepost.progress import Progress, ignore, show_rows
 from fencepost.state.engine import LocalEngine, check_stopped
 from fencepost.state.iceberg_tables import is_iceberg
 from fencepost.state.stores import absolute, is_local
+from fencepost.telemetry import observe_report, observe_report_step
 
-Progress = Callable[[str, int, int], None]
 ORDER = "file names, then rows"
 ORDER_OF_TABLE = "files as the table has added them, then rows"
 SPANS = 1 << 20
@@ -85,7 +86,8 @@ def audit(
         producers_max: As in `fencepost.audit`.
         reset_rows_min: As in `fencepost.audit`.
         compare_content: As in `fencepost.audit`. The compared rows are read a second time.
-        progress: Called as progress("audit", done, total), in bytes.
+        progress: Called as progress("audit", done, total), in bytes. The total is 0 for text and Arrow files
+            (`fencepost.progress`).
         source_options: As in `DedupJob`.
 
     Raises:
@@ -93,36 +95,79 @@ def audit(
         BatchError: All files have wrong columns or values (column, row, file).
         PolicyError: Contradictory arguments.
     """
-    streams = tabular_files(places_of(source))
-    if streams:
-        found = resolve_columns(resolve(policy), columns)
-        names = () if columns_to_compare(compare_content) is not None else found.read(found.kept)
-        report = fencepost.audit(
-            open_rows(streams, found.timestamp, names, found.keys),
-            policy,
-            columns,
-            producers_max=producers_max,
-            reset_rows_min=reset_rows_min,
-            compare_content=compare_content,
-        )
-        return dataclasses.replace(report, source=_shown(source))
     check_reset_rows_min(reset_rows_min)
     policy = resolve(policy)
     columns = resolve_columns(policy, columns)
+    request = _Request(policy, columns, producers_max, reset_rows_min, compare_content)
+    show = progress or ignore
+
+    def work() -> AuditReport:
+        streams = tabular_files(places_of(source))
+        if streams:
+            return dataclasses.replace(_audit_rows(streams, request, show), source=shown(source))
+        return _audit_files(source, request, LocalEngine(threads), show, source_options)
+
+    return observe_report("audit", shown(source), work, _figures)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """Arguments of `audit`."""
+
+    policy: Policy
+    columns: Columns
+    producers_max: int
+    reset_rows_min: int
+    compare_content: bool | Sequence[str]
+
+
+def _figures(report: AuditReport) -> dict[str, int]:
+    figures = {
+        "fencepost.rows": report.rows,
+        "fencepost.files": report.files,
+        "fencepost.unreadable": len(report.unreadable),
+        "fencepost.missing_rows": report.missing_rows,
+        "fencepost.stale_epoch": report.stale_epoch,
+    }
+    return figures | {f"fencepost.rows.{verdict.lower()}": count for verdict, count in report.counts.items()}
+
+
+def _audit_rows(streams: list[str], request: _Request, show: Progress) -> AuditReport:
+    """Audit text and Arrow files."""
+    columns = request.columns
+    names = () if columns_to_compare(request.compare_content) is not None else columns.read(columns.kept)
+    return fencepost.audit(
+        counted("audit", open_rows(streams, columns.timestamp, names, columns.keys), show),
+        request.policy,
+        columns,
+        producers_max=request.producers_max,
+        reset_rows_min=request.reset_rows_min,
+        compare_content=request.compare_content,
+    )
+
+
+def _audit_files(
+    source: Sources, request: _Request, engine: LocalEngine, show: Progress, source_options: Mapping[str, Any] | None
+) -> AuditReport:
+    """Audit Parquet files or a table."""
+    columns, name = request.columns, shown(source)
     check_names(columns.names)
-    policy = policy.replace(columns=columns)
-    engine = LocalEngine(threads)
-    opened, files, place = list_source(source, source_options)
+    policy = request.policy.replace(columns=columns)
+    with observe_report_step("list", name):
+        opened, files, place = list_source(source, source_options)
     read = columns.read(columns.kept) if opened.has_folder_columns else ()
     constants = constants_of(files, read, files.types)
     reading = _Reading(opened.storage, files, constants, policy, columns, engine.slots)
-    compared = columns_to_compare(compare_content)
+    compared = columns_to_compare(request.compare_content)
     shards = [_Shard(policy, columns, number, compared is not None) for number in range(engine.slots)]
-    starts, problems = _judge_files(engine, reading, shards, progress or (lambda step, done, total: None))
+    with observe_report_step("judge", name):
+        starts, problems = _judge_files(engine, reading, shards, show)
     unread = [reader.place for reader, _ in problems]
     facts: dict[str, Any] = {}
     if compared is not None:
-        facts = _compared(engine, shards, Content(opened.storage, files, columns, compared), starts, unread)
+        content = Content(opened.storage, files, columns, compared)
+        with observe_report_step("compare", name):
+            facts = _compared(engine, shards, content, starts, unread, partial(show, "compare"))
     auditor = shards[0].auditor
     for shard in shards[1:]:
         auditor.merge(shard.auditor)
@@ -131,8 +176,8 @@ def audit(
     report = auditor.report(
         *(shard.table for shard in shards),
         order=ORDER if isinstance(opened, Folder) else ORDER_OF_TABLE,
-        producers_max=producers_max,
-        reset_rows_min=reset_rows_min,
+        producers_max=request.producers_max,
+        reset_rows_min=request.reset_rows_min,
         source=place,
         files=len(files) - len(problems),
         bytes=sum(files.bytes) - sum(files.bytes[at] for at in unread),
@@ -169,10 +214,12 @@ def _judge_files(
             if reader.problem is not None:
                 problems.append((reader, reader.problem))
             del waiting[0]
+        current = waiting[0] if waiting and len(starts) > waiting[0].place else None
         if not waiting or sum(it.spans for it in ready) >= TOGETHER:
             engine.run("judge", partial(_Shard.judge, ready_spans=ready), shards)
             ready = []
-        show("audit", done, total)
+        show("audit", done + (0 if current is None else current.bytes_done), total)
+        show_rows(show, first + (0 if current is None else current.rows))
     return starts, problems
 
 
@@ -198,7 +245,12 @@ def _with_files(report: AuditReport, files: Files, borders: npt.NDArray[np.int64
 
 
 def _compared(
-    engine: LocalEngine, shards: list[_Shard], content: Content, starts: list[int], unread: list[int]
+    engine: LocalEngine,
+    shards: list[_Shard],
+    content: Content,
+    starts: list[int],
+    unread: list[int],
+    show: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Return the report's fields about content.
 
@@ -215,7 +267,7 @@ def _compared(
         return pa.table(found, schema=PAIRS).filter(pa.array(is_read))
 
     pairs = [pairs_of(shard) for shard in shards]
-    conflicts = engine.run("compare", content.conflicts, pairs)
+    conflicts = engine.run("compare", content.conflicts, pairs, show)
     for shard, some in zip(shards, conflicts, strict=True):
         shard.auditor.count_conflicts(len(some))
     shown = pa.concat_tables(conflicts).sort_by([("file", "ascending"), ("row", "ascending")])
@@ -226,7 +278,7 @@ def places_of(source: Sources) -> list[str]:
     return [os.fspath(it) for it in ([source] if isinstance(source, str | os.PathLike) else source)]
 
 
-def _shown(source: Sources) -> str:
+def shown(source: Sources) -> str:
     return ", ".join(places_of(source))
 
 
@@ -245,13 +297,13 @@ def list_source(source: Sources, options: Mapping[str, Any] | None) -> tuple[Sto
     opened = open_place(root, options)
     tables = [root] if not isinstance(opened, Folder) else [it for it in places_of(source) if _is_table(it, options)]
     if tables:
-        raise SourceError(f"{_shown(source)}: {tables[0]} is a table: pass it alone", path=tables[0])
+        raise SourceError(f"{shown(source)}: {tables[0]} is a table: pass it alone", path=tables[0])
     files = opened.files()
     for place, pattern in zip(places_of(source), patterns, strict=False):
         if not any(map(Slice(of_source=(pattern,)).matches, files.paths)):
             raise SourceError(f"{place}: no .parquet file matches", path=place)
     belongs = Slice(of_source=patterns).matches
-    return opened, files.take([at for at, path in enumerate(files.paths) if belongs(path)]), _shown(source)
+    return opened, files.take([at for at, path in enumerate(files.paths) if belongs(path)]), shown(source)
 
 
 def _is_table(place: str, options: Mapping[str, Any] | None) -> bool:
@@ -306,6 +358,7 @@ class _Reading:
                 policy=self.policy,
                 object=self.storage.object(path, self.files.facts(reader.place)),
             )
+            reader.rows_all = scan.rows
             while (dealt := scan.next(SPANS)) is not None:
                 check_stopped()
                 yield [(shard, pa.record_batch(batch)) for shard, batch in dealt]
@@ -326,6 +379,8 @@ class _FileReader:
     """Whether `held` contains the last spans."""
     rows: int = 0
     """Number of the file's rows. For a file that cannot be read completely: the number up to the last judged row."""
+    rows_all: int = 0
+    """Number of the file's rows, from its footer. 0 if it is not open."""
     untracked: int = 0
     problem: SourceError | BatchError | None = None
 
@@ -350,6 +405,11 @@ class _FileReader:
     def stop(self, problem: SourceError | BatchError) -> None:
         """Stop reading after a problem."""
         self.problem, self.is_over = problem, True
+
+    @property
+    def bytes_done(self) -> int:
+        """About the number of bytes up to the last judged row."""
+        return self.reading.files.bytes[self.place] * self.rows // (self.rows_all or 1)
 
     @property
     def reason(self) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, cast, get_args
 from uuid import uuid4
 
@@ -48,6 +48,7 @@ from fencepost.lake.slices import Slice, files_of, patterns_of, source_of
 from fencepost.lake.sources import InputOverride, open_place
 from fencepost.lake.write import Rejects
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
+from fencepost.progress import Progress
 from fencepost.state.commit import Sink
 from fencepost.state.decision import Settings
 from fencepost.state.delta_sink import is_delta
@@ -59,9 +60,6 @@ from fencepost.state.sink_kinds import layout_of, open_sink
 from fencepost.state.sinks import IN_PLACE, ForJobs
 from fencepost.state.stores import LocalStore, absolute, is_local, open_store
 from fencepost.state.versions import State
-
-Progress = Callable[[str, int, int], None]
-"""Called with (step, done, total) as tasks and steps are completed."""
 
 OnReset = Literal["stop", "report"]
 Layout = Literal["run", "delta"]
@@ -373,7 +371,7 @@ class DedupJob:
         return self.sink.layout == IN_PLACE
 
     def run(self, progress: Progress | None = None) -> RunReport:
-        """Finish a decided version, then read new input. Calls `progress(step, done, total)`.
+        """Finish a decided version, then read new input. Calls `progress(step, done, total)` (`fencepost.progress`).
 
         An error before the decision leaves no version. An error after it leaves a version that the next run finishes.
 

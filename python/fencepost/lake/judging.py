@@ -106,7 +106,8 @@ def judge_spans(run: Run, found: Found, reading: Reading) -> list[Judged]:
         *_judge_items(run, lines, reading, engine.slots),
         *_judge_items(run, settled, reading, engine.slots, is_settled=True),
     ]
-    judged = run.tasks("judge", partial(judge, run.job.state.store, run.scratch, exchanges), items, engine)
+    work = partial(judge, run.job.state.store, run.scratch, exchanges)
+    judged = run.tasks("judge", work, items, engine, rows=lambda it: sum(it.counts.values()))
     found.exchanges.clear()  # frees 12 bytes per record batch before the outputs need memory
     return [*(it.judged for it in done), *judged]
 
@@ -189,7 +190,7 @@ def _judge_parts(
             parts = by_part.parts.take(slice(borders[place], borders[place + 1]))
             items.append(PartItem(parts=parts, shard=shard, before=_before(run, [shard])[0], reading=reading))
     work = partial(judge_part, run.job.state.store, run.scratch, ExchangeFiles.of(exchanges))
-    done = run.tasks("judge", work, items)
+    done = run.tasks("judge", work, items, rows=lambda it: sum(it.judged.counts.values()))
     over_wrap = {it.shard for it in done if it.judged.border}
     done = [it for it in done if it.shard not in over_wrap]
     for shard in {it.shard for it in done}:

@@ -64,7 +64,8 @@ def _prepare_once(run: Run, files: Files) -> Prepared:
     if _is_scanned_in_driver(run, files):
         engine = run.engine_for(is_small=True)
         run.plan["scanned"] = "in the driver"
-    found = merge_scanned(run, files, run.tasks("scan", partial(scan, run.storage, run.scratch), items, engine))
+    work = partial(scan, run.storage, run.scratch)
+    found = merge_scanned(run, files, run.tasks("scan", work, items, engine, rows=lambda it: sum(it.rows)))
     judged = judge_spans(run, found, reading)
     compare_repeats(run, found, judged, sum_checksums(run, items, found))
     with run.step("check"):
@@ -106,7 +107,7 @@ def _prepare_aligned(run: Run, items: list[ScanItem], files: Files) -> Prepared 
         AlignItem(scan=it, rejects=job.rejects, may_link=run.may_link, tells_schemas=job.sink.has_schema)
         for it in items
     ]
-    aligned = run.tasks("align", partial(align, run.places), aligning)
+    aligned = run.tasks("align", partial(align, run.places), aligning, rows=lambda it: sum(it.scanned.rows))
     problems = [it.problem for it in aligned if it.problem]
     if problems:
         _fall_back(run, problems[0])

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
@@ -25,6 +26,7 @@ from fencepost.lake.schemas import from_text
 from fencepost.lake.sources import InputOverride, open_source
 from fencepost.lake.storage import ChangedError
 from fencepost.lake.write import InPlace, Places
+from fencepost.progress import Progress, ignore, show_rows
 from fencepost.state.commit import commit, conflict, has_lost_race, recover
 from fencepost.state.decision import ABANDONED, Checksums, Decision
 from fencepost.state.disk import Disk
@@ -49,7 +51,7 @@ class Run:
     def __init__(
         self,
         job: DedupJob,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Progress | None = None,
         override: InputOverride | None = None,
     ) -> None:
         self.job = job
@@ -58,7 +60,7 @@ class Run:
         self.is_rebase = override is not None and override.is_rebase
         self.source = open_source(job, override)
         self.storage = self.source.storage
-        self.progress = progress or (lambda step, done, total: None)
+        self.progress = progress or ignore
         self.began = time.perf_counter()
         self.seconds: dict[str, float] = {}
         self.task_seconds = 0.0
@@ -260,11 +262,22 @@ class Run:
         items: Sequence[T],
         engine: Engine | None = None,
         scratch: Scratch | None = None,
+        rows: Callable[[R], int] | None = None,
     ) -> list[R]:
+        """Return the results of the items' tasks. `rows`: the number of rows of a task, from its result."""
         engine, scratch = engine or self.engine, scratch or self.scratch
+        finished: list[int] = []
+        if rows is not None and engine.in_process:
+            work = partial(_counted, work, rows, finished)
+
+        def show(at: int, total: int) -> None:
+            self.progress(step, at, total)
+            if finished:
+                show_rows(self.progress, sum(finished))
+
         with self.timed(step):
             began = time.perf_counter()
-            done = run_stage(engine, step, work, items, scratch, lambda at, total: self.progress(step, at, total))
+            done = run_stage(engine, step, work, items, scratch, show)
             self.waited += time.perf_counter() - began
         self.task_seconds += sum(seconds for seconds, _ in done)
         return [result for _, result in done]
@@ -309,3 +322,10 @@ class Run:
     def driver_seconds(self) -> float:
         """The driver's seconds, without waiting for tasks."""
         return time.perf_counter() - self.began - self.waited
+
+
+def _counted(work: Callable[[T], R], rows: Callable[[R], int], finished: list[int], item: T) -> R:
+    """Do the work of a task of this process, and add the number of its rows to those of the finished tasks."""
+    result = work(item)
+    finished.append(rows(result))
+    return result

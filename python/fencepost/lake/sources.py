@@ -299,7 +299,7 @@ class LogOfKafka:
 
     def _export(self, run: Run, items: list[ExportItem], folder: str) -> Files:
         files = Files(folder)
-        done = run.tasks("export", partial(export, self.log.options), items)
+        done = run.tasks("export", partial(export, self.log.options), items, rows=lambda it: it.rows)
         for item, exported in zip(items, done, strict=True):
             if exported.rows:
                 path = f"{item.part.topic}-{item.part.partition}/{item.part.segment.base_offset:020}.parquet"

@@ -20,6 +20,7 @@ from fencepost.inputs import heads_of
 from fencepost.lake.csv_keys import with_keys
 from fencepost.lake.slices import is_glob
 from fencepost.lake.times import is_time, with_times
+from fencepost.progress import Progress, show_rows
 from fencepost.state.stores import is_local
 
 STDIN = "-"
@@ -86,6 +87,20 @@ def open_rows(
     first = (batch.select(places) for batch in opened)
     others = (batch for path in paths[1:] for batch in _converted(path, paths[0], schema, timestamp, keys))
     return pa.RecordBatchReader.from_batches(schema, chain(first, others))
+
+
+def counted(step: str, rows: pa.RecordBatchReader, progress: Progress | None) -> pa.RecordBatchReader:
+    """Return the same rows, and report their number while they are read."""
+    return rows if progress is None else pa.RecordBatchReader.from_batches(rows.schema, _counted(step, rows, progress))
+
+
+def _counted(step: str, rows: pa.RecordBatchReader, progress: Progress) -> Iterator[pa.RecordBatch]:
+    done = 0
+    progress(step, 0, 0)
+    for batch in rows:
+        yield batch
+        done += len(batch)
+        show_rows(progress, done)
 
 
 def _opened(
@@ -285,11 +300,17 @@ class _Checksum(io.RawIOBase):
         return len(data)
 
 
-def write_as_parquet(path: str, folder: str, timestamp: str | None = None, keys: Sequence[str] = ()) -> str:
+def write_as_parquet(
+    path: str,
+    folder: str,
+    timestamp: str | None = None,
+    keys: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> str:
     """Write the rows of a file or of standard input to a Parquet file in a folder, and return its path.
 
     The name is a checksum of the rows, so that a job's ledger recognizes rows that it has read. `timestamp`: a column
-    whose texts are times. `keys`: see `open_rows`.
+    whose texts are times. `keys`: see `open_rows`. `progress`: called as progress("read", 0, 0).
 
     Raises SourceError (path) for unreadable rows.
     """
@@ -299,7 +320,7 @@ def write_as_parquet(path: str, folder: str, timestamp: str | None = None, keys:
     rows = pa.ipc.new_stream(checksum, reader.schema)  # with the values of dictionaries, unlike `batch.serialize()`
     try:
         with pq.ParquetWriter(unfinished, reader.schema) as file:
-            for batch in reader:
+            for batch in counted("read", reader, progress):
                 rows.write_batch(batch)
                 file.write_batch(batch)
     except pa.ArrowNotImplementedError as problem:

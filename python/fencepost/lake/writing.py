@@ -26,10 +26,10 @@ def write_outputs(run: Run, items: list[ScanItem], found: Found, judged: list[Ju
         row_ranges = {} if run.job.is_in_place else found.row_ranges_to_write(refused)
         work = partial(write, run.places)
         tasks = [_write_item(run, found, *task, refused) for task in tasks_of(items, row_ranges)]
-        written = run.tasks("write", work, tasks)
+        written = run.tasks("write", work, tasks, rows=lambda it: sum(it.rows))
     else:
         arranged = list(_arrange_items(run, run.job.arrangement, found, refused))
-        written = run.tasks("write", partial(arrange, run.places), arranged)
+        written = run.tasks("write", partial(arrange, run.places), arranged, rows=lambda it: sum(it.rows))
     check_copied(run, written)
     return written
 

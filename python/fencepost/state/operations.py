@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from fencepost.errors import PolicyError, SinkError, SnapshotError, StateConflictError, StoreError
+from fencepost.progress import Progress, ignore
 from fencepost.state import changelog, operation_tasks
 from fencepost.state.commit import Sink, commit, conflict, has_lost_race, recover
 from fencepost.state.decision import (
@@ -46,6 +47,7 @@ from fencepost.state.operation_tasks import (
 from fencepost.state.scratch import FolderScratch, Scratch, read_table
 from fencepost.state.sink_kinds import open_sink
 from fencepost.state.stores import Store
+from fencepost.telemetry import observe_step
 
 if TYPE_CHECKING:
     from fencepost.state.engine import Engine
@@ -65,10 +67,17 @@ def check_shards(count: int) -> None:
         raise ValueError(f"shards={count}: expected 1 to {SHARDS_MAX}")
 
 
-def rollback(state: State, version: int, *, accept_duplicates: bool = False, sink: Sink | None = None) -> Decision:
+def rollback(
+    state: State,
+    version: int,
+    *,
+    accept_duplicates: bool = False,
+    sink: Sink | None = None,
+    progress: Progress | None = None,
+) -> Decision:
     """Implement `State.rollback`. The new version's `_missing` corrects the changelog, whichever of its files were
     removed."""
-    at = _Attempt(state, sink)
+    at = _Attempt(state, sink, progress)
     before = at.before
     _check_target(state, at, version)
     sink_version = at.sink.current_version(None)  # before checking what is shown, so that a later change is detected
@@ -159,10 +168,10 @@ def _restored(state: State, version: int, *, has_later_rows: bool) -> dict[str, 
     return fields
 
 
-def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
+def reshard(state: State, count: int, *, sink: Sink | None = None, progress: Progress | None = None) -> Decision:
     """Implement `State.reshard`: assign all entries to `count` shards by their keys, like rows."""
     check_shards(count)
-    at = _Attempt(state, sink)
+    at = _Attempt(state, sink, progress)
     before = at.before
     with at.stages():
         tasks = new_shards(at.held(), before.shard_count, count, at.engine.slots)
@@ -205,9 +214,16 @@ def _check_dealt(done: list[Done], after: Shards) -> None:
         raise AssertionError(f"entries, positions: {held} before, {found} after")
 
 
-def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | None = None) -> Decision:
+def evict(
+    state: State,
+    now_ms: int | None,
+    max_idle_ms: int,
+    *,
+    sink: Sink | None = None,
+    progress: Progress | None = None,
+) -> Decision:
     """Implement `State.evict`: evict every shard (`StateTable.evict`)."""
-    at = _Attempt(state, sink)
+    at = _Attempt(state, sink, progress)
     before = at.before
     clock_ms, horizon_ms = _horizon(state, before, now_ms, max_idle_ms)
     with at.stages():
@@ -278,11 +294,17 @@ def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
         )
 
 
-def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sink | None = None) -> int:
+def collect_garbage(
+    state: State,
+    keep_versions: int | None = None,
+    *,
+    sink: Sink | None = None,
+    progress: Progress | None = None,
+) -> int:
     """Implement `State.collect_garbage`. Versions that do not support rollback are folded."""
     if keep_versions is not None and keep_versions < 1:
         raise ValueError(f"keep_versions={keep_versions}: expected at least 1")
-    at = _Attempt(state, sink)
+    at = _Attempt(state, sink, progress)
     before = at.before
     if keep_versions is not None:
         applied = [it for it in range(before.oldest, at.version) if state.status(it) == APPLIED]
@@ -346,11 +368,12 @@ def _needed(state: State, newest: Decision) -> dict[int, list[str]]:
 class _Attempt:
     """An operation in progress: the version that it makes, and the stages that prepare it on the state's engine."""
 
-    def __init__(self, state: State, sink: Sink | None) -> None:
+    def __init__(self, state: State, sink: Sink | None, progress: Progress | None) -> None:
         """Finish an earlier decision first. Raises SnapshotError if no version is finished yet."""
         from fencepost.state.engine import LocalEngine
 
         self.state, self.sink = state, sink or _sink_of(state)
+        self.progress = progress or ignore
         self.engine: Engine = state.engine or LocalEngine()
         self._scratch: Scratch = FolderScratch("", Disk(sync=False))
         recover(state, self.sink, self.run)
@@ -413,8 +436,10 @@ class _Attempt:
         """Return the results of the items' tasks. A single item runs here, because an engine costs more."""
         from fencepost.state.engine import LocalEngine, run_stage
 
-        engine = self.engine if len(items) > 1 else LocalEngine()
-        return [result for _, result in run_stage(engine, stage, work, items, scratch or self._scratch)]
+        engine, scratch = self.engine if len(items) > 1 else LocalEngine(), scratch or self._scratch
+        with observe_step(stage, self.state.uri):
+            done = run_stage(engine, stage, work, items, scratch, partial(self.progress, stage))
+        return [result for _, result in done]
 
     def lines(self, done: list[Done]) -> list[Any]:
         """Read the lines of the changelog that tasks have written."""

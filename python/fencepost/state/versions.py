@@ -18,6 +18,7 @@ import fencepost
 from fencepost._native import StateTable
 from fencepost.arrow import ArrowTable
 from fencepost.errors import SnapshotError, StateConflictError, StoreError
+from fencepost.progress import Progress, ignore, show_rows
 from fencepost.report import Report
 from fencepost.state import folding, history, ledger, operations, retention
 from fencepost.state.decision import (
@@ -349,13 +350,16 @@ class State(Report):
             horizon_ms=decision.horizon_ms if decision else None,
         )
 
-    def missing(self) -> ArrowTable:
-        """Return all missing ranges, as in `StateTable.missing`, shard by shard."""
-        return self._concat(StateTable.missing)
+    def missing(self, progress: Progress | None = None) -> ArrowTable:
+        """Return all missing ranges, as in `StateTable.missing`, shard by shard.
 
-    def entries(self) -> ArrowTable:
-        """Return all entries, as in `StateTable.entries`, shard by shard."""
-        return self._concat(StateTable.entries)
+        Calls `progress("read", done, total)`, in shards (`fencepost.progress`).
+        """
+        return self._concat(StateTable.missing, progress or ignore)
+
+    def entries(self, progress: Progress | None = None) -> ArrowTable:
+        """Return all entries, as in `StateTable.entries`, shard by shard. `progress`: as in `missing`."""
+        return self._concat(StateTable.entries, progress or ignore)
 
     def ledger(self, decision: Decision | None) -> ArrowTable:
         """Return the inputs up to a version, including quarantined ones: path, bytes, mtime_ns, inode, etag,
@@ -544,7 +548,14 @@ class State(Report):
 
     # Operations (operations.py). All except `abandon`, and `collect_garbage` without `keep_versions`, make a version.
 
-    def rollback(self, version: int, *, accept_duplicates: bool = False, sink: Sink | None = None) -> Decision:
+    def rollback(
+        self,
+        version: int,
+        *,
+        accept_duplicates: bool = False,
+        sink: Sink | None = None,
+        progress: Progress | None = None,
+    ) -> Decision:
         """Return to the state after `version`, as a new version. 0 is the state before the first version.
 
         Files that were read since become new again: the next run reads those that are still in the source. So first
@@ -558,6 +569,7 @@ class State(Report):
             version: The version to return to.
             accept_duplicates: Proceed although the sink contains rows of later versions.
             sink: The sink. Default: the one in the settings.
+            progress: Called as progress(stage, done, total), in tasks (`fencepost.progress`).
 
         Returns:
             The decision of the new version.
@@ -569,9 +581,9 @@ class State(Report):
             StateConflictError: A run decided first. Nothing has changed.
             StoreError: A store is not available.
         """
-        return operations.rollback(self, version, accept_duplicates=accept_duplicates, sink=sink)
+        return operations.rollback(self, version, accept_duplicates=accept_duplicates, sink=sink, progress=progress)
 
-    def reshard(self, count: int, *, sink: Sink | None = None) -> Decision:
+    def reshard(self, count: int, *, sink: Sink | None = None, progress: Progress | None = None) -> Decision:
         """Change the number of shards to `count`, as a new version. Verdicts do not change.
 
         More shards are smaller, and allow more parallel judge tasks, each of which holds one shard at a time. Each task
@@ -581,6 +593,7 @@ class State(Report):
         Args:
             count: The new number of shards, 1 to 262144.
             sink: The sink. Default: the one in the settings.
+            progress: Called as progress(stage, done, total), in tasks (`fencepost.progress`).
 
         Returns:
             The decision of the new version.
@@ -591,9 +604,11 @@ class State(Report):
             StateConflictError: A run decided first. Nothing has changed.
             SinkError, StoreError: The sink or a store is not usable.
         """
-        return operations.reshard(self, count, sink=sink)
+        return operations.reshard(self, count, sink=sink, progress=progress)
 
-    def evict(self, now_ms: int | None, max_idle_ms: int, *, sink: Sink | None = None) -> Decision:
+    def evict(
+        self, now_ms: int | None, max_idle_ms: int, *, sink: Sink | None = None, progress: Progress | None = None
+    ) -> Decision:
         """Forget every key that was idle for `max_idle_ms` before `now_ms`, as a new version.
 
         Rows at or below the horizon are FORGOTTEN from then on if the state knows nothing about them. The horizon is
@@ -607,6 +622,7 @@ class State(Report):
                 these timestamps.
             max_idle_ms: Milliseconds.
             sink: The sink. Default: the one in the settings.
+            progress: Called as progress(stage, done, total), in tasks (`fencepost.progress`).
 
         Returns:
             The decision of the new version. Its `report` contains `evicted`, the number of forgotten entries.
@@ -618,9 +634,11 @@ class State(Report):
             StateConflictError: A run decided first. Nothing has changed.
             SinkError, StoreError: The sink or a store is not usable.
         """
-        return operations.evict(self, now_ms, max_idle_ms, sink=sink)
+        return operations.evict(self, now_ms, max_idle_ms, sink=sink, progress=progress)
 
-    def collect_garbage(self, keep_versions: int | None = None, *, sink: Sink | None = None) -> int:
+    def collect_garbage(
+        self, keep_versions: int | None = None, *, sink: Sink | None = None, progress: Progress | None = None
+    ) -> int:
         """Remove leftovers of crashed and defeated attempts, in state and sink. Returns the number of removed state
         files.
 
@@ -630,6 +648,7 @@ class State(Report):
             keep_versions: Support rollback only for this number of newest applied versions, at least 1. Decides this as
                 a version, if necessary, and removes files that only older versions need. Their output stays.
             sink: The sink. Default: the one in the settings.
+            progress: Called as progress(stage, done, total), in tasks (`fencepost.progress`).
 
         Raises:
             ValueError: Invalid `keep_versions`.
@@ -637,7 +656,7 @@ class State(Report):
             StateConflictError: A run decided first.
             SinkError, StoreError: The sink or a store is not usable.
         """
-        return operations.collect_garbage(self, keep_versions, sink=sink)
+        return operations.collect_garbage(self, keep_versions, sink=sink, progress=progress)
 
     def abandon(self, version: int, *, sink: Sink | None = None) -> None:
         """Abandon a version that is decided but can never be applied. As long as it is not abandoned, every run stops
@@ -704,12 +723,17 @@ class State(Report):
                 return None
             raise
 
-    def _concat(self, part: Callable[[StateTable], Any]) -> Any:
+    def _concat(self, part: Callable[[StateTable], Any], progress: Progress) -> Any:
         import pyarrow as pa  # type: ignore[import-untyped]
 
-        tables = [pa.table(part(table)) for _, table in self.tables()]
+        latest, tables, rows = self.latest(), [], 0
+        for _, table in self.tables():
+            tables.append(pa.table(part(table)))
+            rows += len(tables[-1])
+            progress("read", len(tables), len(latest.shards) if latest else 0)
+            show_rows(progress, rows)
         if not tables:
-            if self.latest() is None:
+            if latest is None:
                 raise self.damaged("done", "no version is done yet: run the job first")
             settings = self.require_settings()
             tables = [pa.table(part(StateTable(settings.full_policy(), keep=settings.keep)))]
