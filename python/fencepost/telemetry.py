@@ -43,6 +43,8 @@ class Report(Protocol):
     @property
     def stale_epoch(self) -> int: ...
     @property
+    def lag(self) -> int | None: ...
+    @property
     def entries(self) -> int: ...
     @property
     def state_bytes(self) -> int: ...
@@ -62,6 +64,7 @@ class Instruments(NamedTuple):
     missing_rows: Any
     missing_ranges: Any
     missing_open: Any
+    lag: Any
     stale_rows: Any
     entries: Any
     state_bytes: Any
@@ -157,6 +160,8 @@ def _log_failure(to: logging.Logger, what: str, error: Exception, about: Attribu
 
 def _attributes(report: Report, outcome: str) -> Attributes:
     found: dict[str, Value] = {"fencepost.outcome": outcome}
+    if report.lag is not None:
+        found["fencepost.lag"] = report.lag
     if report.version is not None:
         found |= {
             "fencepost.version": report.version,
@@ -177,6 +182,8 @@ def _record(to: Instruments, report: Report, place: Attributes) -> None:
     to.missing_rows.add(report.missing_rows, place)
     if report.missing_open is not None:
         to.missing_open.set(report.missing_open, place)
+    if report.lag is not None:
+        to.lag.set(report.lag, place)
     to.stale_rows.add(report.stale_epoch, place)
     to.entries.set(report.entries, place)
     to.state_bytes.set(report.state_bytes, place)
@@ -210,6 +217,9 @@ def _make_instruments() -> Instruments | None:
         ),
         missing_open=meter.create_gauge(
             "fencepost.state.missing.open", "{row}", "Rows that are missing in the whole state"
+        ),
+        lag=meter.create_gauge(
+            "fencepost.job.lag", "{offset}", "Kafka offsets that are not read yet, of all partitions of the source"
         ),
         stale_rows=meter.create_counter("fencepost.job.stale.rows", "{row}", "Rows of replaced epochs"),
         entries=meter.create_gauge("fencepost.state.entries", "{entry}", "Entries of the state"),

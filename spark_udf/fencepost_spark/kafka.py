@@ -225,6 +225,9 @@ class KafkaSource:
     """By name in lower case."""
     start: Offsets
     end: Offsets
+    newest: Offsets | None = None
+    """The ends of its partitions when the batch was planned. None if Spark does not know them, as for a batch that was
+    planned before the query was restarted."""
 
 
 def execution_of(spark: SparkSession, query: str) -> Any:
@@ -253,11 +256,32 @@ def _source_of(leaf: Any, execution: Any) -> KafkaSource | None:
     options = {name.lower(): value for name, value in leaf.relation().options().asCaseSensitiveMap().items()}
     if SERVERS not in options:
         return None
-    start, end = (
-        json.loads(offsets.get(leaf.stream()).get().json()) if offsets.contains(leaf.stream()) else {}
-        for offsets in (execution.committedOffsets(), execution.availableOffsets())
-    )
-    return KafkaSource(options, start, end)
+    start, end = (_offsets_of(leaf, it) for it in (execution.committedOffsets(), execution.availableOffsets()))
+    return KafkaSource(options, start, end, _newest_of(leaf, execution))
+
+
+def _offsets_of(leaf: Any, offsets: Any) -> Offsets:
+    found: Offsets = json.loads(offsets.get(leaf.stream()).get().json()) if offsets.contains(leaf.stream()) else {}
+    return found
+
+
+def _newest_of(leaf: Any, execution: Any) -> Offsets | None:
+    try:
+        return _offsets_of(leaf, execution.latestOffsets()) or None
+    except (Py4JError, PySparkException, AttributeError, TypeError, ValueError):
+        return None  # only the lag is then unknown
+
+
+def lag_of(sources: Sequence[KafkaSource]) -> int | None:
+    """Return the number of offsets after a batch in its sources. None without sources, or if one does not know them."""
+    lag = 0
+    for source in sources:
+        if source.newest is None:
+            return None
+        for topic, ends in source.end.items():
+            newest = source.newest.get(topic, {})
+            lag += sum(max(0, newest.get(partition, end) - end) for partition, end in ends.items())
+    return lag if sources else None
 
 
 def warn_of(sources: Sequence[KafkaSource]) -> None:

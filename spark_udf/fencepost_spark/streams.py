@@ -45,6 +45,7 @@ from fencepost_spark.kafka import (
     discontinuities,
     execution_of,
     kafka_sources,
+    lag_of,
     positions_of,
     warn_of,
 )
@@ -193,7 +194,7 @@ class BatchWriter:
         topics = self._topics(sources)
         begins, ends = _bounds(execution)
         position: dict[str, Any] = {"query": query, "batch": number, "ends": ends}
-        run = self._run(spark, folder, position)
+        run = self._run(spark, folder, position, lag_of(sources))
         run.recover()
         done = (run.before and run.before.source_position) or {}
         # A restored checkpoint begins at an earlier batch: ends below those of the state are right then.
@@ -222,13 +223,13 @@ class BatchWriter:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _run(self, spark: SparkSession, folder: Path, position: dict[str, Any]) -> Run:
+    def _run(self, spark: SparkSession, folder: Path, position: dict[str, Any], lag: int | None) -> Run:
         self._batches.mkdir(parents=True, exist_ok=True)
         if self._chooses_engine:
             self._job.engine = _engine_of(spark)
         if isinstance(self._job.sink, FunctionSink):
             self._job.sink.spark = spark
-        return Run(self._job, override=InputOverride(folder=str(folder), position=position))
+        return Run(self._job, override=InputOverride(folder=str(folder), position=position, lag=lag))
 
     def _check_state(self, query: str, number: int) -> None:
         """Raise SourceError if the checkpoint has batches and the state is empty."""

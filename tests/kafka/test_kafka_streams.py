@@ -93,6 +93,18 @@ def test_a_stream_continues_where_it_stopped(spark: SparkSession, broker: Broker
     ]
 
 
+def test_the_lag_of_each_batch_is_reported(
+    spark: SparkSession, broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fencepost")
+    broker.create("behind", 2)
+    broker.send("behind", *"abc")
+    broker.send("behind", "d", partition=1)
+    stream(spark, broker, "behind", tmp_path, maxOffsetsPerTrigger="1")
+    records = [vars(it) for it in caplog.records if it.name == "fencepost.jobs"]
+    assert [it["fencepost.lag"] for it in records] == [2, 1, 0], "a batch has an offset of each partition"
+
+
 def test_a_checkpoint_that_reads_again(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
     broker.create("again")
     broker.send("again", *"ab")

@@ -59,8 +59,9 @@ def test_a_brokers_directory(tmp_path: Path, isolation: Isolation) -> None:
     assert {f"{topic}-{it}" for topic in offsets for it in offsets[topic]} == set(PARTITIONS)
     # The transaction that is open at 15 holds back what is committed.
     assert offsets["carts"] == {"0": 15 if isolation == "read_committed" else 34}
+    assert report.lag == (34 - 15 if isolation == "read_committed" else 0)
     again = make_job(tmp_path, isolation).run()
-    assert (again.version, again.rows) == (None, 0)
+    assert (again.version, again.rows, again.lag) == (None, 0, report.lag)
     assert not list((tmp_path / "sink" / "_prepare").iterdir()), "nothing is left of what was exported"
 
 

@@ -1,4 +1,4 @@
-"""What jobs, audits and advice report while they work: log records, and OpenTelemetry spans and metrics in
+"""What jobs, streams, audits and advice report while they work: log records, and OpenTelemetry spans and metrics in
 the SDK's memory."""
 
 from __future__ import annotations
@@ -60,6 +60,18 @@ try:
     DedupJob("landing", "state", "clean", policy="in_order", order_by=()).run()
 except FencepostError:
     pass
+"""
+BATCHES = """
+from fencepost.lake import DedupJob
+from fencepost.lake.run import Run
+from fencepost.lake.sources import InputOverride
+from fencepost.telemetry import observe_run
+
+job = DedupJob("batches", "state", "clean", source_immutable=True)
+for batch, lag in enumerate((12, 5)):
+    run = Run(job, override=InputOverride("landing", position={"query": "q", "batch": batch}, lag=lag))
+    run.recover()
+    report = observe_run(run.about(), run.go_on)
 """
 REPORTS = """
 from fencepost import kafka
@@ -207,6 +219,20 @@ def test_spans(observed: dict[str, Any]) -> None:
     steps = {name: parent for name, parent, *_ in spans if name != "fencepost.run"}
     assert steps.keys() == {f"fencepost.{it}" for it in observed["steps"]}
     assert steps["fencepost.recover"] == steps["fencepost.list"] == "fencepost.run"
+
+
+def test_batches_of_a_stream(landing: Path) -> None:
+    """The query and the batch are in spans, and not in metrics: each batch would be a time series."""
+    found = observe(landing, BATCHES)
+    runs = [attributes for name, _, attributes, _ in found["spans"] if name == "fencepost.run"]
+    assert [(it["fencepost.query"], it["fencepost.batch"], it["fencepost.lag"]) for it in runs] == [
+        ("q", 0, 12), ("q", 1, 5),
+    ]  # fmt: skip
+    labels = {name for _, _, attributes, *_ in found["points"] for name in attributes}
+    assert labels <= {f"fencepost.{it}" for it in ("state", "outcome", "step", "verdict", "change")}
+    values = {name: value for name, _, _, value, _ in found["points"]}
+    assert values["fencepost.job.lag"] == 5
+    assert values["fencepost.job.runs"] == 2
 
 
 def test_reports_have_spans_and_no_metrics(landing: Path) -> None:

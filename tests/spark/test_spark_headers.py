@@ -8,7 +8,15 @@ from typing import Any
 import fencepost as fp
 import pytest
 from fencepost_spark import deduplicate, from_headers
-from fencepost_spark.kafka import KafkaSource, Topic, are_the_same, discontinuities, last_positions, positions_of
+from fencepost_spark.kafka import (
+    KafkaSource,
+    Topic,
+    are_the_same,
+    discontinuities,
+    lag_of,
+    last_positions,
+    positions_of,
+)
 from pyspark.errors import SparkRuntimeException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -195,3 +203,13 @@ def test_a_topic_that_is_away_for_a_while_stays_known() -> None:
     assert re.search(r"topic b, partition 0: ends at offset 3, .*up to 7 ", str(found))
     [elsewhere] = positions_of([away], {}, BEFORE, same=False)
     assert (elsewhere["end"], elsewhere["ids"]) == ({"a": {"0": 9}}, {"a": "x", "b": "y"})
+
+
+def test_the_lag_of_a_batch() -> None:
+    ends = {"a": {"0": 5, "1": 7}, "b": {"0": 1}}
+    source = KafkaSource({}, {}, ends, {"a": {"0": 9, "1": 7}, "b": {"0": 4}})
+    assert lag_of([source]) == 4 + 3
+    assert lag_of([source, source]) == 14
+    assert lag_of([KafkaSource({}, {}, ends, {"a": {"0": 4}})]) == 0, "a topic that was cut or removed"
+    assert lag_of([source, KafkaSource({}, {}, ends)]) is None, "Spark does not know one of the ends"
+    assert lag_of([]) is None, "a stream without Kafka"

@@ -17,13 +17,13 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pytest
 from conftest import settings
-from fencepost import state
+from fencepost import state, telemetry
 from fencepost.lake import LocalEngine
 from fencepost.lake.run import Run
 from fencepost.state import retention
 from fencepost.state.disk import Disk
 from fencepost.state.sinks import RunFolders
-from fencepost_spark import SparkEngine
+from fencepost_spark import SparkEngine, streams
 from fencepost_spark.kafka import KafkaSource
 from fencepost_spark.streams import QUERY_ID, BatchWriter, foreach_batch
 from pyspark.errors import StreamingQueryException
@@ -101,6 +101,50 @@ def test_each_batch_is_a_version(
     assert write.report is not None
     assert (write.report.version, write.report.rows) == (3, 300)
     assert not list((tmp_path / "sink.batches").iterdir())
+
+
+class Instrument:
+    """Stands for an instrument or a span of OpenTelemetry: not every environment of these tests has its SDK."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[Any, dict[str, Any]]] = []
+        self.attributes: dict[str, Any] = {}
+
+    def add(self, value: Any, attributes: dict[str, Any]) -> None:
+        self.values.append((value, attributes))
+
+    record = set = add
+
+    def set_attributes(self, attributes: dict[str, Any]) -> None:
+        self.attributes |= attributes
+
+
+def test_each_batch_has_a_span_and_metrics(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[tuple[str, Instrument]] = []
+    made = telemetry.Instruments(*(Instrument() for _ in telemetry.Instruments._fields))
+
+    def begin(name: str, attributes: dict[str, Any]) -> Any:
+        spans.append((name, Instrument()))
+        spans[-1][1].set_attributes(attributes)
+        return nullcontext(spans[-1][1])
+
+    monkeypatch.setattr(telemetry, "_span", begin)
+    monkeypatch.setattr(telemetry, "_instruments", lambda: made)
+    monkeypatch.setattr(streams, "lag_of", lambda sources: 7)
+    land_some(tmp_path, 0, 1)
+    stream(spark, tmp_path, writer(tmp_path, engine=LocalEngine()))
+    found = [span.attributes for name, span in spans if name == "fencepost.run"]
+    assert [(it["fencepost.batch"], it["fencepost.rows"], it["fencepost.lag"]) for it in found] == [
+        (0, 300, 7),
+        (1, 300, 7),
+    ]
+    assert len({it["fencepost.query"] for it in found}) == 1
+    assert [value for value, _ in made.lag.values] == [7, 7]
+    assert sum(value for value, _ in made.rows.values) == 600
+    labels = {name for it in made for _, attributes in it.values for name in attributes}
+    assert not {"fencepost.query", "fencepost.batch"} & labels, "each batch would be a time series"
 
 
 @pytest.mark.parametrize("trigger", [{}, {"processingTime": "200 milliseconds"}])

@@ -81,6 +81,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends[topic, partition] = min(end, begin + int(most)) if most else end
         return _offsets(ends)
 
+    def reportLatestOffset(self) -> Offsets:
+        """The end of each partition, whatever the limits of a batch."""
+        bounds = self.bounds or offset_bounds(self.options)
+        return _offsets({place: end for place, (_, end) in bounds.items()})
+
     def partitions(self, start: Offsets, end: Offsets) -> list[Range]:
         ranges = []
         for topic, ends in end.items():

@@ -122,6 +122,8 @@ class NewInput:
     """Files that were skipped because of their names."""
     left: int = 0
     """Number of new files left for the next run, because of limits (`Slice`)."""
+    lag: int | None = None
+    """Number of Kafka offsets after `position` in the source. None if it is unknown, or the source is not Kafka."""
     seen_again: pa.Table = field(default_factory=lambda: file_table(Inputs()))
     """Files of the ledger whose inodes have changed. The decision records the new inodes, so that their footers need
     not be read again."""

@@ -83,6 +83,8 @@ class NewRecords:
     starts: dict[str, dict[str, int]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     """Messages about rows that were lost, or may have been."""
+    lag: int = 0
+    """Number of offsets after this position, up to the logs' ends: those from the first open transactions on."""
 
     def position(self) -> Position:
         """The position after these records."""
@@ -140,7 +142,8 @@ def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
         if not _is_compacted(log, view):
             news.problems += [f"{it.folder}: {gap}. {MISSING_SEGMENT}" for gap in view.gaps]
         news.parts += [(part, begin) for part in view.parts([("offset", ">=", begin)])]
-        news.offsets.setdefault(topic, {})[partition] = max(view.end, begin)
+        end = news.offsets.setdefault(topic, {})[partition] = max(view.end, begin)
+        news.lag += max(0, view.log_end - end)
     for topic, offsets in known.items():
         for partition in offsets.keys() - {of for its, of in logs if its == topic}:
             news.problems.append(

@@ -80,6 +80,10 @@ class RunReport(Report):
     relative to the source."""
     remaining_files: int
     """Number of new files left for the next run by `files_max`, `bytes_max` or `rows_max`."""
+    lag: int | None
+    """Number of Kafka offsets that were not read, of all partitions of the source. Of a job: those from the first
+    open transaction on. Of a batch of a stream: those that were there when Spark planned the batch. None for other
+    sources, and if Spark does not know the ends of the topics."""
     ignored: tuple[str, ...]
     """The first 100 files that were skipped because their names do not end in .parquet, relative to the source. Names
     that begin with _ or . are not listed."""
@@ -318,6 +322,7 @@ def make_report(
         quarantined=tuple(zip(found.quarantined.path, found.quarantined.reason, strict=True)) if found else (),
         vanished=(*run.vanished, *(found.vanished if found else ())),
         remaining_files=run.news.left,
+        lag=run.news.lag,
         ignored=run.news.ignored,
         counts=counts,
         kept=kept_in(counts),

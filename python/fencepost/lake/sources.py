@@ -98,12 +98,14 @@ class InputOverride:
     """Whether to rebuild the state from these rows."""
     position: Position | None = None
     """`Decision.source_position` after a folder that a stream has written."""
+    lag: int | None = None
+    """See `NewInput.lag`, for such a folder."""
 
 
 def open_source(job: DedupJob, override: InputOverride | None) -> Source:
     """Return the source of a run."""
     if override and override.position is not None:
-        return Batch(override.folder, override.position)
+        return Batch(override.folder, override.position, override.lag)
     place = override.folder if override else job.source
     is_own = place == job.source
     if is_own and job.log is not None:
@@ -285,14 +287,14 @@ class LogOfKafka:
             raise SinkError(f"{text} {run.job.sink.location} has none: use a sink in a folder, or the local engine")
         folder = run.scratch.folder
         if position == before:
-            return NewInput(files=Files(f"{folder}/log"), position=position)
+            return NewInput(files=Files(f"{folder}/log"), position=position, lag=news.lag)
         run.scratch.make()
         items = [
             ExportItem(part=part.detached(), since=since, folder=folder, batch_bytes_max=self.log.batch_bytes_max)
             for part, since in news.parts
         ]
         try:
-            return NewInput(files=self._export(run, items, f"{folder}/log"), position=position)
+            return NewInput(files=self._export(run, items, f"{folder}/log"), position=position, lag=news.lag)
         except BaseException:
             run.discard()
             raise
@@ -319,13 +321,14 @@ class Batch:
 
     place: str
     position: Position
+    lag: int | None
     storage = LocalStorage()
     is_own = True
     has_ledger = False
     has_folder_columns = True
 
     def find_new(self, run: Run) -> NewInput:
-        return NewInput(files=self.storage.list(self.place), position=self.position)
+        return NewInput(files=self.storage.list(self.place), position=self.position, lag=self.lag)
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
         """See `Source`. Raises SourceError if the folder lacks rows that the stream has written."""
