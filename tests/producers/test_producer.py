@@ -944,3 +944,37 @@ def test_a_transport_that_renumbers_is_detected() -> None:
             producer.send(rows(value))
     transport.settle()
     assert len(behind.log[0]) > 60
+
+
+def test_a_registry_that_does_not_respond_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fencepost.producer")
+
+    class Flaky(MemoryTransport):
+        keep_alive_ms = 1
+        outages = 2
+
+        def send(self, batch: SequencedBatch) -> Answer:
+            is_bad = batch.rows["value"][0].as_py() == "bad"
+            return Answer(ErrorCode.INVALID_RECORD) if is_bad else super().send(batch)
+
+        def init_producer(self, *arguments: Any, **options: Any) -> Identity:
+            if self.leases and self.outages:
+                self.outages -= 1
+                raise fp.StoreError("no database")
+            return super().init_producer(*arguments, **options)
+
+        def keep_alive(self, identity: Any) -> None:
+            raise OSError("no network")
+
+    transport = Flaky(partitions=1)
+    producer = fp.SequencedProducer(transport, name="t", registry=transport, **QUICK)
+    producer.send(rows("bad"))
+    wait_until(lambda: producer.identity.epoch == 1, "no next epoch")
+    wait_until(lambda: "no network" in caplog.text, "a failed renewal is not logged")
+    with pytest.raises(fp.DeliveryError):
+        producer.close()
+    warnings = [it.getMessage() for it in caplog.records if it.levelname == "WARNING"]
+    assert len([it for it in warnings if "no database" in it]) == 2
+    infos = [it.getMessage() for it in caplog.records if it.levelname == "INFO"]
+    assert len(infos) == 1
+    assert "epoch=1" in infos[0]

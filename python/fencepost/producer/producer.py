@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -38,6 +39,7 @@ from fencepost.producer.transport import Coordinator, SequencedBatch, Transport
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+logger = logging.getLogger("fencepost.producer")
 TIMEOUT_MS = 60_000
 _NOTHING = "nothing of this call was sent"
 _COUNTED = {
@@ -809,10 +811,13 @@ class SequencedProducer:
         self._changed.release()
         try:
             found = self._ask(identity, partitions)
+            logger.info("new identity: %s, after %s", self._successor, identity)
         except FencedError as error:
             found = error
-        except (StoreError, OutcomeUnknownError, OSError):
-            time.sleep(self._settings.retry_backoff_ms / 1000)
+        except (StoreError, OutcomeUnknownError, OSError) as error:
+            seconds = self._settings.retry_backoff_ms / 1000
+            logger.warning("no new identity after %s; retrying in %.1f s: %s", identity, seconds, error)
+            time.sleep(seconds)
             return  # retried in the next turn
         except Exception as error:
             found = TransportError(f"the registry did not issue the next epoch: {error!r}. The producer has stopped")
@@ -850,8 +855,9 @@ class SequencedProducer:
             try:
                 self._identities.keep_alive()
                 wait_ms = interval_ms
-            except Exception:  # probably an outage of the registry; retried
+            except Exception as error:  # probably an outage of the registry; retried
                 wait_ms = min(interval_ms, self._settings.retry_backoff_max_ms)
+                logger.warning("the name was not renewed; retrying in %.1f s: %s", wait_ms / 1000, error)
 
     # Outcomes
 
