@@ -79,7 +79,7 @@ def test_a_file_is_audited_as_its_rows(name: str, tmp_path: Path) -> None:
 def test_standard_input(name: str, tmp_path: Path) -> None:
     KINDS[name](tmp_path / name)
     with open(tmp_path / name, "rb") as file:
-        command = [sys.executable, "-m", "fencepost.cli", "audit", "-", "--json"]
+        command = [sys.executable, "-m", "fencepost", "audit", "-", "--json"]
         done = subprocess.run(command, stdin=file, check=True, capture_output=True, text=True)
     assert json.loads(done.stdout)["counts"] == fp.audit(rows()).counts
 

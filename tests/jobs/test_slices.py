@@ -158,7 +158,7 @@ def test_a_watch_pauses_if_no_new_file_is_complete(tmp_path: Path) -> None:
 
 def watch_process(folder: Path, *options: str) -> subprocess.Popen[str]:
     places = [str(folder / it) for it in ("source", "state", "sink")]
-    command = [sys.executable, "-m", "fencepost.cli", "dedup", *places, "--watch", "50ms", *options]
+    command = [sys.executable, "-m", "fencepost", "dedup", *places, "--watch", "50ms", *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -54,7 +54,7 @@ def without_code(message: str) -> str:
 
 
 def as_process(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fencepost.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "fencepost", *map(str, arguments)]
     return subprocess.run(command, check=False, text=True, capture_output=True, **options)
 
 
@@ -362,7 +362,7 @@ def test_an_export_that_fails_leaves_the_file_as_it_was(
     out = tmp_path / "out" / name
     if content:
         out.write_bytes(content)
-    command = f"ulimit -f 0; trap '' XFSZ; exec {sys.executable} -m fencepost.cli state export {job[1]} {out}"
+    command = f"ulimit -f 0; trap '' XFSZ; exec {sys.executable} -m fencepost state export {job[1]} {out}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert "File too large" in done.stderr
@@ -717,7 +717,7 @@ def test_help_imports_what_it_needs() -> None:
 def on_terminal(*arguments: object) -> tuple[int, str, str]:
     """Exit code, stdout, and the output on a terminal at stderr."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "fencepost.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "fencepost", *map(str, arguments)]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment)
     os.close(theirs)
@@ -789,7 +789,7 @@ def test_long_commands_have_a_progress_bar(
 
 
 def test_an_interrupt_is_reported_in_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fencepost.cli", "generate", str(tmp_path), "--rows", "5_000_000"]
+    command = [sys.executable, "-m", "fencepost", "generate", str(tmp_path), "--rows", "5_000_000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: list(tmp_path.glob("landing/*")), "nothing is generated")
     process.send_signal(signal.SIGINT)
@@ -810,7 +810,7 @@ def test_an_interrupt_of_a_job(
 
 def test_a_reader_may_close_the_pipe(job: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "dedup", *job, "--no-sync")
-    command = f"{sys.executable} -m fencepost.cli state export {job[1]} | head -1"
+    command = f"{sys.executable} -m fencepost state export {job[1]} | head -1"
     ended = subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True)
     assert len(ended.stdout.splitlines()) == 1
     assert ended.stderr == ""
@@ -904,7 +904,7 @@ def test_an_audit_names_a_bad_file_and_has_an_exit_code_for_it(
 def test_an_interrupt_while_modules_are_imported(tmp_path: Path, module: str, source: str, command: list[str]) -> None:
     (tmp_path / f"{module}.py").write_text(source)
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    whole = [sys.executable, "-m", "fencepost.cli", *command]
+    whole = [sys.executable, "-m", "fencepost", *command]
     ended = subprocess.run(whole, capture_output=True, text=True, env=environment, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "fencepost: interrupted\n")
 

@@ -169,6 +169,7 @@ LAYERS = [
     "fencepost.transports",
     "fencepost.daemon",
     "fencepost.cli",
+    "fencepost.__main__",
     "fencepost_spark",
 ]
 # Those that must be there: a scan of an empty folder finds nothing wrong.

@@ -59,7 +59,7 @@ class Process:
         config = folder / "fencepost.toml"
         config.write_text(settings)
         self.log = folder / f"log-{time.monotonic_ns()}"
-        command = [sys.executable, "-m", "fencepost.cli", "serve", "--config", config, "--listen", "127.0.0.1:0"]
+        command = [sys.executable, "-m", "fencepost", "serve", "--config", config, "--listen", "127.0.0.1:0"]
         with self.log.open("w") as log:
             environment = os.environ | {"FENCEPOST_DATABASE": url}
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)

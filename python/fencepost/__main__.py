@@ -1,4 +1,4 @@
-"""`python -m fencepost.cli`."""
+"""The command line as `python -m fencepost`."""
 
 import sys
 
