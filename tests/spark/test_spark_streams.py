@@ -591,6 +591,7 @@ class NoKafka:
     """A source whose existence alone is checked."""
 
     end: ClassVar[dict[str, Any]] = {}
+    newest = None
 
 
 def test_a_decision_without_the_content_proves_nothing(
