@@ -177,6 +177,7 @@ def read_sample(rows: Any, columns: Named, rows_max: int | None) -> Sample:
 
 def advise_on(sample: Sample, progress: Progress = ignore) -> Advice:
     """Return advice. Calls `progress("judge", done, total)`, in policies, each of which judges all rows."""
+    progress("judge", 0, 0)
     rules = base_policy(sample.columns)
     rows = _tracked(sample.rows, rules)
     untracked = sample.untracked + len(sample.rows) - len(rows)
@@ -185,6 +186,7 @@ def advise_on(sample: Sample, progress: Progress = ignore) -> Advice:
         rules = rules.replace(wrap=None)
     candidates = _candidates(rules)
     found: dict[str, AuditReport] = {}
+    progress("judge", 0, len(candidates))
     for name, policy in candidates.items():
         found[name] = _audit(rows, policy)
         progress("judge", len(found), len(candidates))

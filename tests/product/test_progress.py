@@ -31,6 +31,7 @@ class Seen:
 
     def of(self, step: str) -> list[tuple[int, int]]:
         found = [(done, total) for name, done, total in self.calls if name == step]
+        assert found[0][0] == 0, "the speed counts from the beginning of the step"
         assert [done for done, _ in found] == sorted(done for done, _ in found)
         return found
 
@@ -118,7 +119,10 @@ def test_operations_on_a_state_report_their_stages(landing: Path, tmp_path: Path
     opened.reshard(4, progress=seen)
     opened.rollback(1, accept_duplicates=True, progress=seen)
     opened.collect_garbage(progress=seen)
-    assert {"evict", "reshard", "missing", "gc"} <= {step for step, *_ in seen.calls}
+    for stage in ("evict", "reshard", "missing", "gc"):
+        assert seen.of(stage)[-1][0] > 0
     assert seen.rows == {}
     entries = opened.entries(seen)
     assert seen.rows == {"read": len(entries)}
+    shards, total = seen.of("read")[-1]
+    assert shards == total > 0

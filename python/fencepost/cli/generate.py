@@ -66,6 +66,7 @@ def generate_command(
         wanted = _delivery_range(land, spec)
         events = spec.border(wanted.stop * spec.files)
         with steps() as show:
+            show("events", 0, events)
             summary = generate(
                 out,
                 spec,

@@ -66,6 +66,7 @@ def kafka_export_command(
     from fencepost.cli.salvage import Source
 
     with steps(quiet) as show, _hint(salvage):
+        show("export", 0, 0)
         found = Source(source, isolation, policies(cleanup_policy or ()), salvage)
         parts = found.parts()
         write = _write_file if out.suffix == ".parquet" else _write_folder

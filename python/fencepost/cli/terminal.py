@@ -182,7 +182,7 @@ class _StepBar:
     def show_rows(self, rows: int) -> None:
         """Show the mean rows per second of the step so far."""
         seconds = time.monotonic() - self._began
-        self._bars.update(self._task, rate=f"{rows / seconds:,.0f} rows/s" if seconds else "")
+        self._bars.update(self._task, rate=f"{rows / seconds:,.0f} rows/s" if rows and seconds else "")
 
 
 def show_table(names: Iterable[str], lines: Iterable[tuple[Any, ...]]) -> None:

@@ -75,6 +75,7 @@ def audit(source: str | os.PathLike[str], request: Request, progress: Progress) 
         partitions: list[PartitionAudit] = []
         for folder in folders:
             show = _Shown(progress, len(partitions), len(folders), sum(it.records for it in partitions))
+            show(0, 0)
             with observe_report_step("replay", folder):
                 partitions.append(_audit_partition(folder, request, show, is_one_of_several=folders != [name]))
         return LogAudit(source=name, partitions=tuple(partitions))

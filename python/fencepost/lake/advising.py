@@ -120,7 +120,8 @@ def _read_files(
     constants = constants_of(files, found.read(found.kept) if opened.has_folder_columns else (), files.types)
     tables: list[pa.Table] = []
     count, is_all = 0, True
-    done = 0
+    done, bytes_max = 0, sum(files.bytes)
+    show("read", 0, rows_max or bytes_max)
     for at in range(len(files)):
         scan = _scan(*path_and_object(at), found, constants[at])
         wanted = scan.rows if rows_max is None else min(scan.rows, rows_max - count)
@@ -129,7 +130,7 @@ def _read_files(
             tables.append(table)
             rows += len(table)
             if rows_max is None:
-                show("read", done + files.bytes[at] * rows // scan.rows, sum(files.bytes))
+                show("read", done + files.bytes[at] * rows // scan.rows, bytes_max)
             else:
                 show("read", count + rows, rows_max)
             show_rows(show, count + rows)

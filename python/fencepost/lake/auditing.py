@@ -199,6 +199,7 @@ def _judge_files(
     ready: list[_ReadySpans] = []
     problems: list[tuple[_FileReader, Exception]] = []
     kinds = _KeyTypes(reading)
+    show("audit", 0, total)
     while waiting:
         engine.run("read", _FileReader.fill, [reader for reader in waiting[: engine.slots] if reader.held is None])
         while waiting and waiting[0].held is not None:
@@ -267,6 +268,7 @@ def _compared(
         return pa.table(found, schema=PAIRS).filter(pa.array(is_read))
 
     pairs = [pairs_of(shard) for shard in shards]
+    show(0, len(pairs))
     conflicts = engine.run("compare", content.conflicts, pairs, show)
     for shard, some in zip(shards, conflicts, strict=True):
         shard.auditor.count_conflicts(len(some))

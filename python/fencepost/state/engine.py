@@ -139,6 +139,8 @@ def run_stage(
     Tasks of other processes read their items from a plan in `scratch` (`task_plan.py`). So an engine passes positions
     in a file instead of lists of files, and no task receives other tasks' items.
     """
+    if progress is not None and items:
+        progress(0, len(items))
     if engine.in_process or not items:
         return engine.run(stage, partial(_timed, work), items, progress)
     name, places = write_plan(scratch, stage, items)

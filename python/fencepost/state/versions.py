@@ -727,6 +727,7 @@ class State(Report):
         import pyarrow as pa  # type: ignore[import-untyped]
 
         latest, tables, rows = self.latest(), [], 0
+        progress("read", 0, len(latest.shards) if latest else 0)
         for _, table in self.tables():
             tables.append(pa.table(part(table)))
             rows += len(tables[-1])
