@@ -24,7 +24,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy
 import yaml
-from fencepost.daemon import Daemon, Settings, metrics
+from fencepost.daemon import Daemon, Settings, daemon_metrics
 from fencepost.daemon.daemon_metrics import DaemonMetrics
 from fencepost.daemon.http import Server
 from fencepost.daemon.tasks import Maintenance
@@ -461,7 +461,7 @@ def test_a_task_that_was_removed_from_the_settings_has_no_metrics(engine: Engine
 def test_sizes_that_a_database_does_not_know(engine: Engine) -> None:
     """PostgreSQL returns null for a table that is dropped meanwhile, MariaDB also for a view."""
     with engine.connect() as connection:
-        found = metrics._estimated("SELECT 'fencepost_a', NULL, NULL", connection)
+        found = daemon_metrics._estimated("SELECT 'fencepost_a', NULL, NULL", connection)
     assert found == {"fencepost_a": (None, None)}
 
 
