@@ -482,7 +482,7 @@ def test_a_state_is_of_one_log(tmp_path: Path, change: str) -> None:
         other = make_job(tmp_path, "read_uncommitted")
     else:
         other = DedupJob(tmp_path / "logs", tmp_path / "state", tmp_path / "sink", columns="kafka-producer")
-    with pytest.raises(fp.SnapshotError, match="created with source 'kafka-log:read_committed:"):
+    with pytest.raises(fp.SnapshotError, match="source='kafka-log:read_committed:"):
         other.run()
 
 

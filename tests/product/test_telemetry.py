@@ -127,6 +127,7 @@ def test_each_step_and_each_run_is_a_record(landing: Path, caplog: pytest.LogCap
 def test_each_step_of_an_operation_is_a_record(landing: Path, caplog: pytest.LogCaptureFixture) -> None:
     DedupJob("landing", "state", "clean").run()
     caplog.set_level(logging.DEBUG, "fencepost")
+    caplog.clear()
     state.open("state").reshard(4)
     [record] = caplog.records
     assert (record.name, record.levelname, extras(record)["fencepost.step"]) == ("fencepost.jobs", "DEBUG", "reshard")
