@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import importlib.util
 import inspect
 import io
@@ -867,18 +868,20 @@ def test_an_audit_that_read_nothing_does_not_pass(tmp_path: Path, capsys: pytest
     assert (code, "1 .parquet files without rows" in err) == (4, True)
 
 
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz"])
 def test_a_folder_of_other_files_is_read_by_the_glob_that_the_error_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str
 ) -> None:
-    for name in ("a.csv", "deeper/b.csv"):
+    rows = b"pid,epoch,partition,seq\n1,0,0,0\n"
+    for name in (f"2026.11{ending}", f"deeper/b{ending}"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("pid,epoch,partition,seq\n1,0,0,0\n")
+        (tmp_path / name).write_bytes(gzip.compress(rows) if ending.endswith(".gz") else rows)
+    pattern = f"{tmp_path}/**/*{ending}"
     for command, code in (("audit", 4), ("advise", 1)):
         found, _, err = run(capsys, command, tmp_path)
-        pattern = f"{tmp_path}/**/*.csv"
-        assert (found, pattern in err) == (code, True)
+        assert (found, f"'{pattern}'" in err) == (code, True)
         assert run(capsys, command, pattern)[0] == 0
-    assert json.loads(run(capsys, "audit", f"{tmp_path}/**/*.csv", "--json")[1])["rows"] == 2
+    assert json.loads(run(capsys, "audit", pattern, "--json")[1])["rows"] == 2
 
 
 def test_an_audit_names_a_bad_file_and_has_an_exit_code_for_it(

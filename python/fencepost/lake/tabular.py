@@ -53,9 +53,13 @@ def _is_known(place: str) -> bool:
 
 
 def hint_of(folder: str, ignored: Sequence[str]) -> str:
-    """Return how to read a folder's files of these kinds, or "" if it has none. `ignored`: its files without rows."""
+    """Return how to read a local folder's files of these kinds, or "". `ignored`: its files that are not Parquet."""
     name = next(filter(_is_known, ignored), None)
-    return f"; a glob reads other files: '{folder}/**/*{PurePath(name).suffix}'" if name and is_local(folder) else ""
+    if name is None or not os.path.isdir(folder):
+        return ""
+    suffixes = PurePath(name).suffixes
+    ending = "".join(suffixes[-2:] if suffixes[-1].lower() in COMPRESSIONS else suffixes[-1:])
+    return f"; a glob reads other files: '{folder}/**/*{ending}'"
 
 
 def _expanded(place: str) -> list[str]:
